@@ -1,0 +1,148 @@
+"""An artifact folder: manifest.json beside payloads/, golden/ and evidence/. Imports no torch.
+
+This is what `freeze --out` and `pull --dest` write, what MLflow holds, and what a C++ program reads. Every file but the manifest
+is named in the manifest with its digest; nothing is opened before its digest was verified.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from freezer.errors import IntegrityError, NotPublishedError
+from freezer.manifest import FileRef, Manifest, Payload, digest_file
+
+MANIFEST = "manifest.json"
+GOLDEN_INPUTS = "golden/inputs.safetensors"
+GOLDEN_OUTPUTS = "golden/outputs.safetensors"
+LATENCY_EVIDENCE = "evidence/latency.parquet"
+DRIFT_EVIDENCE = "evidence/drift.parquet"
+
+MEDIA_MANIFEST = "application/vnd.coldpress.manifest.v1+json"
+MEDIA_PAYLOAD = "application/vnd.coldpress.payload.v1"
+MEDIA_SAFETENSORS = "application/vnd.safetensors"
+MEDIA_PARQUET = "application/vnd.apache.parquet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """An artifact folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, folder: Path) -> Artifact:
+        """The artifact in a folder; reads the manifest alone.
+
+        Raises:
+            NotPublishedError: the folder holds no manifest.json.
+            IntegrityError: the manifest cannot be read, or names a file outside the folder.
+        """
+        path = folder / MANIFEST
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotPublishedError(f"{folder} holds no {MANIFEST}; expected a folder that freeze or pull wrote") from None
+        manifest = Manifest.from_bytes(data, origin=str(path))
+        for item in (*manifest.payloads, *manifest.files):
+            check_inside(item.path, origin=str(path))
+        return cls(folder=folder, manifest=manifest)
+
+    def verify(self, items: tuple[Payload | FileRef, ...] | None = None) -> None:
+        """Compare files with their digests.
+
+        Args:
+            items: the files to verify; all by default.
+
+        Raises:
+            IntegrityError: a file is missing, or is not what was published.
+        """
+        for item in (*self.manifest.payloads, *self.manifest.files) if items is None else items:
+            verify_file(self.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
+
+    def file(self, path: str) -> FileRef:
+        """The manifest's record of one of its files.
+
+        Raises:
+            IntegrityError: the manifest names no such file.
+        """
+        for item in self.manifest.files:
+            if item.path == path:
+                return item
+        raise IntegrityError(f"{self.folder / MANIFEST} names no {path}")
+
+
+def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
+    """Write the manifest beside the files in `staging`, then move the whole folder to `dest` in one step.
+
+    Args:
+        manifest: of the files that `staging` already holds.
+        staging: a folder on the same file system as `dest`; it is gone afterwards.
+        dest: a folder that does not exist yet, or an empty one.
+
+    Raises:
+        FileExistsError: `dest` holds something.
+    """
+    (staging / MANIFEST).write_bytes(manifest.to_bytes())
+    for item in (*manifest.payloads, *manifest.files):
+        fsync_file(staging / item.path)
+    fsync_file(staging / MANIFEST)
+    if dest.exists() and any(dest.iterdir()):
+        raise FileExistsError(f"{dest} is not empty; name a new folder")
+    os.replace(staging, dest)
+    return Artifact(folder=dest, manifest=manifest)
+
+
+def file_ref(root: Path, path: str, media_type: str) -> FileRef:
+    """The record of a file that `root` holds at `path`."""
+    full = root / path
+    return FileRef(path=path, digest=digest_file(full), size_bytes=full.stat().st_size, media_type=media_type)
+
+
+def verify_file(path: Path, *, digest: str, size_bytes: int) -> None:
+    """Compare a file with its digest.
+
+    Raises:
+        IntegrityError: it is missing, or its bytes differ.
+    """
+    try:
+        found_size = path.stat().st_size
+        found = digest_file(path) if found_size == size_bytes else None
+    except (FileNotFoundError, NotADirectoryError):
+        raise IntegrityError(f"{path} is missing; pull the artifact again") from None
+    if found is None:
+        raise IntegrityError(f"{path} has {found_size} bytes, expected {size_bytes}; it was changed or damaged: pull it again")
+    if found != digest:
+        raise IntegrityError(f"{path} is {found}, expected {digest}; it was changed or damaged: pull it again")
+
+
+def check_inside(path: str, *, origin: str) -> None:
+    """Refuse a path that would leave the artifact's folder.
+
+    Raises:
+        IntegrityError: the path is absolute or climbs.
+    """
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
+        raise IntegrityError(f"{origin} names {path!r}, which is outside the artifact's folder")
+
+
+def link_or_copy(source: Path, dest: Path) -> None:
+    """Give a file a second name, or copy it where the file system cannot."""
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, dest)
+    except OSError:
+        shutil.copyfile(source, dest)
+
+
+def fsync_file(path: Path) -> None:
+    """Wait until a file's or folder's content is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

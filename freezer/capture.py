@@ -1,0 +1,160 @@
+"""Captures: making a graph of a model. Every capture works on a fresh copy of the model, in its initial state.
+
+`export` and `trace` capture a flat form of the model: tensor inputs in order, a tuple of tensors out, constants baked in. So a
+payload depends on no class of the source: not on its outputs' types, not on its package. A model that came as TorchScript is
+taken `as-is`, and is called as its source is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import CaptureError
+from freezer.legacy import torchscript_deprecations_silenced
+from freezer.outputs import leaves_of
+from freezer.recipes import CaptureName
+from freezer.spec import InputSpec
+from freezer.subject import Subject, bind
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """A graph of a model.
+
+    Attributes:
+        name: of the capture that made it.
+        program: an ExportedProgram, or a ScriptModule.
+        convention: how a payload made of it is called.
+        mutates: names of the buffers that a call changes, as far as the graph tells.
+        warnings: what the capture said, one line each.
+    """
+
+    name: CaptureName
+    program: Any
+    convention: Literal["flat", "native"]
+    mutates: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class FlatModule(nn.Module):
+    """A model called with its tensor inputs in order, giving its output tensors as a tuple."""
+
+    def __init__(self, model: nn.Module, spec: InputSpec) -> None:
+        super().__init__()
+        self.model = model
+        self._spec = spec
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The output tensors, in order."""
+        named = {item.name: tensor for item, tensor in zip(self._spec.tensors, tensors, strict=True)}
+        args, kwargs = bind(self._spec, named)
+        return tuple(leaves_of(self.model(*args, **kwargs)))
+
+
+def capture(
+    subject: Subject, names: Sequence[CaptureName], *, point: Mapping[str, int] | None
+) -> tuple[Captured, list[dict[str, str]]]:
+    """The first capture that works, and what was tried in order.
+
+    Args:
+        subject: the model.
+        names: captures, in the order they are tried.
+        point: sizes to fix every dim to; None keeps the dims dynamic.
+
+    Returns:
+        The captured graph, and for each capture tried its name and outcome.
+
+    Raises:
+        CaptureError: none worked; the message has a sentence for each.
+    """
+    tried: list[dict[str, str]] = []
+    for name in names:
+        try:
+            captured = _CAPTURES[name](subject, point)
+        except CaptureError as error:
+            tried.append({"capture": name, "outcome": str(error)})
+        else:
+            tried.append({"capture": name, "outcome": "captured"})
+            return captured, tried
+    raise CaptureError("; ".join(f"{item['capture']}: {item['outcome']}" for item in tried))
+
+
+def _export(subject: Subject, point: Mapping[str, int] | None) -> Captured:
+    if subject.scripted:
+        raise CaptureError("the source is TorchScript, which torch.export does not take")
+    spec = subject.spec
+    dynamic = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in spec.dims if dim.min < dim.max}
+    if point is not None:
+        dynamic = {}
+    example = subject.set_at(point if point is not None else _example_point(subject))
+    shapes = tuple(
+        {axis: dynamic[size] for axis, size in enumerate(item.shape) if isinstance(size, str) and size in dynamic} or None
+        for item in spec.tensors
+    )
+    try:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            program = torch.export.export(
+                FlatModule(subject.fresh(), spec).eval(),
+                tuple(example.tensors.values()),
+                dynamic_shapes={"tensors": shapes} if dynamic else None,
+                strict=False,
+            )
+    except Exception as error:
+        raise CaptureError(f"torch.export: {_first_line(error)}") from error
+    mutates = tuple(sorted(program.graph_signature.buffers_to_mutate.values()))
+    return Captured(name="export", program=program, convention="flat", mutates=mutates, warnings=_lines(said))
+
+
+def _trace(subject: Subject, point: Mapping[str, int] | None) -> Captured:
+    if subject.scripted:
+        raise CaptureError("the source is TorchScript already")
+    example = subject.set_at(point if point is not None else subject.spec.first_point())
+    try:
+        with torch.no_grad(), torchscript_deprecations_silenced(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            program = torch.jit.trace(
+                FlatModule(subject.fresh(), subject.spec).eval(), tuple(example.tensors.values()), check_trace=False
+            )
+    except Exception as error:
+        raise CaptureError(f"torch.jit.trace: {_first_line(error)}") from error
+    return Captured(name="trace", program=program, convention="flat", warnings=_lines(said))
+
+
+def _as_is(subject: Subject, point: Mapping[str, int] | None) -> Captured:
+    if not subject.scripted:
+        raise CaptureError("the source is no TorchScript")
+    return Captured(name="as-is", program=subject.fresh(), convention="native")
+
+
+_CAPTURES: Mapping[CaptureName, Callable[[Subject, Mapping[str, int] | None], Captured]] = {
+    "export": _export,
+    "trace": _trace,
+    "as-is": _as_is,
+}
+
+
+def _example_point(subject: Subject) -> dict[str, int]:
+    """A point whose sizes are all above 1 where the dims allow it: torch.export specializes on sizes 0 and 1."""
+    points = list(subject.spec.points())
+    return min(points, key=lambda point: (sum(size < 2 for size in point.values()), sum(point.values())))
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+
+
+def _lines(said: list[warnings.WarningMessage]) -> tuple[str, ...]:
+    """One line a warning, torch.jit's deprecation and repetitions left out."""
+    seen: dict[str, None] = {}
+    for item in said:
+        text = str(item.message).strip().splitlines()[0] if str(item.message).strip() else item.category.__name__
+        if "torch.jit." not in text or "deprecated" not in text:
+            seen[f"{item.category.__name__}: {text}"] = None
+    return tuple(seen)

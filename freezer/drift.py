@@ -1,0 +1,325 @@
+"""Drift: how far a candidate's outputs are from the float64 reference, against how far the eager model's own are.
+
+With `r` the reference, `e` the eager model's output and `c` the candidate's, all compared in float64:
+
+    rmse        = sqrt(mean (c - r)^2)          native_rmse = sqrt(mean (e - r)^2)
+    error_ratio = rmse / max(native_rmse, eps * rms(r))
+    passes when   error_ratio <= error_ratio_max,  or  rmse <= multiplier * native_rmse + tol / 10
+
+The second rule is the ladder of `same()` in PyTorch's dynamo benchmarks: multiplier 2, 3 for half precision and for small
+tensors; tol is 1e-4 (float32) or 1e-2 (half) of rms(r). An output with fewer than 64 elements is pooled over all input sets first:
+a ratio of two numbers of one element each is chance. Where float64 cannot run, the reference is eager and the bounds are those of
+OpenVINO's output validation. No figure, no pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+POOL_BELOW = 64
+SMALL_TENSOR = 1000
+"""Elements below which dynamo's `same()` takes the larger multiplier."""
+
+_OPENVINO: Mapping[str, tuple[float, float, float]] = {
+    "float32": (0.999, 1e-4, 1e-3),
+    "float16": (0.995, 1e-2, 5e-2),
+    "bfloat16": (0.99, 2e-2, 1e-1),
+}
+"""Least cosine, and absolute and relative error of which one must hold, by dtype."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """What a candidate that keeps its precision is held to."""
+
+    error_ratio_max: float = 3.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's record of the gate."""
+        return {"kind": "calibrated", "error_ratio_max": self.error_ratio_max}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """The drift of one output in one input set: a row of evidence/drift.parquet. Figures are None for integers and bools.
+
+    `bound` is what rmse was held to; `problem` says what failed, or is None.
+    """
+
+    recipe: str
+    kind: Literal["single", "sequence"]
+    set_index: int
+    output: str
+    num_elements: int
+    max_abs_err: float | None
+    max_rel_err: float | None
+    rmse: float | None
+    native_rmse: float | None
+    rms: float | None
+    error_ratio: float | None
+    sqnr_db: float | None
+    cosine: float | None
+    gain: float | None
+    top1_agreement: float | None
+    bound: float | None
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftReport:
+    """The drift of one candidate.
+
+    Attributes:
+        passed: whether every row does.
+        error_ratio, max_abs_err: the worst of all rows; sqnr_db the least, None where nothing differs.
+        margin: the least of bound / rmse; None where nothing differs.
+        nearest_miss: of a candidate that fails, its worst row in one sentence, with the limit that would have passed.
+        rows: the evidence.
+    """
+
+    passed: bool
+    error_ratio: float | None
+    max_abs_err: float | None
+    sqnr_db: float | None
+    margin: float | None
+    nearest_miss: str | None
+    rows: tuple[Row, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The figures that the JSON, the manifest and MLflow carry."""
+        return {name: getattr(self, name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The output tensors of one call by the reference, by eager and by the candidate.
+
+    Attributes:
+        noise_rmse: of each output, how far two runs of eager are apart; 0 for a deterministic model.
+    """
+
+    kind: Literal["single", "sequence"]
+    set_index: int
+    reference: Sequence[Tensor]
+    eager: Sequence[Tensor]
+    candidate: Sequence[Tensor]
+    noise_rmse: Sequence[float]
+
+
+def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate, *, float64: bool) -> DriftReport:
+    """The drift of one candidate over all its calls.
+
+    Args:
+        recipe: of the candidate.
+        names: of the outputs.
+        calls: single calls and sequences; each holds outputs of equal names.
+        gate: what they are held to.
+        float64: whether the reference ran in float64.
+    """
+    rows: list[Row] = []
+    for index, name in enumerate(names):
+        pools: dict[str, _Pool] = {}
+        for call in calls:
+            if len(call.candidate) == len(names):
+                pools.setdefault(call.kind, _Pool()).add(call, index)
+        rows.extend(_row(recipe, name, index, call, pools.get(call.kind), gate, float64=float64) for call in calls)
+    return _report(rows, gate)
+
+
+class _Pool:
+    """Squared errors of one output, summed over all input sets."""
+
+    def __init__(self) -> None:
+        self.candidate = self.native = self.reference = 0.0
+        self.num_elements = 0
+
+    def add(self, call: Call, index: int) -> None:
+        r, e, c = call.reference[index], call.eager[index], call.candidate[index]
+        if not _comparable(e) or c.shape != e.shape:
+            return
+        finite = torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(c)
+        r64, e64, c64 = (_wide(t)[finite] for t in (r, e, c))
+        self.candidate += _square_sum(c64 - r64)
+        self.native += _square_sum(e64 - r64) + call.noise_rmse[index] ** 2 * r64.numel()
+        self.reference += _square_sum(r64)
+        self.num_elements += r64.numel()
+
+
+def _row(recipe: str, name: str, index: int, call: Call, pool: _Pool | None, gate: Gate, *, float64: bool) -> Row:
+    blank: dict[str, Any] = dict.fromkeys(
+        ("max_abs_err", "max_rel_err", "rmse", "native_rmse", "rms", "error_ratio", "sqnr_db", "cosine", "gain", "top1_agreement", "bound")
+    )
+    base: dict[str, Any] = {"recipe": recipe, "kind": call.kind, "set_index": call.set_index, "output": name}
+    if len(call.candidate) != len(call.eager):
+        problem = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
+        return Row(**base, **blank, num_elements=0, problem=problem)
+    r, e, c = call.reference[index], call.eager[index], call.candidate[index]
+    problem = _structure_problem(e, c)
+    if problem or not _comparable(e):
+        return Row(**base, **blank, num_elements=e.numel(), problem=problem)
+    finite = torch.isfinite(e) & torch.isfinite(r)
+    r64, e64, c64 = (_wide(t)[finite] for t in (r, e, c))
+    figures = _figures(r64, c64, eps=torch.finfo(e.dtype).eps)
+    count = max(r64.numel(), 1)
+    native = math.sqrt(_square_sum(e64 - r64) / count + call.noise_rmse[index] ** 2)
+    rmse, rms = figures["rmse"], figures["rms"]
+    small = r64.numel() < POOL_BELOW and pool is not None and pool.num_elements > 0
+    if small and pool is not None:
+        rmse, native, rms = (math.sqrt(total / pool.num_elements) for total in (pool.candidate, pool.native, pool.reference))
+    ratio, bound = judge_rmse(rmse, native, rms, dtype=e.dtype, num_elements=r64.numel(), error_ratio_max=gate.error_ratio_max)
+    if not float64:
+        problem = _openvino_problem(e.dtype, figures)
+    elif not rmse <= bound:
+        problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
+    return Row(
+        **base,
+        num_elements=e.numel(),
+        max_abs_err=figures["max_abs_err"],
+        max_rel_err=figures["max_rel_err"],
+        rmse=rmse,
+        native_rmse=native,
+        rms=rms,
+        error_ratio=ratio,
+        sqnr_db=figures["sqnr_db"],
+        cosine=figures["cosine"],
+        gain=figures["gain"],
+        top1_agreement=_top1(r, c),
+        bound=bound,
+        problem=problem,
+    )
+
+
+def judge_rmse(
+    rmse: float, native_rmse: float, rms: float, *, dtype: torch.dtype, num_elements: int, error_ratio_max: float
+) -> tuple[float, float]:
+    """The error ratio, and the rmse that would just pass the gate. The canary applies this very formula.
+
+    Args:
+        rmse, native_rmse, rms: of one output, pooled where it is small.
+        dtype: of the output.
+        num_elements: of the output in one set.
+        error_ratio_max: the gate.
+    """
+    eps = torch.finfo(dtype).eps
+    half = dtype in (torch.float16, torch.bfloat16)
+    floor = max(native_rmse, eps * rms)
+    ratio = rmse / floor if floor > 0 else (0.0 if rmse == 0 else math.inf)
+    multiplier = 3.0 if half or num_elements < SMALL_TENSOR else 2.0
+    tol = (1e-2 if half else 1e-4 if dtype == torch.float32 else 0.0) * rms
+    return ratio, max(error_ratio_max * floor, multiplier * native_rmse + tol / 10)
+
+
+def _structure_problem(e: Tensor, c: Tensor) -> str | None:
+    """What differs from eager in what must be the same exactly: shape, dtype, strides, the places of NaN and Inf, integers."""
+    if c.shape != e.shape:
+        return f"shape {list(c.shape)}, eager's is {list(e.shape)}"
+    if c.dtype != e.dtype:
+        return f"dtype {c.dtype}, eager's is {e.dtype}"
+    if _strides(c) != _strides(e):
+        return f"strides {c.stride()}, eager's are {e.stride()}"
+    if not _comparable(e):
+        wrong = int((c != e).sum())
+        return f"{wrong} of {e.numel()} elements differ from eager's" if wrong else None
+    if not torch.equal(torch.isnan(c), torch.isnan(e)):
+        return f"{int(torch.isnan(c).sum())} NaN, eager has {int(torch.isnan(e).sum())}, or at other places"
+    infinite = torch.isinf(e)
+    if not torch.equal(torch.isinf(c), infinite) or not torch.equal(c[infinite], e[infinite]):
+        return f"{int(torch.isinf(c).sum())} Inf, eager has {int(infinite.sum())}, or at other places"
+    return None
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides of the dims in which they mean something."""
+    return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
+def _comparable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _square_sum(tensor: Tensor) -> float:
+    return float((tensor.abs() ** 2).sum())
+
+
+def _figures(r: Tensor, c: Tensor, *, eps: float) -> dict[str, Any]:
+    count = max(r.numel(), 1)
+    error = (c - r).abs()
+    signal, noise, power = _square_sum(r), _square_sum(c - r), _square_sum(c)
+    inner = float((c * r.conj()).sum().real)
+    largest = torch.maximum(torch.maximum(c.abs(), r.abs()), torch.full_like(error, eps))
+    return {
+        "max_abs_err": float(error.max()) if r.numel() else 0.0,
+        "max_rel_err": float((error / largest).max()) if r.numel() else 0.0,
+        "rmse": math.sqrt(noise / count),
+        "rms": math.sqrt(signal / count),
+        "sqnr_db": 10 * math.log10(signal / noise) if noise > 0 and signal > 0 else None,
+        "cosine": inner / math.sqrt(signal * power) if signal > 0 and power > 0 else None,
+        "gain": inner / signal if signal > 0 else None,
+    }
+
+
+def _top1(r: Tensor, c: Tensor) -> float | None:
+    """Share of rows whose largest score is at the same place; None where the output is not [rows, classes]."""
+    if r.dim() != 2 or r.shape[1] < 2 or r.shape[0] == 0 or r.is_complex():
+        return None
+    return float((r.argmax(1) == c.argmax(1)).double().mean())
+
+
+def _openvino_problem(dtype: torch.dtype, figures: Mapping[str, Any]) -> str | None:
+    name = str(dtype).removeprefix("torch.")
+    least_cosine, absolute, relative = _OPENVINO.get(name, _OPENVINO["float32"])
+    cosine, abs_err, rel_err = figures["cosine"], figures["max_abs_err"], figures["max_rel_err"]
+    if abs_err == 0:
+        return None
+    if cosine is None or cosine < least_cosine:
+        return f"cosine {cosine} < {least_cosine} ({name}, the reference is eager)"
+    if abs_err > absolute and rel_err > relative:
+        return f"max_abs_err {abs_err:.3g} > {absolute:g} and max_rel_err {rel_err:.3g} > {relative:g} ({name}, the reference is eager)"
+    return None
+
+
+def _report(rows: Sequence[Row], gate: Gate) -> DriftReport:
+    failed = [row for row in rows if row.problem]
+    ratios = [row.error_ratio for row in rows if row.error_ratio is not None]
+    margins = [row.bound / row.rmse for row in rows if row.bound is not None and row.rmse]
+    sqnrs = [row.sqnr_db for row in rows if row.sqnr_db is not None]
+    errors = [row.max_abs_err for row in rows if row.max_abs_err is not None]
+    return DriftReport(
+        passed=bool(rows) and not failed,
+        error_ratio=_finite(max(ratios, default=None)),
+        max_abs_err=_finite(max(errors, default=None)),
+        sqnr_db=min(sqnrs, default=None),
+        margin=min(margins, default=None),
+        nearest_miss=_nearest_miss(failed, gate) if failed else (None if rows else "no output was compared"),
+        rows=tuple(rows),
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
+
+
+def _nearest_miss(failed: Sequence[Row], gate: Gate) -> str:
+    """The worst row in one sentence, and the least limit that would have passed."""
+    worst = max(failed, key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0))
+    where = f"output {worst.output!r}, input set {worst.set_index} ({worst.kind}): {worst.problem}"
+    if worst.error_ratio is None or not math.isfinite(worst.error_ratio):
+        return where
+    return f"{where}; limits.error_ratio_max: {math.ceil(worst.error_ratio)} would have passed"
+
+
+def rows_as_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """The evidence table: one list for each field of Row."""
+    names = list(Row.__dataclass_fields__)
+    records = [asdict(row) for row in rows]
+    return {name: [record[name] for record in records] for name in names}

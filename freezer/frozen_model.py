@@ -1,0 +1,155 @@
+"""A frozen model: payloads behind the input contract. The raw payloads check nothing, so everything is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freezer.errors import ContractError
+from freezer.ladder import Refusal
+from freezer.manifest import Manifest, Payload
+from freezer.outputs import leaves_of, unflatten
+from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
+from freezer.target import threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenPayload:
+    """A payload and the runner that its lowering gave."""
+
+    payload: Payload
+    run: Callable[..., Any]
+
+
+class FrozenModel:
+    """A callable that keeps to its input contract.
+
+    Inputs are given by name, or by position in the order of `inputs`. Name, dtype, device, rank and every size are checked, and
+    strides are made contiguous, which is what payloads were built for. The result has the form that the source model gives; a
+    dataclass or ModelOutput comes back as a mapping with the same attributes, keys and positions.
+
+    Calls run with the thread count of the payload that serves them; the process's own is put back afterwards.
+
+    Attributes:
+        inputs: the input spec.
+        outputs: the output tensors' names, dtypes and ranks.
+        manifest: of the artifact; None while candidates are judged.
+        ladder: what was tried before this artifact at load, and why not.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: InputSpec,
+        outputs: tuple[OutputSpec, ...],
+        structure: OutputStructure,
+        payloads: Sequence[OpenPayload],
+        manifest: Manifest | None = None,
+        ladder: Sequence[Refusal] = (),
+    ) -> None:
+        self.inputs = spec
+        self.outputs = outputs
+        self.manifest = manifest
+        self.ladder = tuple(ladder)
+        self._structure = structure
+        self._payloads = tuple(payloads)
+        self._checks = tuple((item, getattr(torch, item.dtype)) for item in spec.tensors)
+        self._names = tuple(item.name for item in spec.inputs)
+        self._constants = spec.constants
+        self._dims = {dim.name: dim for dim in spec.dims}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result.
+
+        Raises:
+            ContractError: an input is missing, unknown, or not what the contract says.
+        """
+        values = self._bind(args, kwargs)
+        tensors, point = self._check(values)
+        opened = self._choose(point)
+        wanted = opened.payload.num_threads
+        if wanted is None or wanted == torch.get_num_threads():
+            return self._run(opened, tensors)
+        with threads(wanted):
+            return self._run(opened, tensors)
+
+    def payload_for(self, point: Mapping[str, int]) -> Payload:
+        """The payload that serves inputs of these sizes.
+
+        Raises:
+            ContractError: none does.
+        """
+        return self._choose(point).payload
+
+    def __repr__(self) -> str:
+        made_for = f"{self.manifest.model} for {self.manifest.device_class}" if self.manifest else "a candidate"
+        return f"FrozenModel({made_for}; {', '.join(self._names)})"
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._names):
+            raise ContractError(f"got {len(args)} positional inputs, expected at most {len(self._names)}: {', '.join(self._names)}")
+        values = dict(zip(self._names, args, strict=False))
+        for name, value in kwargs.items():
+            if name in values or name not in self._names:
+                what = "is given twice" if name in values else "is unknown"
+                raise ContractError(f"input {name!r} {what}; expected {', '.join(self._names)}")
+            values[name] = value
+        return values
+
+    def _check(self, values: dict[str, Any]) -> tuple[list[Tensor], dict[str, int]]:
+        tensors: list[Tensor] = []
+        point: dict[str, int] = {}
+        for item, dtype in self._checks:
+            tensor = values.pop(item.name, None)
+            if not isinstance(tensor, Tensor):
+                got = "nothing" if tensor is None else type(tensor).__name__
+                raise ContractError(f"input {item.name!r}: got {got}, expected a tensor of {item.dtype} {list(item.shape)}")
+            if tensor.dtype != dtype:
+                got = str(tensor.dtype).removeprefix("torch.")
+                raise ContractError(f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with .to(torch.{item.dtype})")
+            if tensor.device.type != "cpu":
+                raise ContractError(f"input {item.name!r}: got device {tensor.device}, expected cpu; move it with .cpu()")
+            self._check_shape(item, tensor, point)
+            tensors.append(tensor.contiguous())
+        for name, value in values.items():
+            if value != self._constants[name]:
+                raise ContractError(f"input {name!r}: got {value!r}, but {self._constants[name]!r} was baked in when the model was frozen")
+        return tensors, point
+
+    def _check_shape(self, item: TensorSpec, tensor: Tensor, point: dict[str, int]) -> None:
+        shape = tensor.shape
+        fits = len(shape) == len(item.shape)
+        if fits:
+            for size, expected in zip(shape, item.shape, strict=True):
+                if isinstance(expected, int):
+                    fits = fits and size == expected
+                else:
+                    dim = self._dims[expected]
+                    fits = fits and point.setdefault(expected, size) == size and dim.min <= size <= dim.max
+        if not fits:
+            bounds = ", ".join(f"{name} from {dim.min} to {dim.max}" for name, dim in self._dims.items())
+            so_far = f", {point} in the inputs before it" if point else ""
+            raise ContractError(
+                f"input {item.name!r}: got shape {list(shape)}, expected {list(item.shape)}{f' with {bounds}' if bounds else ''}{so_far}"
+            )
+
+    def _choose(self, point: Mapping[str, int]) -> OpenPayload:
+        for opened in self._payloads:
+            if opened.payload.accepts(point):
+                return opened
+        raise ContractError(f"no payload serves {dict(point)}; the artifact holds {[o.payload.path for o in self._payloads]}")
+
+    def _run(self, opened: OpenPayload, tensors: list[Tensor]) -> Any:
+        with torch.no_grad():
+            if opened.payload.convention == "flat":
+                return unflatten(self._structure, list(opened.run(*tensors)))
+            values = {**self._constants, **{item.name: t for (item, _), t in zip(self._checks, tensors, strict=True)}}
+            if self.inputs.style == "positional":
+                result = opened.run(*(values[name] for name in self._names))
+            else:
+                result = opened.run(**{name: values[name] for name in self._names})
+            return unflatten(self._structure, leaves_of(result))

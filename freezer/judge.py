@@ -1,0 +1,265 @@
+"""Judge: validate and time all candidates of one model and device class side by side, with the eager model among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from freezer.build import Candidate
+from freezer.device_class import PORTABLE
+from freezer.drift import Call, DriftReport, Gate, assess
+from freezer.frozen_model import FrozenModel
+from freezer.latency import Sampling, SamplingPolicy, Speedup, sample, speedup
+from freezer.outputs import leaves_of
+from freezer.recipes import EAGER
+from freezer.reference import Reference, Runner, run_calls, run_reference
+from freezer.samples import InputSet, generate_at, resize
+from freezer.subject import Subject, call_source
+from freezer.target import Target, threads
+
+Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
+
+NUM_TIMED_INPUTS = 4
+"""Distinct inputs that rotate while timing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an entry may ask for.
+
+    Attributes:
+        speedup_min: the least that the lower confidence bound of the speedup must exceed.
+        error_ratio_max: the drift gate.
+        timeout_s: wall time of each build and judge.
+        memory_gb: resident memory of each build and judge, in 1e9 bytes.
+        latency_ms_max: the largest median latency at the first point.
+        size_mb_max: the largest sum of payloads, in 1e6 bytes.
+    """
+
+    speedup_min: float = 1.05
+    error_ratio_max: float = 3.0
+    timeout_s: float = 900.0
+    memory_gb: float | None = None
+    latency_ms_max: float | None = None
+    size_mb_max: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What the judge found of one candidate. Figures are None where it did not come to measure them."""
+
+    candidate: Candidate
+    drift: DriftReport | None
+    problem: str | None
+    latency_ms: Mapping[str, float | None] | None = None
+    speedup: Speedup | None = None
+    task_metric: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The verdict of one model and device class, with its evidence.
+
+    Attributes:
+        reason: one sentence for people.
+        winner: the trial to publish; None unless published.
+        best: the trial that came nearest, for the figures of a verdict that publishes nothing.
+        eager_latency_ms: percentiles at the first point.
+        task_metric: of the eager model.
+    """
+
+    verdict: Verdict
+    reason: str
+    winner: Trial | None
+    best: Trial | None
+    trials: tuple[Trial, ...]
+    reference: Reference
+    sampling: Sampling | None
+    eager_latency_ms: Mapping[str, float | None] | None
+    task_metric: float | None
+    judge_s: float
+    point: Mapping[str, int] = field(default_factory=dict)
+
+
+TaskMetric = Callable[[Callable[..., Any]], float]
+"""Given a callable that answers as the model does, its quality; larger is better."""
+
+
+def judge(
+    subject: Subject,
+    candidates: Sequence[Candidate],
+    target: Target,
+    *,
+    limits: Limits,
+    policy: SamplingPolicy,
+    task_metric: TaskMetric | None = None,
+) -> Judgement:
+    """The verdict on the candidates of one model and device class. Nothing else should use the hardware meanwhile.
+
+    Args:
+        subject: the model.
+        candidates: at least one.
+        target: what they were built for.
+        limits: of the entry.
+        policy: of the timing.
+        task_metric: the entry's own measure of quality; reported, not gated.
+
+    Raises:
+        JudgeError: the eager model does not run.
+    """
+    started = time.monotonic()
+    with threads(target.num_threads):
+        reference = run_reference(subject)
+        gate = Gate(error_ratio_max=limits.error_ratio_max)
+        opened, trials = _try_all(subject, candidates, reference, gate)
+        passing = [trial for trial in trials if trial.problem is None]
+        point = subject.spec.first_point()
+        sampling = _time(subject, [(t, opened[t.candidate.recipe]) for t in passing], policy, point) if passing else None
+        eager_metric = None if task_metric is None else task_metric(partial(_call_eager, subject.fresh()))
+        trials = [_measured(t, sampling, len(passing), policy, task_metric, opened) for t in trials]
+    eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
+    verdict, reason, winner, best = _decide(trials, sampling, target, limits)
+    return Judgement(
+        verdict=verdict,
+        reason=reason,
+        winner=winner,
+        best=best,
+        trials=tuple(trials),
+        reference=reference,
+        sampling=sampling,
+        eager_latency_ms=eager_ms,
+        task_metric=eager_metric,
+        judge_s=time.monotonic() - started,
+        point=point,
+    )
+
+
+def _try_all(
+    subject: Subject, candidates: Sequence[Candidate], reference: Reference, gate: Gate
+) -> tuple[dict[str, FrozenModel], list[Trial]]:
+    """Run every candidate over all calls, and hold it to the gate."""
+    opened: dict[str, FrozenModel] = {}
+    trials = []
+    for candidate in candidates:
+        try:
+            results = run_calls(lambda c=candidate: _runner(c.open(subject)), subject, stateful=reference.stateful)  # type: ignore[misc]
+            opened[candidate.recipe] = candidate.open(subject)
+        except Exception as error:  # whatever a payload raises is its own failure, and the others go on
+            lines = str(error).strip().splitlines() or ["no message"]
+            trials.append(Trial(candidate=candidate, drift=None, problem=f"{type(error).__name__}: {lines[-1]}"))
+            continue
+        calls = [
+            Call(
+                kind=call.kind,
+                set_index=call.set_index,
+                reference=call.reference,
+                eager=call.eager,
+                candidate=leaves,
+                noise_rmse=call.noise_rmse,
+            )
+            for call, (_, _, leaves) in zip(reference.calls, results, strict=True)
+        ]
+        names = [output.name for output in subject.outputs]
+        drift = assess(candidate.recipe, names, calls, gate, float64=reference.float64)
+        trials.append(Trial(candidate=candidate, drift=drift, problem=drift.nearest_miss if not drift.passed else None))
+    return opened, trials
+
+
+def _runner(model: FrozenModel) -> Runner:
+    def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        return leaves_of(model(**{name: tensor.clone() for name, tensor in tensors.items()}))
+
+    return run
+
+
+def _time(
+    subject: Subject, passing: Sequence[tuple[Trial, FrozenModel]], policy: SamplingPolicy, point: Mapping[str, int]
+) -> Sampling:
+    """Time eager and all passing candidates at a point."""
+    inputs = [item.tensors for item in inputs_at(subject, point)]
+    eager = subject.fresh()
+    entrants: dict[str, list[Callable[[], Any]]] = {EAGER: [partial(call_source, eager, subject.spec, given) for given in inputs]}
+    for trial, model in passing:
+        entrants[trial.candidate.recipe] = [partial(model, **given) for given in inputs]
+    return sample(entrants, policy)
+
+
+def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
+    """Distinct input sets at a point: the subject's own, then others cut or repeated to size, then generated ones."""
+    found = [item for item in subject.sets if dict(item.point) == dict(point)]
+    found += [resize(item, subject.spec, point) for item in subject.sets if dict(item.point) != dict(point)]
+    found = found[:NUM_TIMED_INPUTS]
+    if any(item.dtype.startswith(("int", "uint")) and item.range is None for item in subject.spec.tensors):
+        return found  # such inputs come from samples alone, or are masks, which the sets already vary
+    return [*found, *(generate_at(subject.spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
+
+
+def _measured(
+    trial: Trial,
+    sampling: Sampling | None,
+    num_candidates: int,
+    policy: SamplingPolicy,
+    task_metric: TaskMetric | None,
+    opened: Mapping[str, FrozenModel],
+) -> Trial:
+    """The trial with its latency, speedup and task metric, where it passed."""
+    if trial.problem is not None or sampling is None:
+        return trial
+    name = trial.candidate.recipe
+    return Trial(
+        candidate=trial.candidate,
+        drift=trial.drift,
+        problem=None,
+        latency_ms=sampling.percentiles(name, policy),
+        speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
+        task_metric=None if task_metric is None else task_metric(opened[name]),
+    )
+
+
+def _call_eager(model: Any, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return model(*args, **kwargs)
+
+
+def _decide(
+    trials: Sequence[Trial], sampling: Sampling | None, target: Target, limits: Limits
+) -> tuple[Verdict, str, Trial | None, Trial | None]:
+    """The verdict as CONTRACT.md says, its reason, the winner, and the trial that came nearest."""
+    passing = [trial for trial in trials if trial.problem is None]
+    if not passing:
+        nearest = min(trials, key=lambda t: t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else float("inf"))
+        return "rejected", f"{nearest.candidate.recipe}: {nearest.problem}", None, nearest
+    if target.device_class.name == PORTABLE:
+        return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0], passing[0]
+    if sampling is None or not sampling.stable:
+        dropped = sampling.num_dropped if sampling else 0
+        return "unstable", f"other processes disturbed {dropped} rounds; nothing can be told of speed", None, passing[0]
+    ranked = sorted(passing, key=lambda t: -(t.speedup.value if t.speedup else 0.0))
+    fastest = ranked[0]
+    found = [(trial, _over_limit(trial, limits)) for trial in ranked]
+    winner = next((trial for trial, over in found if over is None), None)
+    if winner is not None and winner.speedup is not None:
+        reason = f"{winner.candidate.recipe} is {winner.speedup.value:.2f} times as fast as eager (at least {winner.speedup.low:.2f})"
+        return "published", reason, winner, winner
+    return "kept-eager", f"{fastest.candidate.recipe}: {found[0][1]}", None, fastest
+
+
+def _over_limit(trial: Trial, limits: Limits) -> str | None:
+    """Which limit on speed or size keeps a trial from being published; None when none does."""
+    median = (trial.latency_ms or {}).get("p50")
+    size_mb = sum(payload.size_bytes for payload in trial.candidate.payloads) / 1e6
+    if trial.speedup is None or trial.speedup.low <= limits.speedup_min:
+        got = f"{trial.speedup.value:.2f}, at least {trial.speedup.low:.2f}" if trial.speedup else "unknown"
+        return f"speedup {got}; speedup_min is {limits.speedup_min:g}"
+    if limits.latency_ms_max is not None and (median is None or median > limits.latency_ms_max):
+        return f"median {median} ms; latency_ms_max is {limits.latency_ms_max:g}"
+    if limits.size_mb_max is not None and size_mb > limits.size_mb_max:
+        return f"{size_mb:.1f} MB; size_mb_max is {limits.size_mb_max:g}"
+    return None

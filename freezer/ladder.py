@@ -1,0 +1,88 @@
+"""Which artifact of a version serves this machine: the rungs, most specific first, and why one is refused. Imports no torch.
+
+Everything here is decided from JSON, before any code of an artifact is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from freezer.device_class import DEVICE_CLASSES, Machine, can_run, limits_hold
+from freezer.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A rung that was not taken.
+
+    Attributes:
+        rung: the device class.
+        reason: `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `tampered`, `does_not_open`, `canary`.
+        got, expected: what was found and what the artifact needs.
+    """
+
+    rung: str
+    reason: str
+    got: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.rung}: {self.reason}: got {self.got}, expected {self.expected}"
+
+
+def rungs(published: Iterable[str], machine: Machine) -> list[str]:
+    """The published device classes that this machine can run, most specific first.
+
+    A class that no release of this code knows is left out: a newer release published it.
+    """
+    known = [name for name in published if name in DEVICE_CLASSES]
+    runnable = [name for name in known if any(can_run(name, own) for own in machine.classes)]
+    order = list(machine.classes)
+    return sorted(runnable, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def refuse_by_isa(manifest: Manifest, machine: Machine, environ: Mapping[str, str]) -> Refusal | None:
+    """Why packed weights of this class would be served at a fraction of their speed here; None when they would not.
+
+    Only payloads that are laid out for an instruction set count, which are those that are laid out for a thread count too.
+    """
+    if all(payload.num_threads is None for payload in manifest.payloads):
+        return None
+    if limits_hold(manifest.device_class, machine, environ):
+        return None
+    return Refusal(
+        rung=manifest.device_class,
+        reason="isa_mismatch",
+        got=f"oneDNN unlimited on {machine.hardware}",
+        expected=f"{' '.join(f'{k}={v}' for k, v in DEVICE_CLASSES[manifest.device_class].limits.items())} before torch's first "
+        "operation (load(..., limit_isa=True) sets it)",
+    )
+
+
+def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
+    """Why no payload fits the thread count; None when one does."""
+    counts = {payload.num_threads for payload in manifest.payloads}
+    if None in counts or num_threads in counts:
+        return None
+    return Refusal(
+        rung=manifest.device_class,
+        reason="threads_mismatch",
+        got=f"{num_threads} threads",
+        expected=f"{' or '.join(str(count) for count in sorted(c for c in counts if c is not None))} (load(..., threads=N))",
+    )
+
+
+def refuse_by_torch(manifest: Manifest, torch_version: str) -> Refusal | None:
+    """Why this torch cannot open the payloads: it is older than the one that made them."""
+    if version_tuple(torch_version) >= version_tuple(str(manifest.needs["torch"])):
+        return None
+    return Refusal(
+        rung=manifest.device_class, reason="torch_too_old", got=f"torch {torch_version}", expected=f"torch >= {manifest.needs['torch']}"
+    )
+
+
+def version_tuple(version: str) -> tuple[int, int]:
+    """Major and minor of a torch version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

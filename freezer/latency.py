@@ -1,0 +1,225 @@
+"""Latency: everything that is compared runs in one process, interleaved, in a fresh random order every round.
+
+Rules of METHODS.md: warm up until stable; sample in rounds of blocks; stop when each of the last 3 windows' means is within 10% of
+theirs and every percentile has its sample count, or at the time limit; drop and count rounds that the rest of the machine disturbed;
+pool raw samples. A percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingPolicy:
+    """How long and how often to sample; part of a judge's key.
+
+    Attributes:
+        time_limit_s: of sampling one judge, warm-up not counted.
+        warmup_s: at most, for each entrant.
+        block_ms: wall time of one entrant's block of calls in one round.
+        percentiles: to publish.
+        min_rounds: undisturbed rounds below which nothing can be told.
+        busy_limit: share of the CPUs' time that others may use in a round.
+        steal_limit: share of the CPUs' time that the hypervisor may take in a round.
+        num_bootstrap: resamples of the confidence interval.
+        seed: of the order of blocks and of the bootstrap.
+    """
+
+    time_limit_s: float = 10.0
+    warmup_s: float = 1.5
+    block_ms: float = 60.0
+    percentiles: tuple[str, ...] = ("p50", "p90", "p99")
+    min_rounds: int = 5
+    busy_limit: float = 0.25
+    steal_limit: float = 0.10
+    num_bootstrap: int = 1000
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The policy as a judge's key and the manifest hold it."""
+        return {**asdict(self), "percentiles": list(self.percentiles)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Raw samples of all entrants.
+
+    Attributes:
+        samples_ms: by entrant, for each kept round the latency of each call in milliseconds.
+        num_dropped: rounds that were disturbed.
+        settled: whether sampling stopped because everything was stable, not at the time limit.
+        stable: whether enough undisturbed rounds were had.
+    """
+
+    samples_ms: Mapping[str, Sequence[Sequence[float]]]
+    num_dropped: int
+    settled: bool
+    stable: bool
+
+    def pooled(self, name: str) -> list[float]:
+        """All kept samples of an entrant, in milliseconds."""
+        return [sample for block in self.samples_ms[name] for sample in block]
+
+    def percentiles(self, name: str, policy: SamplingPolicy) -> dict[str, float | None]:
+        """The percentiles of an entrant in milliseconds; None where there are too few samples."""
+        pooled = sorted(self.pooled(name))
+        return {key: _percentile(pooled, key) if len(pooled) >= MIN_SAMPLES[key] else None for key in policy.percentiles}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speedup:
+    """median(eager) / median(candidate), and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def sample(entrants: Mapping[str, Sequence[Callable[[], Any]]], policy: SamplingPolicy) -> Sampling:
+    """Time all entrants side by side.
+
+    Args:
+        entrants: by name, calls with distinct inputs that are rotated, so that no cache serves a repeated one.
+        policy: how long and how often.
+    """
+    block_sizes = {name: _warm_up(calls, policy) for name, calls in entrants.items()}
+    shuffle = random.Random(policy.seed)
+    rounds: list[dict[str, list[float]]] = []
+    num_dropped, settled = 0, False
+    order = list(entrants)
+    deadline = time.monotonic() + policy.time_limit_s
+    last_resort = deadline + policy.time_limit_s
+    next_call = dict.fromkeys(entrants, 0)
+    while True:
+        now = time.monotonic()
+        if now > last_resort or (now > deadline and len(rounds) >= policy.min_rounds):
+            break
+        shuffle.shuffle(order)
+        before = _CpuTimes.read()
+        blocks: dict[str, list[float]] = {}
+        for name in order:
+            blocks[name], next_call[name] = _block(entrants[name], next_call[name], block_sizes[name])
+        if _CpuTimes.read().disturbed_since(before, policy):
+            num_dropped += 1
+            continue
+        rounds.append(blocks)
+        if len(rounds) >= 2 * policy.min_rounds and _settled(rounds, policy):
+            settled = True
+            break
+    samples = {name: [blocks[name] for blocks in rounds] for name in entrants}
+    return Sampling(samples_ms=samples, num_dropped=num_dropped, settled=settled, stable=len(rounds) >= policy.min_rounds)
+
+
+def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy) -> Speedup:
+    """The speedup over eager with a 95% confidence interval by paired bootstrap over rounds.
+
+    Args:
+        sampling: of both.
+        candidate, eager: names of entrants.
+        num_candidates: that compete; the interval is widened to hold for all of them at once (Bonferroni).
+        policy: number of resamples and seed.
+    """
+    theirs = torch.tensor([statistics.median(block) for block in sampling.samples_ms[candidate]], dtype=torch.float64)
+    eagers = torch.tensor([statistics.median(block) for block in sampling.samples_ms[eager]], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(policy.seed)
+    picks = torch.randint(0, len(theirs), (policy.num_bootstrap, len(theirs)), generator=generator)
+    ratios = _median(eagers[picks]) / _median(theirs[picks])
+    tail = 0.025 / max(num_candidates, 1)
+    low, high = torch.quantile(ratios, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    value = statistics.median(sampling.pooled(eager)) / statistics.median(sampling.pooled(candidate))
+    return Speedup(value=value, low=min(low, value), high=max(high, value))
+
+
+def _median(samples: torch.Tensor) -> torch.Tensor:
+    return torch.quantile(samples, 0.5, dim=1)
+
+
+def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy) -> int:
+    """Call until two halves of the last calls agree within 10%, and give the number of calls in a block."""
+    taken: list[float] = []
+    deadline = time.monotonic() + policy.warmup_s
+    while len(taken) < 3 or time.monotonic() < deadline:
+        started = time.perf_counter()
+        calls[len(taken) % len(calls)]()
+        taken.append((time.perf_counter() - started) * 1e3)
+        if len(taken) >= 20 and len(taken) % 10 == 0:
+            first, second = statistics.median(taken[-20:-10]), statistics.median(taken[-10:])
+            if abs(first - second) <= 0.1 * second and sum(taken) >= policy.block_ms:
+                break
+    typical = statistics.median(taken[-10:])
+    return max(1, min(1000, round(policy.block_ms / max(typical, 1e-3))))
+
+
+def _block(calls: Sequence[Callable[[], Any]], first: int, count: int) -> tuple[list[float], int]:
+    taken: list[float] = []
+    for index in range(first, first + count):
+        call = calls[index % len(calls)]
+        started = time.perf_counter_ns()
+        call()
+        taken.append((time.perf_counter_ns() - started) / 1e6)
+    return taken, (first + count) % len(calls)
+
+
+def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
+    """Whether every entrant has its counts, and each of its last 3 windows' means is within 10% of their mean."""
+    needed = max(MIN_SAMPLES[key] for key in policy.percentiles)
+    window = max(1, len(rounds) // 4)
+    for name in rounds[0]:
+        if sum(len(blocks[name]) for blocks in rounds) < needed:
+            return False
+        last = [rounds[len(rounds) - (i + 1) * window : len(rounds) - i * window] for i in range(3)]
+        means = [statistics.fmean(s for blocks in part for s in blocks[name]) for part in last]
+        overall = statistics.fmean(means)
+        if any(abs(mean - overall) > 0.1 * overall for mean in means):
+            return False
+    return True
+
+
+def _percentile(ordered: Sequence[float], key: str) -> float:
+    """Nearest-rank percentile of ordered samples."""
+    share = float(key.removeprefix("p")) / 100
+    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered)) - 1))] if key != "p50" else statistics.median(ordered)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _CpuTimes:
+    """CPU seconds since boot of the CPUs that this process may use: by anyone, stolen by the hypervisor, and of this process."""
+
+    at: float
+    num_cpus: int
+    busy_s: float
+    steal_s: float
+    own_s: float
+
+    @classmethod
+    def read(cls) -> _CpuTimes:
+        tick, cpus = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
+        busy = steal = 0
+        with open("/proc/stat") as file:
+            for line in file:
+                name, *fields = line.split()
+                if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+                    user, nice, system, _idle, _iowait, irq, softirq, stolen = (int(field) for field in fields[:8])
+                    busy += user + nice + system + irq + softirq
+                    steal += stolen
+        return cls(
+            at=time.monotonic(), num_cpus=len(cpus), busy_s=busy / tick, steal_s=steal / tick, own_s=time.process_time()
+        )
+
+    def disturbed_since(self, before: _CpuTimes, policy: SamplingPolicy) -> bool:
+        """Whether others used more of the CPUs since `before` than the policy allows; two clock ticks are forgiven."""
+        available = max((self.at - before.at) * self.num_cpus, 1e-6)
+        others = (self.busy_s - before.busy_s) - (self.own_s - before.own_s) - 0.02
+        stolen = self.steal_s - before.steal_s - 0.01
+        return others > policy.busy_limit * available or stolen > policy.steal_limit * available

@@ -1,0 +1,180 @@
+"""Sets of inputs: real ones from a file, or generated from fixed seeds over the corner and middle points of all dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from freezer.errors import MissingDependencyError, SpecError
+from freezer.spec import FLOATING, InputSpec, TensorSpec
+
+NUM_GENERATED_SETS = 8
+"""METHODS: at least 8 sets from fixed seeds."""
+
+GENERATOR_VERSION = 1
+"""Raised when the same spec would give other values: it is part of a judge's key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputSet:
+    """One set of tensor inputs by name, in the order of the spec, and the sizes of the named dims in it."""
+
+    point: Mapping[str, int]
+    tensors: Mapping[str, Tensor]
+
+
+def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
+    """Generated input sets: every point of the spec in turn, from fixed seeds, contiguous, on the CPU.
+
+    Floats are standard normal; with a range, uniform in it. Integers are uniform in their range, both ends included; bools are
+    fair coins; an integer input that is named a mask is ones followed by zeros along its last dim.
+
+    Raises:
+        SpecError: an integer input has neither a range nor a mask's name.
+    """
+    points = list(spec.points())
+    return [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(num_sets, len(points)))]
+
+
+def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
+    """One generated input set at a point; see `generate`."""
+    generator = torch.Generator().manual_seed(seed)
+    return InputSet(point=dict(point), tensors={item.name: _tensor(item, item.at(point), generator) for item in spec.tensors})
+
+
+def _tensor(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    dtype: torch.dtype = getattr(torch, item.dtype)
+    if item.dtype == "bool":
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if item.dtype in FLOATING:
+        if item.range:
+            low, high = item.range
+            return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
+        return torch.randn(shape, generator=generator).to(dtype)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
+    if item.range:
+        return torch.randint(int(item.range[0]), int(item.range[1]) + 1, shape, generator=generator, dtype=dtype)
+    if "mask" in item.name.lower() and shape:
+        lengths = torch.randint(1, shape[-1] + 1, (*shape[:-1], 1), generator=generator)
+        return (torch.arange(shape[-1]) < lengths).to(dtype)
+    raise SpecError(f"input {item.name!r}: an integer input needs `range: [low, high]` (both included), or samples")
+
+
+def read_samples(path: Path) -> list[dict[str, Tensor]]:
+    """The input sets of a .safetensors or .npz file.
+
+    Keys are input names (one set), or `<index>/<name>` with indices from 0 (several sets).
+
+    Raises:
+        SpecError: the file cannot be read, is of another kind, or its keys do not form sets.
+    """
+    try:
+        flat = _read_tensors(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SpecError(f"samples {path}: {error}; expected a readable .safetensors or .npz file") from error
+    indexed = [key for key in flat if key.partition("/")[0].isdigit() and "/" in key]
+    if not indexed:
+        return [flat]
+    if len(indexed) != len(flat):
+        raise SpecError(f"samples {path}: keys {sorted(flat)[:5]} mix `<index>/<name>` with plain names; use one form")
+    sets: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in flat.items():
+        index, _, name = key.partition("/")
+        sets.setdefault(int(index), {})[name] = tensor
+    if sorted(sets) != list(range(len(sets))):
+        raise SpecError(f"samples {path}: set indices are {sorted(sets)}; expected 0 to {len(sets) - 1}")
+    return [sets[index] for index in range(len(sets))]
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        import safetensors
+        from safetensors.torch import load_file
+
+        try:
+            return dict(load_file(path))
+        except safetensors.SafetensorError as error:
+            raise ValueError(str(error)) from error
+    if path.suffix == ".npz":
+        try:
+            import numpy as np
+        except ImportError:
+            raise MissingDependencyError("reading .npz needs numpy; pip install numpy") from None
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    raise ValueError(f"suffix {path.suffix!r} is unknown")
+
+
+def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list[InputSet]:
+    """Samples held against a spec.
+
+    Raises:
+        SpecError: names, dtypes, shapes or sizes differ from the spec.
+    """
+    return [InputSet(point=match_set(tensors, spec, index), tensors=_ordered(tensors, spec)) for index, tensors in enumerate(sets)]
+
+
+def match_set(tensors: Mapping[str, Tensor], spec: InputSpec, index: int) -> dict[str, int]:
+    """The point of one sample set, after checking it against the spec."""
+    wanted = {item.name for item in spec.tensors}
+    if wanted != set(tensors):
+        raise SpecError(f"sample set {index}: got tensors {sorted(tensors)}, expected the inputs {sorted(wanted)}")
+    point: dict[str, int] = {}
+    bounds = {dim.name: dim for dim in spec.dims}
+    for item in spec.tensors:
+        tensor = tensors[item.name]
+        place = f"sample set {index}, input {item.name!r}"
+        if tensor.dtype != getattr(torch, item.dtype):
+            raise SpecError(f"{place}: got dtype {str(tensor.dtype).removeprefix('torch.')}, expected {item.dtype}")
+        if tensor.dim() != len(item.shape):
+            raise SpecError(f"{place}: got shape {list(tensor.shape)}, expected {list(item.shape)}")
+        for size, expected in zip(tensor.shape, item.shape, strict=True):
+            if isinstance(expected, int):
+                if size != expected:
+                    raise SpecError(f"{place}: got shape {list(tensor.shape)}, expected {list(item.shape)}")
+                continue
+            dim = bounds[expected]
+            if point.setdefault(expected, size) != size or not dim.min <= size <= dim.max:
+                raise SpecError(f"{place}: dim {expected!r} is {size}, expected one size for all inputs, {dim.min} to {dim.max}")
+    return point
+
+
+def _ordered(tensors: Mapping[str, Tensor], spec: InputSpec) -> dict[str, Tensor]:
+    return {item.name: tensors[item.name].contiguous() for item in spec.tensors}
+
+
+def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """Tensor specs that fit one sample set exactly; integers get the range of their values."""
+    return tuple(tensor_spec(name, tensor) for name, tensor in tensors.items())
+
+
+def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
+    """The spec of one example tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    integral = not tensor.is_floating_point() and not tensor.is_complex() and dtype != "bool" and tensor.numel() > 0
+    low_high = (float(tensor.min()), float(tensor.max())) if integral else None
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), range=low_high)
+
+
+def cover_points(sets: Sequence[InputSet], spec: InputSpec) -> list[InputSet]:
+    """The samples, and for every corner or middle point that none of them has, a sample cut or repeated to that size."""
+    covered = [dict(item.point) for item in sets]
+    missing = [point for point in spec.points() if point not in covered]
+    return [*sets, *(resize(sets[index % len(sets)], spec, point) for index, point in enumerate(missing))]
+
+
+def resize(item: InputSet, spec: InputSpec, point: Mapping[str, int]) -> InputSet:
+    """An input set at another point: rows of the named dims are taken in order, from the start again when they run out."""
+    tensors = dict(item.tensors)
+    for declared in spec.tensors:
+        tensor = tensors[declared.name]
+        for axis, size in enumerate(declared.shape):
+            if isinstance(size, str) and tensor.shape[axis] != point[size]:
+                tensor = tensor.index_select(axis, torch.arange(point[size]) % tensor.shape[axis])
+        tensors[declared.name] = tensor.contiguous()
+    return InputSet(point=dict(point), tensors=tensors)

@@ -1,0 +1,95 @@
+"""What a build and a judge aim at: a device class and a thread count; and what made the artifact."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from freezer.device_class import DeviceClass, detect, device_class, limits_hold
+from freezer.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """What a payload is made for: both are baked into packed weights."""
+
+    device_class: DeviceClass
+    num_threads: int
+
+
+def target_here(name: str, num_threads: int) -> Target:
+    """The target, if this process can build and judge for it.
+
+    Raises:
+        UsageError: the machine is not of the class, or the process does not hold the class's limits.
+    """
+    wanted, machine = device_class(name), detect()
+    if name not in machine.classes:
+        reason = machine.why_not.get(name, "the hardware is of another kind")
+        raise UsageError(f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}")
+    if not limits_hold(name, machine):
+        limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
+        raise UsageError(
+            f"this process may use more than {name}, so its packed weights would not fit that class; set {limits} before "
+            f"Python starts, or use `coldpress freeze --device-class {name}`, which does"
+        )
+    return Target(device_class=wanted, num_threads=num_threads)
+
+
+@contextlib.contextmanager
+def threads(num_threads: int) -> Iterator[None]:
+    """Run with a number of intra-op threads, and put the process's own number back."""
+    before = torch.get_num_threads()
+    if before != num_threads:
+        torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        if before != num_threads:
+            torch.set_num_threads(before)
+
+
+@functools.cache
+def toolchain() -> dict[str, Any]:
+    """Versions of everything that shapes a payload: torch, oneDNN, the C++ compiler, CUDA and its driver."""
+    onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
+    return {
+        "torch": torch.__version__,
+        "onednn": onednn.group(1) if onednn else None,
+        "cxx": _cxx_version(),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+
+
+def _cxx_version() -> str | None:
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        return None
+    found = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return found.splitlines()[0] if found else None
+
+
+def host_fingerprint() -> dict[str, Any]:
+    """Where a figure was measured: CPU, its count, kernel and the process's limits. Recorded, never part of a key."""
+    import archspec.cpu.detect
+
+    limits = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "OMP_NUM_THREADS", "LD_PRELOAD")
+    return {
+        "cpu": archspec.cpu.detect.brand_string(),
+        "classes": list(detect().classes),
+        "num_cpus": os.cpu_count(),
+        "affinity": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "environment": {name: os.environ[name] for name in limits if name in os.environ},
+    }
