@@ -114,7 +114,7 @@ def sample(entrants: Mapping[str, Sequence[Callable[[], Any]]], policy: Sampling
             num_dropped += 1
             continue
         rounds.append(blocks)
-        if len(rounds) >= 2 * policy.min_rounds and _settled(rounds, policy):
+        if len(rounds) >= 4 * policy.min_rounds and _settled(rounds, policy):
             settled = True
             break
     samples = {name: [blocks[name] for blocks in rounds] for name in entrants}

@@ -1,0 +1,254 @@
+"""Assemble an artifact folder from a judged candidate: payloads, golden inputs and outputs, evidence, manifest."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from freezer import coldstart
+from freezer.artifact import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    MEDIA_PARQUET,
+    MEDIA_SAFETENSORS,
+    Artifact,
+    file_ref,
+    link_or_copy,
+    write_artifact,
+)
+from freezer.build import Candidate
+from freezer.drift import POOL_BELOW, Gate
+from freezer.evidence import write_evidence
+from freezer.judge import Judgement, Limits, Trial
+from freezer.latency import SamplingPolicy
+from freezer.ladder import version_tuple
+from freezer.manifest import GoldenSet, Manifest
+from freezer.recipes import EAGER
+from freezer.subject import Subject
+from freezer.target import Target, host_fingerprint
+
+GOLDEN_BYTES = 8 * 1024 * 1024
+"""Golden sets are added, least first, while their tensors stay below this; at least one for each payload is kept."""
+
+
+def assemble(
+    subject: Subject,
+    judgement: Judgement,
+    target: Target,
+    *,
+    limits: Limits,
+    policy: SamplingPolicy,
+    provenance: Mapping[str, Any],
+    dest: Path,
+) -> Artifact:
+    """Write the winner's artifact folder, in one step.
+
+    Args:
+        subject, judgement, target: of the judge; the judgement has a winner.
+        limits, policy: that it was held to.
+        provenance: source, weights digest, campaign.
+        dest: a folder that does not exist yet, or is empty.
+    """
+    winner = judgement.winner
+    assert winner is not None, "assemble is called with a winner"
+    candidate = winner.candidate
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
+    try:
+        for payload in candidate.payloads:
+            link_or_copy(candidate.folder / payload.path, staging / payload.path)
+        golden = write_golden(subject, judgement, candidate, staging)
+        evidence = write_evidence(judgement, staging)
+        cold = _cold(subject, candidate, staging, target)
+        manifest = _manifest(subject, judgement, winner, target, limits, policy, golden, evidence, cold, provenance, staging)
+        staging.chmod(0o755)
+        return write_artifact(manifest, staging, dest)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, folder: Path) -> tuple[GoldenSet, ...]:
+    """Write golden/inputs.safetensors and golden/outputs.safetensors.
+
+    Golden outputs are the reference cast to the output's dtype; where eager is NaN or Inf, or gives integers, they are eager's.
+    """
+    (folder / "golden").mkdir()
+    names = [output.name for output in subject.outputs]
+    pooled = _pooled_native(judgement)
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    sets: list[GoldenSet] = []
+    for position, index in enumerate(_golden_indices(subject, candidate)):
+        call = judgement.reference.singles[index]
+        for name, tensor in subject.sets[index].tensors.items():
+            inputs[f"{position}/{name}"] = tensor.contiguous()
+        for name, reference, eager in zip(names, call.reference, call.eager, strict=True):
+            outputs[f"{position}/{name}"] = _golden_output(reference, eager).contiguous()
+        native = {name: pooled.get(name) if e.numel() < POOL_BELOW else _native(r, e) for name, r, e in zip(names, call.reference, call.eager, strict=True)}
+        sets.append(
+            GoldenSet(point=dict(subject.sets[index].point), native_rmse={k: v for k, v in native.items() if v is not None})
+        )
+    save_file(inputs, folder / GOLDEN_INPUTS)
+    save_file(outputs, folder / GOLDEN_OUTPUTS)
+    return tuple(sets)
+
+
+def _golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
+    """Which sets become golden: the first at each point, least first, within GOLDEN_BYTES; always one for each payload."""
+    first: dict[tuple[tuple[str, int], ...], int] = {}
+    for index, item in enumerate(subject.sets):
+        first.setdefault(tuple(sorted(item.point.items())), index)
+    by_size = sorted(first.values(), key=lambda index: _bytes(subject.sets[index].tensors.values()))
+    chosen: list[int] = []
+    served: set[str] = set()
+    total = 0
+    for index in by_size:
+        payload = next(p.path for p in candidate.payloads if p.accepts(subject.sets[index].point))
+        size = _bytes(subject.sets[index].tensors.values())
+        if payload not in served or total + size <= GOLDEN_BYTES:
+            chosen.append(index)
+            served.add(payload)
+            total += size
+    return sorted(chosen)
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _golden_output(reference: Tensor, eager: Tensor) -> Tensor:
+    if not (eager.is_floating_point() or eager.is_complex()):
+        return eager
+    return reference.to(eager.dtype).where(eager.isfinite() & reference.isfinite(), eager)
+
+
+def _native(reference: Tensor, eager: Tensor) -> float | None:
+    if not eager.is_floating_point() or eager.numel() == 0:
+        return None
+    total, count = _mean_square(reference, eager)
+    return math.sqrt(total / max(count, 1))
+
+
+def _mean_square(reference: Tensor, eager: Tensor) -> tuple[float, int]:
+    finite = eager.isfinite() & reference.isfinite()
+    return float(((eager.double() - reference.double())[finite] ** 2).sum()), int(finite.sum())
+
+
+def _pooled_native(judgement: Judgement) -> dict[str, float]:
+    """Native rmse of each output, pooled over all single calls."""
+    drift = judgement.winner.drift if judgement.winner else None
+    found: dict[str, float] = {}
+    for row in drift.rows if drift else ():
+        if row.kind == "single" and row.native_rmse is not None and row.num_elements < POOL_BELOW:
+            found[row.output] = row.native_rmse
+    return found
+
+
+def _cold(subject: Subject, candidate: Candidate, staging: Path, target: Target) -> dict[str, float]:
+    payload = candidate.payloads[0]
+    return coldstart.measure(
+        staging / payload.path,
+        payload.kind,
+        staging / GOLDEN_INPUTS,
+        [item.name for item in subject.spec.inputs],
+        constants=subject.spec.constants,
+        native=payload.convention == "native",
+        keyword=subject.spec.style == "keyword",
+        num_threads=target.num_threads,
+    )
+
+
+def _manifest(
+    subject: Subject,
+    judgement: Judgement,
+    winner: Trial,
+    target: Target,
+    limits: Limits,
+    policy: SamplingPolicy,
+    golden: tuple[GoldenSet, ...],
+    evidence: tuple[str, ...],
+    cold: Mapping[str, float],
+    provenance: Mapping[str, Any],
+    staging: Path,
+) -> Manifest:
+    candidate, reference = winner.candidate, judgement.reference
+    assert winner.drift is not None, "a winner has passed the drift gate"
+    files = [(GOLDEN_INPUTS, MEDIA_SAFETENSORS), (GOLDEN_OUTPUTS, MEDIA_SAFETENSORS), *((path, MEDIA_PARQUET) for path in evidence)]
+    torch_version = candidate.toolchain["torch"]
+    return Manifest(
+        model=subject.name,
+        device_class=target.device_class.name,
+        verdict=judgement.verdict,
+        recipe={
+            "name": candidate.recipe,
+            "capture": candidate.capture,
+            "lowering": candidate.lowering,
+            "settings": dict(candidate.settings),
+            "tried": [dict(item) for item in candidate.tried],
+        },
+        inputs=subject.spec,
+        outputs=subject.outputs,
+        structure=subject.structure,
+        stateful=reference.stateful,
+        payloads=candidate.payloads,
+        files=tuple(file_ref(staging, path, media_type) for path, media_type in files),
+        golden=golden,
+        reference="float64" if reference.float64 else "eager",
+        needs={"torch": ".".join(str(part) for part in version_tuple(torch_version)), "machine": target.device_class.archspec},
+        toolchain=candidate.toolchain,
+        drift={
+            **winner.drift.summary(),
+            "reference_note": reference.why_not,
+            "deterministic": reference.deterministic,
+            "task_metric": {EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
+        },
+        gate={**Gate(error_ratio_max=limits.error_ratio_max).to_json(), "speedup_min": limits.speedup_min},
+        latency=_latency(judgement, winner, target, policy, cold),
+        provenance={**provenance, "host": host_fingerprint()},
+        freezing={
+            "build_s": candidate.build_s,
+            "size_bytes": sum(payload.size_bytes for payload in candidate.payloads),
+            "warnings": list(candidate.warnings),
+            "entrants": _entrants(judgement.trials),
+        },
+    )
+
+
+def _latency(
+    judgement: Judgement, winner: Trial, target: Target, policy: SamplingPolicy, cold: Mapping[str, float]
+) -> dict[str, Any] | None:
+    if judgement.sampling is None or judgement.eager_latency_ms is None or winner.latency_ms is None:
+        return None
+    faster = winner.speedup
+    return {
+        "point": dict(judgement.point),
+        "num_threads": target.num_threads,
+        "eager_ms": dict(judgement.eager_latency_ms),
+        "ms": dict(winner.latency_ms),
+        "speedup": faster.value if faster else None,
+        "speedup_ci": [faster.low, faster.high] if faster else None,
+        "num_samples": {name: len(judgement.sampling.pooled(name)) for name in judgement.sampling.samples_ms},
+        "num_dropped_rounds": judgement.sampling.num_dropped,
+        "settled": judgement.sampling.settled,
+        "policy": policy.to_json(),
+        "cold_start": dict(cold),
+    }
+
+
+def _entrants(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    return [
+        {
+            "recipe": trial.candidate.recipe,
+            "problem": trial.problem,
+            "speedup": trial.speedup.value if trial.speedup else None,
+            "error_ratio": trial.drift.error_ratio if trial.drift else None,
+        }
+        for trial in trials
+    ]

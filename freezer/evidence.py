@@ -1,0 +1,46 @@
+"""Evidence: every raw latency sample and every drift figure, as Parquet. Needs pyarrow; serving does not."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from freezer.artifact import DRIFT_EVIDENCE, LATENCY_EVIDENCE
+from freezer.drift import rows_as_columns
+from freezer.judge import Judgement
+
+logger = logging.getLogger("coldpress")
+
+
+def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
+    """Write evidence/latency.parquet (entrant, round, call, latency_ms) and evidence/drift.parquet (one row a `drift.Row`).
+
+    Returns:
+        The paths written, in `folder`. Without pyarrow none, and a warning says so: the summary stays in the manifest.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        logger.warning("raw evidence is left out: it needs pyarrow; pip install 'coldpress[stores]'")
+        return ()
+    (folder / "evidence").mkdir()
+    latency: dict[str, list[Any]] = {"entrant": [], "round": [], "call": [], "latency_ms": []}
+    for entrant, rounds in (judgement.sampling.samples_ms if judgement.sampling else {}).items():
+        for round_index, block in enumerate(rounds):
+            latency["entrant"] += [entrant] * len(block)
+            latency["round"] += [round_index] * len(block)
+            latency["call"] += range(len(block))
+            latency["latency_ms"] += block
+    schema = pa.schema([("entrant", pa.string()), ("round", pa.int32()), ("call", pa.int32()), ("latency_ms", pa.float64())])
+    pq.write_table(pa.table(latency, schema=schema), folder / LATENCY_EVIDENCE)
+    rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
+    pq.write_table(pa.table(rows_as_columns(rows), schema=_drift_schema(pa)), folder / DRIFT_EVIDENCE)
+    return LATENCY_EVIDENCE, DRIFT_EVIDENCE
+
+
+def _drift_schema(pa: Any) -> Any:
+    text = dict.fromkeys(("recipe", "kind", "output", "problem"), pa.string())
+    counts = dict.fromkeys(("set_index", "num_elements"), pa.int64())
+    return pa.schema([(name, (text | counts).get(name, pa.float64())) for name in rows_as_columns([])])

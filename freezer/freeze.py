@@ -1,0 +1,210 @@
+"""Freeze one model on this machine: capture -> build -> judge -> write. READ THIS FIRST.
+
+    subject      the model in its initial state, its input spec, and the input sets it is tried on      subject.py, samples.py
+    candidates   one for each recipe: the graph is captured and lowered to payloads                     build.py, capture.py
+    judgement    drift against float64, latency against eager, side by side; the verdict                judge.py
+    artifact     payloads, golden inputs and outputs, evidence and the manifest, in one folder          assemble.py
+
+`pipeline/run.py` takes the same steps for a whole catalog, on many machines.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact import Artifact
+from freezer.assemble import assemble
+from freezer.build import Candidate, build
+from freezer.device_class import PORTABLE, auto_classes, detect
+from freezer.errors import FreezeError, SpecError
+from freezer.judge import Judgement, Limits, TaskMetric, judge
+from freezer.latency import SamplingPolicy
+from freezer.recipes import select
+from freezer.samples import tensor_spec
+from freezer.sources import weights_digest
+from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
+from freezer.subject import Subject, prepare
+from freezer.target import Target, target_here
+
+ExampleInputs = Mapping[str, Any] | Sequence[Any] | Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeResult:
+    """What became of one model on this machine.
+
+    Attributes:
+        verdict: as CONTRACT.md says: published, kept-eager, rejected, failed, unstable.
+        reason: one sentence for people.
+        artifact: the folder that was written: the frozen one, or with kept-eager the portable one; None when there is none.
+        judgement: of the device class; None when no candidate was built.
+        failures: for each recipe that made no candidate, why.
+    """
+
+    verdict: str
+    reason: str
+    artifact: Artifact | None
+    judgement: Judgement | None
+    failures: Mapping[str, str]
+
+
+def freeze(
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    *,
+    out: str | Path,
+    name: str = "model",
+    dims: Mapping[str, Mapping[int, Dim]] | None = None,
+    recipes: Iterable[str] = ("auto",),
+    device_class: str = "auto",
+    num_threads: int | None = None,
+    limits: Limits | None = None,
+    policy: SamplingPolicy | None = None,
+    task_metric: TaskMetric | None = None,
+) -> FreezeResult:
+    """Freeze a model for this machine and write its artifact folder.
+
+    Args:
+        model: in eval mode. It is copied; its weights, mode and buffers are the same afterwards.
+        example_inputs: by parameter name, or positional: a tensor or a sequence. Constants (None, numbers, strings) are baked in.
+        out: the folder to write; it must not exist, or be empty.
+        name: of the model in the manifest.
+        dims: by input and axis, the dims that may vary: `{"x": {0: Dim(name="batch", min=1, max=16)}}`.
+        recipes: names of RECIPES, or `auto` for all that fit.
+        device_class: whose limits this process holds; `auto` is the machine's own.
+        num_threads: to build, judge and serve with; torch's own count by default.
+        limits, policy, task_metric: see `judge`.
+
+    Raises:
+        UsageError: the device class, a recipe or an input is not as it must be.
+        JudgeError: the eager model does not run.
+    """
+    if model.training:
+        raise SpecError("the model is in training mode; call model.eval() before freezing it")
+    spec, example = example_spec(example_inputs, dims or {})
+    subject = prepare(name, model, spec, [example], fill_up=True)
+    return freeze_subject(
+        subject,
+        out=Path(out),
+        recipes=recipes,
+        device_class=device_class,
+        num_threads=num_threads or torch.get_num_threads(),
+        limits=limits or Limits(),
+        policy=policy or SamplingPolicy(),
+        task_metric=task_metric,
+        provenance={"source": f"{type(model).__module__}.{type(model).__qualname__}"},
+    )
+
+
+def freeze_subject(
+    subject: Subject,
+    *,
+    out: Path,
+    recipes: Iterable[str],
+    device_class: str,
+    num_threads: int,
+    limits: Limits,
+    policy: SamplingPolicy,
+    task_metric: TaskMetric | None,
+    provenance: Mapping[str, Any],
+) -> FreezeResult:
+    """Freeze a prepared subject; `freeze` and the command both end here."""
+    if out.exists() and any(out.iterdir()):
+        raise SpecError(f"{out} is not empty; name a new folder")
+    wanted = auto_classes(detect().classes)[0] if device_class == "auto" else device_class
+    target = target_here(wanted, num_threads)
+    provenance = {**provenance, "weights": weights_digest(subject.model)}
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as work:
+        result = _freeze_for(subject, target, recipes, Path(work), out, limits, policy, task_metric, provenance)
+        if result.verdict != "kept-eager":
+            return result
+        portable = target_here(PORTABLE, num_threads)
+        served = _freeze_for(subject, portable, recipes, Path(work), out, limits, policy, task_metric, provenance)
+        return FreezeResult(
+            verdict="kept-eager",
+            reason=f"{result.reason}; " + ("the portable program serves" if served.artifact else f"no portable program: {served.reason}"),
+            artifact=served.artifact,
+            judgement=result.judgement,
+            failures={**result.failures, **served.failures},
+        )
+
+
+def _freeze_for(
+    subject: Subject,
+    target: Target,
+    recipes: Iterable[str],
+    work: Path,
+    out: Path,
+    limits: Limits,
+    policy: SamplingPolicy,
+    task_metric: TaskMetric | None,
+    provenance: Mapping[str, Any],
+) -> FreezeResult:
+    """Build every recipe for one target, judge the candidates, and write the winner."""
+    candidates, failures = _build_all(subject, target, recipes, work)
+    if not candidates:
+        reason = "; ".join(f"{recipe}: {why}" for recipe, why in failures.items()) or "no recipe fits"
+        return FreezeResult(verdict="failed", reason=reason, artifact=None, judgement=None, failures=failures)
+    judgement = judge(subject, candidates, target, limits=limits, policy=policy, task_metric=task_metric)
+    artifact = None
+    if judgement.winner is not None:
+        artifact = assemble(subject, judgement, target, limits=limits, policy=policy, provenance=provenance, dest=out)
+    return FreezeResult(
+        verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement, failures=failures
+    )
+
+
+def _build_all(
+    subject: Subject, target: Target, recipes: Iterable[str], work: Path
+) -> tuple[list[Candidate], dict[str, str]]:
+    """The candidates, and for each recipe that made none the reason."""
+    candidates: list[Candidate] = []
+    failures: dict[str, str] = {}
+    for recipe in select(recipes, portable=target.device_class.name == PORTABLE):
+        folder = work / f"{target.device_class.name}-{recipe.name}"
+        folder.mkdir()
+        try:
+            candidates.append(build(subject, recipe, target, folder))
+        except FreezeError as error:
+            failures[recipe.name] = str(error)
+    return candidates, failures
+
+
+def example_spec(
+    example_inputs: ExampleInputs, dims: Mapping[str, Mapping[int, Dim]]
+) -> tuple[InputSpec, dict[str, Tensor]]:
+    """The input spec and the one sample set that example inputs stand for.
+
+    Raises:
+        SpecError: a value is neither a tensor nor a plain constant, or a dim names no input or axis.
+    """
+    keyword = isinstance(example_inputs, Mapping)
+    if isinstance(example_inputs, Mapping):
+        values = dict(example_inputs)
+    else:
+        given = [example_inputs] if isinstance(example_inputs, Tensor) else list(example_inputs)
+        values = {f"input_{index}": value for index, value in enumerate(given)}
+    inputs: list[TensorSpec | ConstantSpec] = []
+    used: dict[str, Dim] = {}
+    for input_name, value in values.items():
+        if isinstance(value, Tensor):
+            axes = dims.get(input_name, {})
+            used |= {dim.name: dim for dim in axes.values()}
+            declared = tensor_spec(input_name, value)
+            shape = tuple(axes[axis].name if axis in axes else size for axis, size in enumerate(declared.shape))
+            inputs.append(TensorSpec(name=input_name, dtype=declared.dtype, shape=shape, range=declared.range))
+        elif value is None or isinstance(value, bool | int | float | str):
+            inputs.append(ConstantSpec(name=input_name, value=value))
+        else:
+            raise SpecError(f"input {input_name!r}: got a {type(value).__name__}, expected a tensor or a plain constant")
+    for input_name in set(dims) - set(values):
+        raise SpecError(f"dims name {input_name!r}, which is no input; inputs are {', '.join(values)}")
+    spec = InputSpec(inputs=tuple(inputs), dims=tuple(used.values()), style="keyword" if keyword else "positional")
+    return spec, {key: value for key, value in values.items() if isinstance(value, Tensor)}

@@ -1,0 +1,166 @@
+"""Load a frozen model: resolve -> verify -> open -> canary -> FrozenModel.
+
+The hardware is detected, only JSON is read until a rung is chosen, every digest is verified before anything is opened, no compiler is
+touched, and the golden inputs are run again here, on the machine that will serve. When a rung fails the next is taken, down to
+`portable`, and the model's `ladder` says which and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact
+from freezer.build import lowering_module
+from freezer.canary import run_canary
+from freezer.device_class import detect, device_class as class_named
+from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError
+from freezer.frozen_model import FrozenModel, OpenPayload
+from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
+from freezer.store import Store
+from freezer.manifest import Manifest
+
+logger = logging.getLogger("coldpress")
+
+Rung = tuple[str, Manifest, Callable[[], Artifact]]
+"""A device class, its manifest, and what fetches its files."""
+
+
+def load(
+    reference: str | Path,
+    *,
+    store: str | None = None,
+    device_class: str = "auto",
+    threads: int | None = None,
+    strict: bool = False,
+    limit_isa: bool = False,
+    canary: bool = True,
+) -> FrozenModel:
+    """The frozen model for this machine.
+
+    Args:
+        reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
+        store: URI of the store; `./store` by default. Not used for a folder.
+        device_class: the one class to take, or `auto` for the most specific that serves.
+        threads: the thread count to serve with; by default what torch uses in this process. Payloads are laid out for one.
+        strict: raise when the first rung does not serve, instead of taking the next.
+        limit_isa: allow oneDNN to be limited to a lesser class's instruction set, for the whole process. It takes effect only
+            before torch's first oneDNN operation in the process.
+        canary: run the golden inputs and compare; turn it off only where another check stands in for it.
+
+    Raises:
+        NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
+        IncompatibleError: no rung serves; its `ladder` has every reason.
+    """
+    with ExitStack() as stack:
+        ladder: list[Refusal] = []
+        num_threads = threads or torch.get_num_threads()
+        for name, manifest, fetch in find_rungs(reference, store, device_class, stack):
+            found = refusal_here(manifest, num_threads, limit_isa=limit_isa)
+            if found is None:
+                try:
+                    return open_artifact(fetch(), num_threads, ladder=ladder, canary=canary)
+                except (IntegrityError, CanaryError, RuntimeError, OSError) as error:
+                    found = _why(name, error)
+            ladder.append(found)
+            logger.warning("%s is refused: %s", reference, found)
+            if strict:
+                break
+        reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
+        raise IncompatibleError(
+            f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder
+        )
+
+
+def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: ExitStack) -> Iterator[Rung]:
+    """The rungs to try, most specific first. Reads JSON only."""
+    folder = Path(reference)
+    if isinstance(reference, Path) or os.sep in reference or (folder / MANIFEST).is_file():
+        artifact = Artifact.read(folder)
+        if wanted not in ("auto", artifact.manifest.device_class):
+            raise IncompatibleError(f"{folder} is made for {artifact.manifest.device_class}, not for {wanted}")
+        if not rungs([artifact.manifest.device_class], detect()):
+            raise IncompatibleError(
+                f"{folder} is made for {artifact.manifest.device_class}; this machine runs {', '.join(detect().classes)}",
+                [_not_of_this_machine(artifact.manifest.device_class)],
+            )
+        yield artifact.manifest.device_class, artifact.manifest, lambda: artifact
+        return
+    opened = Store.open(store or "store")
+    version = opened.version(reference)
+    names = rungs(version.images, detect())
+    if wanted != "auto":
+        class_named(wanted)
+        if wanted not in names:
+            raise IncompatibleError(
+                f"{reference}: {wanted} is not published, or not for this machine; here are {', '.join(names) or 'none'}",
+                [_not_of_this_machine(wanted)],
+            )
+        names = [wanted]
+    for name in names:
+
+        def fetch(name: str = name) -> Artifact:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
+            return opened.materialize(version, name, Path(scratch))
+
+        yield name, opened.manifest(version, name), fetch
+
+
+def _not_of_this_machine(name: str) -> Refusal:
+    return Refusal(rung=name, reason="class_mismatch", got=", ".join(detect().classes), expected=name)
+
+
+def refusal_here(manifest: Manifest, num_threads: int, *, limit_isa: bool) -> Refusal | None:
+    """Why the rung is refused from its manifest alone; with `limit_isa`, the limit is set instead of refusing for it."""
+    found = refuse_by_torch(manifest, torch.__version__) or refuse_by_threads(manifest, num_threads)
+    if found is not None:
+        return found
+    found = refuse_by_isa(manifest, detect(), os.environ)
+    if found is not None and limit_isa:
+        os.environ.update(class_named(manifest.device_class).limits)
+        return None
+    return found
+
+
+def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refusal] = (), canary: bool = True) -> FrozenModel:
+    """The model of an artifact folder: what is needed is verified, then the payloads are opened and the canary is run.
+
+    Raises:
+        IntegrityError, CanaryError: the bytes, or the outputs, are not what was published.
+    """
+    manifest = artifact.manifest
+    fitting = tuple(p for p in manifest.payloads if p.num_threads in (None, num_threads))
+    artifact.verify((*fitting, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if canary)))
+
+    def fresh() -> FrozenModel:
+        opened = [
+            OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path)) for p in fitting
+        ]
+        return FrozenModel(
+            spec=manifest.inputs,
+            outputs=manifest.outputs,
+            structure=manifest.structure,
+            payloads=opened,
+            manifest=manifest,
+            ladder=ladder,
+        )
+
+    model = fresh()
+    if canary:
+        run_canary(artifact, model)
+        if manifest.stateful:
+            model = fresh()
+    return model
+
+
+def _why(rung: str, error: Exception) -> Refusal:
+    reason = {IntegrityError: "tampered", CanaryError: "canary"}.get(type(error), "does_not_open")
+    expected = {"tampered": "the published digest", "canary": "the golden outputs"}.get(reason, "a payload that opens")
+    lines = str(error).strip().splitlines() if not isinstance(error, ColdpressError) else [str(error)]
+    return Refusal(rung=rung, reason=reason, got=lines[-1] if lines else type(error).__name__, expected=expected)
