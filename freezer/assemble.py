@@ -26,8 +26,8 @@ from freezer.artifact import (
 from freezer.build import Candidate
 from freezer.drift import POOL_BELOW, Gate
 from freezer.evidence import write_evidence
-from freezer.judge import Judgement, Limits, Trial
-from freezer.latency import SamplingPolicy
+from freezer.judge import Judgement, Trial
+from freezer.limits import Limits, SamplingPolicy
 from freezer.ladder import version_tuple
 from freezer.manifest import GoldenSet, Manifest
 from freezer.recipes import EAGER

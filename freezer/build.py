@@ -16,6 +16,7 @@ from freezer.errors import BuildError
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.manifest import Payload, digest_file
 from freezer.recipes import LOWERINGS, LoweringName, Recipe
+from freezer.sources import weights_digest
 from freezer.spec import Dim
 from freezer.subject import Subject
 from freezer.target import Target, threads, toolchain
@@ -35,6 +36,7 @@ class Candidate:
         stateful: whether the graph says that a call changes buffers.
         warnings: what the capture said.
         toolchain: versions that made it.
+        weights: digest of the weights that it was made of.
         build_s: wall time of the whole build, in seconds.
     """
 
@@ -48,6 +50,7 @@ class Candidate:
     stateful: bool
     warnings: tuple[str, ...]
     toolchain: Mapping[str, Any]
+    weights: str
     build_s: float
 
     def open(self, subject: Subject) -> FrozenModel:
@@ -79,6 +82,7 @@ class Candidate:
             "stateful": self.stateful,
             "warnings": list(self.warnings),
             "toolchain": dict(self.toolchain),
+            "weights": self.weights,
             "build_s": self.build_s,
         }
         (self.folder / CANDIDATE).write_text(json.dumps(record, indent=1, sort_keys=True))
@@ -134,6 +138,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path) -> Can
         stateful=bool(last.mutates),
         warnings=last.warnings,
         toolchain=toolchain(),
+        weights=weights_digest(subject.model),
         build_s=time.monotonic() - started,
     )
     candidate.write()

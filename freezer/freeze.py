@@ -24,8 +24,8 @@ from freezer.assemble import assemble
 from freezer.build import Candidate, build
 from freezer.device_class import PORTABLE, auto_classes, detect
 from freezer.errors import FreezeError, SpecError
-from freezer.judge import Judgement, Limits, TaskMetric, judge
-from freezer.latency import SamplingPolicy
+from freezer.judge import Judgement, TaskMetric, judge
+from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import select
 from freezer.samples import tensor_spec
 from freezer.sources import weights_digest

@@ -13,12 +13,15 @@ from torch import Tensor
 from freezer.build import Candidate
 from freezer.device_class import PORTABLE
 from freezer.drift import Call, DriftReport, Gate, assess
+from freezer.errors import JudgeError
 from freezer.frozen_model import FrozenModel
-from freezer.latency import Sampling, SamplingPolicy, Speedup, sample, speedup
+from freezer.latency import Sampling, Speedup, sample, speedup
+from freezer.limits import Limits, SamplingPolicy
 from freezer.outputs import leaves_of
 from freezer.recipes import EAGER
 from freezer.reference import Reference, Runner, run_calls, run_reference
 from freezer.samples import InputSet, generate_at, resize
+from freezer.sources import weights_digest
 from freezer.subject import Subject, call_source
 from freezer.target import Target, threads
 
@@ -26,27 +29,6 @@ Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
 
 NUM_TIMED_INPUTS = 4
 """Distinct inputs that rotate while timing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What an entry may ask for.
-
-    Attributes:
-        speedup_min: the least that the lower confidence bound of the speedup must exceed.
-        error_ratio_max: the drift gate.
-        timeout_s: wall time of each build and judge.
-        memory_gb: resident memory of each build and judge, in 1e9 bytes.
-        latency_ms_max: the largest median latency at the first point.
-        size_mb_max: the largest sum of payloads, in 1e6 bytes.
-    """
-
-    speedup_min: float = 1.05
-    error_ratio_max: float = 3.0
-    timeout_s: float = 900.0
-    memory_gb: float | None = None
-    latency_ms_max: float | None = None
-    size_mb_max: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +92,10 @@ def judge(
         task_metric: the entry's own measure of quality; reported, not gated.
 
     Raises:
-        JudgeError: the eager model does not run.
+        JudgeError: the eager model does not run, or is not what the candidates were made of.
     """
     started = time.monotonic()
+    _check_weights(subject, candidates)
     with threads(target.num_threads):
         reference = run_reference(subject)
         gate = Gate(error_ratio_max=limits.error_ratio_max)
@@ -137,6 +120,17 @@ def judge(
         judge_s=time.monotonic() - started,
         point=point,
     )
+
+
+def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
+    """Candidates are held against the model they were made of, or against nothing."""
+    weights = weights_digest(subject.model)
+    for candidate in candidates:
+        if candidate.weights != weights:
+            raise JudgeError(
+                f"{subject.name}: the source gave other weights when {candidate.recipe} was built; make it deterministic: seed it, "
+                "or load the weights from a file"
+            )
 
 
 def _try_all(

@@ -12,43 +12,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from freezer.limits import SamplingPolicy
+
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingPolicy:
-    """How long and how often to sample; part of a judge's key.
-
-    Attributes:
-        time_limit_s: of sampling one judge, warm-up not counted.
-        warmup_s: at most, for each entrant.
-        block_ms: wall time of one entrant's block of calls in one round.
-        percentiles: to publish.
-        min_rounds: undisturbed rounds below which nothing can be told.
-        busy_limit: share of the CPUs' time that others may use in a round.
-        steal_limit: share of the CPUs' time that the hypervisor may take in a round.
-        num_bootstrap: resamples of the confidence interval.
-        seed: of the order of blocks and of the bootstrap.
-    """
-
-    time_limit_s: float = 10.0
-    warmup_s: float = 1.5
-    block_ms: float = 60.0
-    percentiles: tuple[str, ...] = ("p50", "p90", "p99")
-    min_rounds: int = 5
-    busy_limit: float = 0.25
-    steal_limit: float = 0.10
-    num_bootstrap: int = 1000
-    seed: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The policy as a judge's key and the manifest hold it."""
-        return {**asdict(self), "percentiles": list(self.percentiles)}
 
 
 @dataclass(frozen=True, kw_only=True)

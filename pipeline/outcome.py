@@ -41,6 +41,11 @@ class CandidateReport:
     task_metric: float | None = None
     warnings: tuple[str, ...] = ()
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CandidateReport:
+        """The report that `asdict` took apart, also after a pass through JSON text."""
+        return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "warnings": tuple(data["warnings"])})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
@@ -98,11 +103,8 @@ class Outcome:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """The outcome that `to_json` wrote, also after a pass through JSON text."""
-        candidates = tuple(
-            CandidateReport(**{**c, "speedup_ci": _pair(c["speedup_ci"]), "warnings": tuple(c["warnings"])})
-            for c in data["candidates"]
-        )
-        return cls(**{**data, "speedup_ci": _pair(data["speedup_ci"]), "candidates": candidates})
+        candidates = tuple(CandidateReport.from_json(item) for item in data["candidates"])
+        return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
 
     def as_cached(self) -> Outcome:
         """The same outcome, taken over by a later campaign."""
@@ -130,5 +132,6 @@ class Outcome:
         }
 
 
-def _pair(value: Any) -> tuple[float, float] | None:
+def pair(value: Any) -> tuple[float, float] | None:
+    """An interval as JSON gives it back."""
     return (value[0], value[1]) if value else None

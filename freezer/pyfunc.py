@@ -1,0 +1,168 @@
+"""The loader that MLflow's pyfunc calls for a registered artifact; it imports no mlflow.
+
+    model = mlflow.pyfunc.load_model("models:/resnet50@cpu-x86-64-v4")
+    model.predict({"pixel_values": array})
+
+What comes in is converted to the contract's dtype only where no value can change, with one exception: a pandas DataFrame may give
+float64 where float32 is expected, because pandas makes float64 of any column of floats and MLflow itself casts so. Everything else
+is ContractError, as of the frozen model itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from freezer.artifact import MANIFEST, Artifact
+from freezer.errors import ContractError, IntegrityError
+from freezer.frozen_model import FrozenModel
+from freezer.load import load
+from freezer.manifest import Manifest
+from freezer.spec import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+STORE_POINTER = "store.json"
+"""In place of the artifact's files where they stay in their store: `{"store", "model", "version", "device_class"}`."""
+
+
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
+    """The model of an artifact folder, or of the store that the folder points to. The name is MLflow's.
+
+    Args:
+        path: of the folder.
+        model_config: `threads` and `limit_isa`, as of `freezer.load`.
+
+    Raises:
+        IncompatibleError: the artifact does not serve this machine, thread count or torch.
+        IntegrityError: the bytes are not what was published, or the store holds another artifact than was registered.
+    """
+    folder, config = Path(path), model_config or {}
+    threads, limit_isa = config.get("threads"), bool(config.get("limit_isa"))
+    pointer = folder / STORE_POINTER
+    if not pointer.is_file():
+        return PyfuncModel(load(folder, threads=threads, limit_isa=limit_isa))
+    place = json.loads(pointer.read_bytes())
+    model = load(
+        f"{place['model']}:{place['version']}",
+        store=place["store"],
+        device_class=place["device_class"],
+        threads=threads,
+        limit_isa=limit_isa,
+    )
+    _check_same(model, Artifact.read(folder).manifest, place)
+    return PyfuncModel(model)
+
+
+def _check_same(model: FrozenModel, registered: Manifest, place: Mapping[str, Any]) -> None:
+    assert model.manifest is not None  # whatever load gives has one
+    if replace(model.manifest, version=None).to_bytes() != replace(registered, version=None).to_bytes():
+        raise IntegrityError(
+            f"store {place['store']} holds another {place['model']}:{place['version']} for {place['device_class']} than was "
+            f"registered ({MANIFEST} differs); register it again"
+        )
+
+
+class PyfuncModel:
+    """A frozen model behind pyfunc's `predict`.
+
+    Attributes:
+        model: the frozen model.
+    """
+
+    def __init__(self, model: FrozenModel) -> None:
+        self.model = model
+
+    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
+        """The model's result as numpy arrays, in the structure that the model gives; bfloat16 becomes float32.
+
+        Args:
+            model_input: arrays or tensors by input name; one array or tensor for a model of one tensor input; or a DataFrame,
+                whose columns are the inputs where all of them have rank 1, and whose values are the input where there is one.
+            params: MLflow's; a frozen model has none, and whatever is given is refused.
+
+        Raises:
+            ContractError: an input is missing, unknown, or not what the contract says.
+        """
+        if params:
+            raise ContractError(f"got params {sorted(params)}; a frozen model takes inputs alone")
+        specs = {item.name: item for item in self.model.inputs.tensors}
+        loose = _is_frame(model_input)
+        values = _by_name(model_input, specs, loose=loose)
+        ready = {name: _tensor(value, specs[name], loose=loose) if name in specs else value for name, value in values.items()}
+        return _to_numpy(self.model(**ready))
+
+    def get_raw_model(self) -> FrozenModel:
+        """The frozen model itself; what `get_raw_model` of MLflow's PyFuncModel gives."""
+        return self.model
+
+
+def _is_frame(value: Any) -> bool:
+    # pandas is not imported for this: who gives a DataFrame has it.
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+def _by_name(model_input: Any, specs: Mapping[str, TensorSpec], *, loose: bool) -> Mapping[str, Any]:
+    """The inputs by name."""
+    if isinstance(model_input, Mapping):
+        return {str(name): value for name, value in model_input.items()}
+    if loose and (len(specs) != 1 or set(model_input.columns) == set(specs)):
+        if any(len(item.shape) != 1 for item in specs.values()):
+            shapes = ", ".join(f"{item.name} {list(item.shape)}" for item in specs.values())
+            raise ContractError(f"got a DataFrame, whose columns are inputs of rank 1; expected {shapes}: give arrays by name")
+        return {str(name): model_input[name].to_numpy() for name in model_input.columns}
+    if len(specs) != 1:
+        raise ContractError(f"got a lone {type(model_input).__name__}; expected inputs by name: {', '.join(specs)}")
+    (name,) = specs
+    return {name: model_input.to_numpy() if loose else model_input}
+
+
+def _tensor(value: Any, item: TensorSpec, *, loose: bool) -> Any:
+    """A tensor of the contract's dtype; a value that is neither array nor tensor goes on as it is, to be refused."""
+    import numpy as np
+
+    if isinstance(value, Tensor) or not isinstance(value, np.ndarray | np.generic):
+        return value
+    array = np.asarray(value)
+    if item.dtype == "bfloat16":
+        raise ContractError(
+            f"input {item.name!r}: got an array of {array.dtype}, expected bfloat16, which numpy lacks; give a tensor"
+        )
+    dtype = np.dtype(item.dtype)
+    if not _converts(array, dtype, loose=loose):
+        raise ContractError(
+            f"input {item.name!r}: got dtype {array.dtype}, expected {item.dtype}; convert it with .astype({item.dtype!r})"
+        )
+    # Tensors share an array's memory, which torch does not want read-only.
+    return torch.from_numpy(array.astype(dtype, order="C", copy=not array.flags.writeable))
+
+
+def _converts(array: np.ndarray, dtype: np.dtype, *, loose: bool) -> bool:
+    """Whether an array may become one of another dtype: of the same kind, and with the same values."""
+    import numpy as np
+
+    integral = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if array.dtype.kind != dtype.kind and not integral:
+        return False
+    if np.can_cast(array.dtype, dtype, "safe"):
+        return True
+    if not loose:
+        return False
+    return bool(np.array_equal(array.astype(dtype), array)) if integral else dtype.kind == "f"
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+    if isinstance(value, Mapping):
+        return {name: _to_numpy(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_to_numpy(item) for item in value)
+    return value

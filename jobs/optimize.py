@@ -1,0 +1,105 @@
+"""`python -m jobs.optimize CATALOG`: run a campaign. Exit codes and the JSON: see docs/run-a-fleet.md."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from freezer.errors import CatalogError, InfrastructureError, StoreError, UsageError
+from freezer.recipes import select
+from freezer.store import NAME
+from pipeline.events import display_for
+from pipeline.report import print_next_steps, print_report
+from pipeline.run import BadEntriesError, Config, run
+
+LOG_WIDTH = 160
+USAGE, INFRASTRUCTURE, INTERRUPTED = 2, 3, 130
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    catalog: Annotated[Path, typer.Argument(help="A YAML catalog of models.")],
+    store: Annotated[str, typer.Option(help="Where artifacts are published: a local folder.")] = "./store",
+    tracking_uri: Annotated[str, typer.Option(help="Of MLflow.")] = "sqlite:///mlflow.db",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: a local Ray for this run.")] = None,
+    campaign: Annotated[str | None, typer.Option(help="A name; the same name goes on with the same campaign. Default: the catalog's.")] = None,
+    device_class: Annotated[list[str] | None, typer.Option(help="Freeze for this class, whatever the entries say. Repeatable.")] = None,
+    recipe: Annotated[list[str] | None, typer.Option(help="Use this recipe, whatever the entries say. Repeatable.")] = None,
+    only: Annotated[str | None, typer.Option(help="A glob: only entries whose names match.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Say what would be done and why, and stop.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the good entries when others are bad.")] = False,
+    mlflow_artifacts: Annotated[
+        Literal["copy", "reference"], typer.Option(help="Whether MLflow holds whole artifacts, or references to the store.")
+    ] = "copy",
+    json: Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")] = None,
+) -> None:
+    """Freeze, judge and publish every model of a catalog."""
+    console, errors = Console(), Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)  # a job's log has no width; 80 columns would cut the table
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        name = campaign or _campaign_name(catalog)
+        select(recipe or (), portable=False)
+        config = Config(
+            catalog=catalog,
+            store=store,
+            tracking_uri=tracking_uri,
+            campaign=name,
+            address=address,
+            device_classes=tuple(device_class or ()),
+            recipes=tuple(recipe or ()),
+            only=only,
+            keep_going=keep_going,
+            explain=explain,
+            mlflow_artifacts=mlflow_artifacts,
+        )
+        report = run(config, display_for(console))
+    except BadEntriesError as error:
+        for problem in error.problems:
+            _say(errors, str(problem))
+        _say(errors, str(error))
+        sys.exit(USAGE)
+    except (CatalogError, UsageError) as error:
+        _say(errors, str(error))
+        sys.exit(USAGE)
+    except (InfrastructureError, StoreError) as error:
+        _say(errors, str(error))
+        sys.exit(INFRASTRUCTURE)
+    except KeyboardInterrupt:
+        _say(errors, "interrupted before anything was started")
+        sys.exit(INTERRUPTED)
+    if json is not None:
+        report.write_json(json)
+    if not explain:
+        print_report(report, console)
+        print_next_steps(report.outcomes, console, store=store, tracking_uri=tracking_uri)
+    sys.exit(report.exit_code)
+
+
+def _campaign_name(catalog: Path) -> str:
+    """The catalog's own name; a name that cannot be one becomes the time."""
+    stem = catalog.stem.lower()
+    return stem if NAME.fullmatch(stem) else datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Take SIGTERM as Ctrl-C: what is finished is kept."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    app()

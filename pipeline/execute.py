@@ -1,0 +1,278 @@
+"""Execute a plan: builds in parallel, judges alone on their nodes, retries by policy. Yields what became of each item.
+
+Builds and judges take turns: builds run until none is left or enough items wait for a judge; then nothing is built until those are
+judged. So no build ever runs beside a judge, and the driver, which may stand on a judging node, publishes between judges and not
+during them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.cluster import Cluster, Done, Handle, Node
+from pipeline.events import Event
+from pipeline.ledger import Ledger
+from pipeline.outcome import CandidateReport, Outcome
+from pipeline.plan import NEVER_KEPT, Item, Plan
+from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, candidate_folder, judge
+
+JUDGE_BATCH = 16
+"""Items that may wait for a judge, for each node, before builds pause."""
+
+QUEUE_PER_CPU = 2
+"""Builds in flight for each core: enough that no worker waits for the driver."""
+
+MAX_ATTEMPTS = 3
+"""Of a task whose worker or node died."""
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    """Where one item stands."""
+
+    item: Item
+    results: dict[str, BuildResult] = field(default_factory=dict)
+
+    @property
+    def built(self) -> bool:
+        return len(self.results) == len(self.item.builds)
+
+
+@dataclass(kw_only=True)
+class _Task:
+    """A build or judge under way or waiting; `recipe` is None of a judge."""
+
+    progress: _Progress
+    recipe: str | None
+    attempts: int = 0
+    node: Node | None = None
+
+    @property
+    def what(self) -> str:
+        item = self.progress.item
+        return " ".join(word for word in (item.entry.name, item.device_class, self.recipe) if word)
+
+
+class Executor:
+    """Runs the builds and judges of a plan.
+
+    Args:
+        plan: of the campaign.
+        cluster: to run on.
+        store: path of the store.
+        ledger: where finished builds are looked up and kept.
+        show: takes the events.
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster, store: str, ledger: Ledger, show: Callable[[Event], None]) -> None:
+        self._cluster, self._store, self._ledger, self._show = cluster, store, ledger, show
+        self._waiting: deque[_Task] = deque()
+        self._ready: deque[_Task] = deque()
+        self._running: dict[Handle, _Task] = {}
+        self._hopeless: deque[tuple[Item, Outcome]] = deque()
+        self._judging_phase = False
+        # One class after the other: a worker serves one class, and starting another costs a Python, a Ray and a torch import.
+        for item in sorted(plan.items, key=lambda item: item.device_class):
+            if item.finished is None:
+                self._enqueue(item)
+        self.num_builds = len(self._waiting)
+
+    def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
+        """Each item's outcome, as it is reached; not published yet. Stopping the iteration stops everything that runs."""
+        try:
+            while self._waiting or self._ready or self._running or self._hopeless:
+                self._start()
+                while self._hopeless:
+                    yield self._hopeless.popleft()
+                for done in self._cluster.wait(list(self._running), timeout_s=0.5) if self._running else ():
+                    found = self._ended(done)
+                    if found is not None:
+                        yield found
+        finally:
+            self._cluster.cancel(list(self._running))
+
+    def _enqueue(self, item: Item) -> None:
+        progress = _Progress(item=item)
+        for recipe, key in item.builds.items():
+            known = self._known(key.digest, recipe)
+            if known is not None:
+                progress.results[recipe] = known
+            else:
+                self._waiting.append(_Task(progress=progress, recipe=recipe))
+        if progress.built:
+            self._when_built(progress)
+
+    def _known(self, key: str, recipe: str) -> BuildResult | None:
+        """A build that is finished: a candidate in the store, or a failure that only another key can mend."""
+        if candidate_folder(self._store, key).is_dir():
+            return BuildResult(key=key, recipe=recipe, cached=True)
+        row = self._ledger.find("build", key)
+        if row is None or row.data["failure"] is None or row.data["failure"] in NEVER_KEPT:
+            return None
+        return BuildResult(
+            key=key, recipe=recipe, cached=True, failure=row.data["failure"], message=row.data["message"], log_tail=row.data["log_tail"]
+        )
+
+    def _start(self) -> None:
+        """Start what may run now."""
+        building = any(task.recipe for task in self._running.values())
+        nothing_to_build = not self._waiting and not building
+        if self._ready and (nothing_to_build or len(self._ready) >= JUDGE_BATCH * len(self._cluster.nodes)):
+            self._judging_phase = True
+        if self._judging_phase:
+            if not building:
+                self._start_judges()
+            self._judging_phase = bool(self._ready or self._running)
+            return
+        while self._waiting and len(self._running) < QUEUE_PER_CPU * self._cluster.num_cpus():
+            self._start_build(self._waiting.popleft())
+
+    def _start_build(self, task: _Task) -> None:
+        item, recipe = task.progress.item, str(task.recipe)
+        request = BuildRequest(
+            key=item.builds[recipe].digest,
+            entry=item.entry,
+            recipe=recipe,
+            device_class=item.device_class,
+            num_threads=item.num_threads,
+            store=self._store,
+        )
+        self._show(Event(kind="build", what=task.what))
+        handle = self._cluster.start(build, request, name=f"build {task.what}", device_class_=item.device_class)
+        self._running[handle] = task
+
+    def _start_judges(self) -> None:
+        """Start one judge on every node that runs none."""
+        busy = {task.node.node_id for task in self._running.values() if task.node}
+        for node in self._cluster.nodes:
+            task = next((t for t in self._ready if t.progress.item.device_class in node.classes), None)
+            if node.node_id in busy or task is None:
+                continue
+            self._ready.remove(task)
+            task.node = node
+            item = task.progress.item
+            request = JudgeRequest(
+                key=item.judge.digest,
+                entry=item.entry,
+                builds={r: result.key for r, result in task.progress.results.items() if result.failure is None},
+                device_class=item.device_class,
+                num_threads=item.num_threads,
+                policy=item.policy,
+                campaign=self._ledger.campaign,
+                store=self._store,
+            )
+            self._show(Event(kind="judge", what=task.what))
+            name = f"judge {task.what}"
+            handle = self._cluster.start_alone(judge, request, name=name, device_class_=item.device_class, node=node)
+            self._running[handle] = task
+
+    def _ended(self, done: Done) -> tuple[Item, Outcome] | None:
+        """Take in a task that ended; an outcome when it was the item's last."""
+        task = self._running.pop(done.handle)
+        task.attempts += 1
+        if done.failure is not None and task.attempts < MAX_ATTEMPTS:
+            self._show(Event(kind="note", text=f"{task.what}: {done.failure}; attempt {task.attempts + 1} of {MAX_ATTEMPTS}"))
+            (self._waiting if task.recipe else self._ready).appendleft(task)
+            return None
+        if task.recipe is not None:
+            self._build_ended(task, done)
+            return None
+        item = task.progress.item
+        result = done.value
+        if done.failure is not None:
+            result = JudgeResult(key=item.judge.digest, verdict="failed", reason=done.failure, failure="infrastructure")
+        return item, outcome_of(item, result, task.progress.results)
+
+    def _build_ended(self, task: _Task, done: Done) -> None:
+        progress, recipe = task.progress, str(task.recipe)
+        result: BuildResult = done.value
+        if done.failure is not None:
+            key = progress.item.builds[recipe].digest
+            result = BuildResult(key=key, recipe=recipe, failure="infrastructure", message=done.failure)
+        progress.results[recipe] = result
+        self._ledger.append(
+            "build",
+            result.key,
+            model=progress.item.entry.name,
+            device_class=progress.item.device_class,
+            data={
+                "recipe": recipe,
+                "failure": result.failure,
+                "message": result.message,
+                "log_tail": result.log_tail,
+                "wall_s": result.wall_s,
+                "peak_bytes": result.peak_bytes,
+            },
+        )
+        text = f"failed: {result.failure}: {result.message}" if result.failure else f"in {result.wall_s:.1f} s"
+        self._show(Event(kind="built", what=task.what, text=text))
+        if progress.built:
+            self._when_built(progress)
+
+    def _when_built(self, progress: _Progress) -> None:
+        if any(result.failure is None for result in progress.results.values()):
+            self._ready.append(_Task(progress=progress, recipe=None))
+        else:
+            self._hopeless.append((progress.item, failed_outcome(progress.item, progress.results)))
+
+
+def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) -> Outcome:
+    """The outcome that a judge's result makes, before it is published."""
+    judged = {report.recipe for report in result.candidates}
+    candidates = (*result.candidates, *(_report(build) for recipe, build in builds.items() if recipe not in judged))
+    return Outcome(
+        **_identity(item),
+        verdict=result.verdict,
+        reason=result.reason,
+        recipe=result.recipe,
+        failure=result.failure,
+        log_tail=result.log_tail,
+        speedup=result.speedup,
+        speedup_ci=result.speedup_ci,
+        drift=result.drift,
+        latency_ms=result.latency_ms,
+        task_metric=result.task_metric,
+        build_s=sum(build.wall_s for build in builds.values()),
+        judge_s=result.judge_s,
+        candidates=candidates,
+        host=result.host or {},
+    )
+
+
+def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
+    """The outcome of an item of which nothing was built."""
+    first = next(iter(builds.values()), None)
+    recipes: dict[str, list[str]] = {}
+    for recipe, build in builds.items():
+        recipes.setdefault(build.message, []).append(recipe)
+    reason = "; ".join(message if len(names) == len(builds) else f"{', '.join(names)}: {message}" for message, names in recipes.items())
+    return Outcome(
+        **_identity(item),
+        verdict="failed",
+        failure=first.failure if first else "build",
+        reason=reason or "no recipe was asked for that fits this class",
+        log_tail=first.log_tail if first else "",
+        build_s=sum(build.wall_s for build in builds.values()),
+        candidates=tuple(_report(build) for build in builds.values()),
+    )
+
+
+def _identity(item: Item) -> dict[str, Any]:
+    return {
+        "model": item.entry.name,
+        "device_class": item.device_class,
+        "num_threads": item.num_threads,
+        "source": str(item.entry.source),
+        "source_key": item.source.digest,
+        "judge_key": item.judge.digest,
+    }
+
+
+def _report(build: BuildResult) -> CandidateReport:
+    """Of a build that was not judged: it failed, or the judge did."""
+    return CandidateReport(
+        recipe=build.recipe, build_key=build.key, problem=build.message or None, failure=build.failure, build_s=build.wall_s
+    )

@@ -1,0 +1,195 @@
+"""Isolation: a function in a child process with limits, so that a crash, a hang or an exception is one typed result.
+
+The child is forked from a forkserver that has torch imported already, which takes half a second instead of several. The forkserver
+inherits the environment of this process, so a class's instruction-set limits, set when the worker started, hold in every child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from freezer.errors import ColdpressError, FreezeError, UsageError
+
+PRELOAD = ["torch", "torch._inductor.compile_fx", "freezer.build", "freezer.judge", "freezer.assemble"]
+POLL_S = 0.1
+LOG_LIMIT_BYTES = 64 * 1024 * 1024
+LOG_TAIL_LINES = 20
+_PR_SET_PDEATHSIG = 1
+
+EndKind = Literal["ok", "error", "timeout", "memory", "crash", "output"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a child ended.
+
+    Attributes:
+        kind: `ok`; `error`: it raised; the others: it was stopped, or died.
+        value: what the function returned.
+        failure: the type of the failed outcome: a FreezeError's kind, or `kind` itself.
+        message: one sentence for people.
+        log_tail: the last lines that the child printed.
+        peak_bytes: the largest resident memory of the child and its own children that was seen.
+        wall_s: from start to end.
+    """
+
+    kind: EndKind
+    value: Any = None
+    failure: str | None = None
+    message: str = ""
+    log_tail: str = ""
+    peak_bytes: int = 0
+    wall_s: float = 0.0
+
+
+def run_isolated(
+    function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, timeout_s: float, memory_bytes: int
+) -> End:
+    """Run a function in a child process of its own process group; nothing of the child survives this call.
+
+    Args:
+        function: importable by name; its result must pickle.
+        args: that pickle.
+        folder: for the result file.
+        log: where all that the child prints goes.
+        timeout_s: wall time.
+        memory_bytes: resident memory of the child and its children together.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    result = folder / "result.pickle"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    process = context.Process(target=_child, args=(function, args, str(result), str(log), os.getpid()), daemon=False)
+    process.start()
+    try:
+        stopped, peak = _watch(process, log, started + timeout_s, memory_bytes)
+    finally:
+        _kill_group(process)
+    wall_s = time.monotonic() - started
+    end = _ended(process, result, stopped, timeout_s=timeout_s, memory_bytes=memory_bytes)
+    result.unlink(missing_ok=True)
+    process.close()
+    tail = "" if end.kind == "ok" else log_tail(log)
+    return End(
+        kind=end.kind, value=end.value, failure=end.failure, message=end.message, log_tail=tail, peak_bytes=peak, wall_s=wall_s
+    )
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 20_000))
+        lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+    return ""
+
+
+def _watch(process: ForkServerProcess, log: Path, deadline: float, memory_bytes: int) -> tuple[EndKind | None, int]:
+    """Wait for the end, or for a limit that is passed; which one, and the peak memory."""
+    peak = 0
+    while process.exitcode is None:
+        process.join(POLL_S)
+        peak = max(peak, _tree_bytes(process.pid))
+        if process.exitcode is not None:
+            break
+        if peak > memory_bytes:
+            return "memory", peak
+        if time.monotonic() > deadline:
+            return "timeout", peak
+        with contextlib.suppress(OSError):
+            if log.stat().st_size > LOG_LIMIT_BYTES:
+                return "output", peak
+    return None, peak
+
+
+def _tree_bytes(pid: int | None) -> int:
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total
+
+
+def _kill_group(process: ForkServerProcess) -> None:
+    """Kill the child, if it lives, and everything that it started."""
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.exitcode is None:
+            process.kill()
+    process.join(10)
+
+
+def _ended(
+    process: ForkServerProcess, result: Path, stopped: EndKind | None, *, timeout_s: float, memory_bytes: int
+) -> End:
+    if stopped == "timeout":
+        return End(kind="timeout", failure="timeout", message=f"did not end within {timeout_s:g} s; raise limits.timeout_s")
+    if stopped == "memory":
+        return End(kind="memory", failure="memory", message=f"used more than {memory_bytes / 1e9:.1f} GB; raise limits.memory_gb")
+    if stopped == "output":
+        return End(kind="output", failure="output", message=f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB")
+    if result.exists():
+        end: End = pickle.loads(result.read_bytes())  # written by _child, in a folder of this task alone
+        return end
+    code = process.exitcode
+    how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
+    return End(kind="crash", failure="crash", message=f"the process {how} without a result")
+
+
+def _child(function: Callable[..., Any], args: tuple[Any, ...], result: str, log: str, owner: int) -> None:
+    """In the child: own process group, death with the parent, output into the log, the result into a file."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if not psutil.pid_exists(owner):
+        os._exit(1)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    try:
+        end = End(kind="ok", value=function(*args))
+    except BaseException as error:  # whatever the user's code raises is this item's failure
+        traceback.print_exc()
+        end = End(kind="error", failure=failure_of(error), message=_message(error))
+    partial = Path(f"{result}.partial")
+    partial.write_bytes(pickle.dumps(end))
+    os.replace(partial, result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # no atexit handlers, no destructors of the user's code
+
+
+def failure_of(error: BaseException) -> str:
+    """The type of the failed outcome that an exception makes."""
+    if isinstance(error, FreezeError):
+        return error.kind
+    if isinstance(error, MemoryError):
+        return "memory"
+    return "spec" if isinstance(error, UsageError) else "error"
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, ColdpressError):
+        return str(error)
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[-1]}"

@@ -1,0 +1,150 @@
+"""Keys: what settles a result, as digests. A finished key is never done again, whichever campaign did it.
+
+Every key is the digest of its parts, and the parts are kept, so that `--explain` can say which of them differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from freezer.limits import Limits, SamplingPolicy
+from freezer.manifest import FORMAT_VERSION, digest_file
+from freezer.recipes import Recipe
+from freezer.sources import module_file
+from pipeline.catalog import Entry
+
+INPUTS_VERSION = 1
+"""Raised when the same spec or samples would give other golden inputs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """A digest, and the parts it was made of."""
+
+    digest: str
+    parts: Mapping[str, Any]
+
+
+def make_key(parts: Mapping[str, Any]) -> Key:
+    """The key of some parts; anything JSON can hold."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return Key(digest=hashlib.sha256(text.encode()).hexdigest(), parts=json.loads(text))
+
+
+class FileDigests:
+    """Digests of files, cached by path, size and modification time in a JSON file."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        try:
+            self._known: dict[str, str] = json.loads(cache.read_text())
+        except (OSError, ValueError):
+            self._known = {}
+        self._changed = False
+
+    def of(self, path: Path) -> str:
+        """`sha256:` and the digest of a file's bytes."""
+        stat = path.stat()
+        key = f"{path}|{stat.st_size}|{stat.st_mtime_ns}"
+        if key not in self._known:
+            self._known[key] = digest_file(path)
+            self._changed = True
+        return self._known[key]
+
+    def save(self) -> None:
+        """Write the cache, atomically; a cache that cannot be written is only slower next time."""
+        if not self._changed:
+            return
+        partial = self._cache.with_suffix(f".{os.getpid()}")
+        try:
+            partial.write_text(json.dumps(self._known))
+            os.replace(partial, self._cache)
+        except OSError:
+            partial.unlink(missing_ok=True)
+
+
+def source_key(entry: Entry, digests: FileDigests) -> Key:
+    """The key of a source, known without building the model."""
+    source = entry.source
+    parts: dict[str, Any] = {"kind": source.kind, "args": dict(source.args), "seed": source.seed}
+    parts["files"] = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
+    if source.kind == "python":
+        module = module_file(source.location.partition(":")[0], source.search_path)
+        parts |= {"function": source.location, "module": digests.of(module) if module else None}
+    elif source.kind == "torchscript":
+        parts["file"] = digests.of(Path(source.location))
+    else:
+        folder = Path(source.location)
+        parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
+        if folder.is_dir():
+            parts["folder"] = {str(p.relative_to(folder)): digests.of(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+        else:
+            parts["name"] = source.location
+    return make_key(parts)
+
+
+def build_key(
+    entry: Entry, source: Key, recipe: Recipe, *, device_class: str, num_threads: int, toolchain: Mapping[str, Any], samples: str | None
+) -> Key:
+    """The key of one build.
+
+    Args:
+        entry: of the catalog.
+        source: its source key.
+        recipe: with its settings.
+        device_class, num_threads: of the target.
+        toolchain: of the class's workers.
+        samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
+    """
+    return make_key(
+        {
+            "source": source.digest,
+            "inputs": entry.spec.to_json() if entry.spec else None,
+            "samples": samples,
+            "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
+            "device_class": device_class,
+            "num_threads": num_threads if recipe.by_thread else None,
+            "toolchain": dict(toolchain),
+            "format_version": FORMAT_VERSION,
+        }
+    )
+
+
+def judge_key(
+    builds: Sequence[Key], *, limits: Limits, policy: SamplingPolicy, num_threads: int, samples: str | None, task_metric: str | None
+) -> Key:
+    """The key of one judge: its builds, gates, sampling policy and golden inputs."""
+    return make_key(
+        {
+            "builds": sorted(build.digest for build in builds),
+            "limits": {
+                "speedup_min": limits.speedup_min,
+                "error_ratio_max": limits.error_ratio_max,
+                "latency_ms_max": limits.latency_ms_max,
+                "size_mb_max": limits.size_mb_max,
+            },
+            "policy": policy.to_json(),
+            "num_threads": num_threads,
+            "inputs": {"version": INPUTS_VERSION, "samples": samples},
+            "task_metric": task_metric,
+        }
+    )
+
+
+def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str]:
+    """The names of the parts that differ, dotted; what `--explain` prints."""
+    names: list[str] = []
+    for name in sorted(set(parts) | set(finished)):
+        one, other = parts.get(name), finished.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            names += [f"{name}.{inner}" for inner in differing(one, other)]
+        elif one != other:
+            names.append(name)
+    return names

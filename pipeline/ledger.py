@@ -1,0 +1,164 @@
+"""The ledger: the durable table of outcomes, in the store. It is the truth; MLflow is a projection of it.
+
+    STORE/.coldpress/ledger/<campaign>@<time>-<pid>-<n>.parquet    one append each: written aside, synced, then renamed
+    STORE/.coldpress/ledger/lock-<campaign>                          held by the one driver of a campaign
+
+A row is final once its file has its name. Parts are compacted into one when a campaign ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freezer.artifact import fsync_file
+from freezer.errors import InfrastructureError, StoreUnreachableError
+from freezer.store import WORK, Store
+
+COMPACT_ABOVE = 32
+"""Parts from which a closing ledger makes one."""
+
+_SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("key", pa.string()),
+        ("model", pa.string()),
+        ("device_class", pa.string()),
+        ("campaign", pa.string()),
+        ("time", pa.float64()),
+        ("data", pa.string()),
+    ]
+)
+
+Kind = Literal["build", "outcome"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One thing that is finished.
+
+    Attributes:
+        kind: `build` or `outcome`.
+        key: build_key or judge_key; `data["parts"]` are its parts.
+        time: seconds since the epoch.
+        data: the record, as JSON holds it.
+    """
+
+    kind: Kind
+    key: str
+    model: str
+    device_class: str
+    campaign: str
+    time: float
+    data: Mapping[str, Any]
+
+
+class Ledger:
+    """The ledger of a store, with this driver as the one writer of its campaign. Use it as a context manager."""
+
+    def __init__(self, store: Store, campaign: str) -> None:
+        self.folder = store.root / WORK / "ledger"
+        self.campaign = campaign
+        self._rows: dict[tuple[str, str], Row] = {}
+        self._num_appended = 0
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Ledger:
+        """Take the campaign's lock and read everything.
+
+        Raises:
+            InfrastructureError: another driver runs this campaign.
+            StoreUnreachableError: the ledger cannot be read or made.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / f"lock-{self.campaign}").open("a")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InfrastructureError(
+                f"campaign {self.campaign!r} is being run by another driver on {self.folder}; wait for it, or name another with "
+                "--campaign"
+            ) from None
+        except OSError as error:
+            raise StoreUnreachableError(f"the ledger {self.folder} cannot be opened: {error}") from error
+        for row in self._read():
+            self._keep(row)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._compact()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+
+    def find(self, kind: Kind, key: str) -> Row | None:
+        """The newest row of a key."""
+        return self._rows.get((kind, key))
+
+    def nearest(self, kind: Kind, model: str, device_class: str) -> Row | None:
+        """The newest row of a model and device class, whatever its key."""
+        rows = [r for r in self._rows.values() if (r.kind, r.model, r.device_class) == (kind, model, device_class)]
+        return max(rows, key=lambda row: row.time, default=None)
+
+    def append(self, kind: Kind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> Row:
+        """Add a row; when this returns it is on the disk.
+
+        Raises:
+            StoreUnreachableError: it cannot be written (a full disk); nothing was added.
+        """
+        row = Row(kind=kind, key=key, model=model, device_class=device_class, campaign=self.campaign, time=time.time(), data=data)
+        self._num_appended += 1
+        self._write([row], f"{self.campaign}@{time.time_ns()}-{os.getpid()}-{self._num_appended}.parquet")
+        self._keep(row)
+        return row
+
+    def _keep(self, row: Row) -> None:
+        known = self._rows.get((row.kind, row.key))
+        if known is None or known.time <= row.time:
+            self._rows[(row.kind, row.key)] = row
+
+    def _read(self) -> Iterable[Row]:
+        for path in sorted(self.folder.glob("*.parquet")):
+            try:
+                table = pq.read_table(path, schema=_SCHEMA)
+            except FileNotFoundError:
+                continue  # another campaign's driver has just compacted it away
+            except (OSError, pa.ArrowException) as error:
+                raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to go on without its rows") from error
+            for record in table.to_pylist():
+                yield Row(**{**record, "data": json.loads(record["data"])})
+
+    def _write(self, rows: Iterable[Row], name: str) -> None:
+        columns: dict[str, list[Any]] = {field: [] for field in _SCHEMA.names}
+        for row in rows:
+            for field in _SCHEMA.names:
+                columns[field].append(json.dumps(row.data) if field == "data" else getattr(row, field))
+        partial = self.folder / f".{name}.partial"
+        try:
+            pq.write_table(pa.table(columns, schema=_SCHEMA), partial)
+            fsync_file(partial)
+            os.replace(partial, self.folder / name)
+            fsync_file(self.folder)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StoreUnreachableError(f"the ledger {self.folder} cannot be written: {error}") from error
+
+    def _compact(self) -> None:
+        """Make one part of this campaign's many. Readers see either form; a row that is in both is the same row."""
+        mine = sorted(self.folder.glob(f"{self.campaign}@*.parquet"))
+        if len(mine) < COMPACT_ABOVE:
+            return
+        rows = [row for row in self._rows.values() if row.campaign == self.campaign]
+        self._write(rows, f"{self.campaign}@{time.time_ns()}-{os.getpid()}-0.parquet")
+        for path in mine:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,190 @@
+"""Plan: which builds and judges a campaign needs, and what is finished already. Loads no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from freezer.device_class import PORTABLE, best_level, device_class
+from freezer.errors import InfrastructureError
+from freezer.limits import SamplingPolicy
+from freezer.recipes import RECIPES, Recipe, select
+from freezer.store import WORK, Store
+from pipeline.catalog import Entry
+from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, source_key
+from pipeline.ledger import Ledger, Row
+from pipeline.outcome import Outcome
+from pipeline.tasks import ClassFacts
+
+NEVER_KEPT = ("timeout", "memory", "crash", "infrastructure")
+"""Failures of the circumstances, not of the model: tried again by the next campaign."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One model for one device class.
+
+    Attributes:
+        builds: for each recipe, the key of its build.
+        judge: the key of its judge.
+        finished: its outcome, when an earlier campaign has it.
+        why: for `--explain`, what makes it differ from the nearest finished outcome.
+    """
+
+    entry: Entry
+    device_class: str
+    num_threads: int
+    source: Key
+    builds: Mapping[str, Key]
+    judge: Key
+    policy: SamplingPolicy
+    finished: Outcome | None
+    why: str
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The recipes to build."""
+        return tuple(RECIPES[name] for name in self.builds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All items of a campaign, in the order of the catalog; the classes of one model stand together."""
+
+    items: tuple[Item, ...]
+
+
+def make_plan(
+    entries: Sequence[Entry],
+    facts: Mapping[str, ClassFacts],
+    *,
+    auto: Sequence[str],
+    device_classes: Sequence[str],
+    recipes: Sequence[str],
+    store: Store,
+    ledger: Ledger,
+    policy: SamplingPolicy,
+) -> Plan:
+    """The plan of a campaign.
+
+    Args:
+        entries: of the catalog.
+        facts: for each class that a node can serve, its thread count and toolchain.
+        auto: the classes that `auto` stands for on this cluster.
+        device_classes, recipes: given on the command line; they take the place of the entries' own.
+        store, ledger: what is finished already.
+        policy: of sampling.
+
+    Raises:
+        InfrastructureError: a class is asked for that no node can serve.
+    """
+    digests = FileDigests(store.root / WORK / "digests.json")
+    items: list[Item] = []
+    for entry in entries:
+        source = source_key(entry, digests)
+        samples = digests.of(entry.samples) if entry.samples else None
+        for name in _classes(device_classes or entry.device_classes, auto):
+            if name not in facts:
+                raise InfrastructureError(
+                    f"entry {entry.name!r}: no node serves {name}; nodes serve {', '.join(facts)}. Start one with "
+                    f"`ray start --labels=coldpress.dev/{name}=true`, or leave the class out"
+                )
+            items.append(_item(entry, name, facts[name], source, samples, recipes or entry.recipes, store, ledger, policy))
+    digests.save()
+    return Plan(items=tuple(items))
+
+
+def auto_classes_of(nodes: Sequence[Sequence[str]]) -> list[str]:
+    """What `auto` stands for on a cluster: each node's GPU classes and its best x86-64 level."""
+    found: dict[str, None] = {}
+    for classes in nodes:
+        for name in classes:
+            if device_class(name).kind == "cuda":
+                found[name] = None
+        level = best_level(tuple(classes))
+        if level:
+            found[level] = None
+    return list(found)
+
+
+def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
+    """The classes of one entry; portable is always among them, and last: it serves where the others do not."""
+    found: dict[str, None] = {}
+    for name in wanted:
+        for resolved in auto if name == "auto" else [name]:
+            found[resolved] = None
+    found.pop(PORTABLE, None)
+    return [*found, PORTABLE]
+
+
+def _item(
+    entry: Entry,
+    name: str,
+    facts: ClassFacts,
+    source: Key,
+    samples: str | None,
+    recipes: Sequence[str],
+    store: Store,
+    ledger: Ledger,
+    policy: SamplingPolicy,
+) -> Item:
+    builds = {
+        recipe.name: build_key(
+            entry,
+            source,
+            recipe,
+            device_class=name,
+            num_threads=facts.num_threads,
+            toolchain=facts.toolchain,
+            samples=samples,
+        )
+        for recipe in select(recipes, portable=name == PORTABLE)
+    }
+    judge = judge_key(
+        list(builds.values()),
+        limits=entry.limits,
+        policy=policy,
+        num_threads=facts.num_threads,
+        samples=samples,
+        task_metric=entry.task_metric,
+    )
+    finished, why = _finished(entry, name, judge, builds, store, ledger)
+    return Item(
+        entry=entry,
+        device_class=name,
+        num_threads=facts.num_threads,
+        source=source,
+        builds=builds,
+        judge=judge,
+        policy=policy,
+        finished=finished,
+        why=why,
+    )
+
+
+def _finished(
+    entry: Entry, name: str, judge: Key, builds: Mapping[str, Key], store: Store, ledger: Ledger
+) -> tuple[Outcome | None, str]:
+    """The finished outcome of a judge key, if it still holds, and why or why not in one line."""
+    row = ledger.find("outcome", judge.digest)
+    if row is None:
+        return None, _why_new(judge, builds, ledger.nearest("outcome", entry.name, name))
+    outcome = Outcome.from_json(row.data["outcome"])
+    if outcome.model != entry.name:
+        return None, f"the same work was done under the name {outcome.model!r}"
+    if outcome.failure in NEVER_KEPT or outcome.verdict == "unstable":
+        return None, f"was {outcome.verdict} ({outcome.failure or 'disturbed'}), which is never kept"
+    if outcome.version is not None and outcome.version not in store.versions(entry.name):
+        return None, f"version {outcome.version} is gone from the store"
+    return outcome.as_cached(), "unchanged"
+
+
+def _why_new(judge: Key, builds: Mapping[str, Key], nearest: Row | None) -> str:
+    if nearest is None:
+        return "never done"
+    before = nearest.data.get("parts", {})
+    names = [part for part in differing(judge.parts, before.get("judge", {})) if part != "builds"]
+    for recipe, build in builds.items():
+        earlier = before.get("builds", {}).get(recipe)
+        names += [recipe] if earlier is None else [f"{recipe}: {part}" for part in differing(build.parts, earlier)]
+    return f"differs from the nearest finished in {', '.join(dict.fromkeys(names)) or 'nothing that is recorded'}"

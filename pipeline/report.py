@@ -1,0 +1,149 @@
+"""Reports: the table people read at the end, and the JSON of `--json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.events import STYLES
+from pipeline.outcome import Outcome
+
+WIDE = 120
+"""Columns of a terminal from which the whole table is printed."""
+
+UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
+"""Failures whose reason alone does not say what happened: the end of the log is printed with them."""
+
+_LEFT = ("model", "device class", "verdict", "recipe")
+_WIDE_ONLY = ("p50 ms", "eager ms", "build s", "judge s")
+_COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version", "build s", "judge s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a campaign came to.
+
+    Attributes:
+        campaign: its name.
+        started, finished: seconds since the epoch.
+        outcomes: of every (model, device class), in the order of the catalog.
+        infrastructure: what failed of Ray, MLflow or the store, in one sentence each.
+        interrupted: stopped by a person before the end.
+    """
+
+    campaign: str
+    started: float
+    finished: float
+    outcomes: tuple[Outcome, ...]
+    infrastructure: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """As CONTRACT.md says: 130, else 3, else 1, else 0."""
+        if self.interrupted:
+            return 130
+        if self.infrastructure or any(outcome.failure == "infrastructure" for outcome in self.outcomes):
+            return 3
+        return 1 if any(outcome.failed for outcome in self.outcomes) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the `--json` file."""
+        return {
+            "campaign": self.campaign,
+            "started": _iso(self.started),
+            "finished": _iso(self.finished),
+            "exit_code": self.exit_code,
+            "outcomes": [outcome.for_json_report() for outcome in self.outcomes],
+        }
+
+    def write_json(self, path: Path) -> None:
+        """Write the `--json` file, whole or not at all."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        os.replace(partial, path)
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the table of verdicts, and why where one is not published."""
+    table = Table(title=f"campaign {report.campaign}", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    columns = [name for name in _COLUMNS if console.width >= WIDE or name not in _WIDE_ONLY]
+    for name in columns:
+        table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
+    for outcome in report.outcomes:
+        cells = _cells(outcome)
+        table.add_row(*(cells[name] for name in columns))
+    console.print(table)
+    for outcome in report.outcomes:
+        if outcome.verdict != "published" and outcome.reason:
+            what = Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), outcome.reason)
+            console.print(what, soft_wrap=True)
+            if outcome.log_tail and outcome.failure in UNEXPLAINED:
+                console.print(Text(_indented(outcome.log_tail), style="dim"), soft_wrap=True)
+    for failure in report.infrastructure:
+        console.print(Text(failure, style="red"), soft_wrap=True)
+    console.print(_summary(report), soft_wrap=True)
+
+
+def _cells(outcome: Outcome) -> dict[str, Text | str]:
+    verdict = outcome.verdict if outcome.failure is None else f"{outcome.verdict}: {outcome.failure}"
+    latency, drift = outcome.latency_ms or {}, outcome.drift or {}
+    p50, eager = latency.get("p50"), latency.get("eager_p50")
+    ratio = drift.get("error_ratio")
+    ci = f" ({outcome.speedup_ci[0]:.2f}-{outcome.speedup_ci[1]:.2f})" if outcome.speedup_ci else ""
+    return {
+        "model": outcome.model,
+        "device class": outcome.device_class,
+        "verdict": Text(f"{verdict}, unchanged" if outcome.cached else verdict, style=STYLES.get(outcome.verdict, "")),
+        "recipe": outcome.recipe or "",
+        "speedup (95% CI)": f"{outcome.speedup:.2f}x{ci}" if outcome.speedup is not None else "",
+        "p50 ms": f"{p50:.3g}" if p50 is not None else "",
+        "eager ms": f"{eager:.3g}" if eager is not None else "",
+        "error ratio": f"{ratio:.2f}" if ratio is not None else "",
+        "version": str(outcome.version or ""),
+        "build s": f"{outcome.build_s:.1f}" if not outcome.cached else "",
+        "judge s": f"{outcome.judge_s:.1f}" if not outcome.cached else "",
+    }
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines()[-8:])
+
+
+def _summary(report: Report) -> str:
+    counts: dict[str, int] = {}
+    for outcome in report.outcomes:
+        counts[outcome.verdict] = counts.get(outcome.verdict, 0) + 1
+    unchanged = sum(outcome.cached for outcome in report.outcomes)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no outcome"
+    note = f" ({unchanged} unchanged)" if unchanged else ""
+    stopped = "; interrupted, the same command goes on from here" if report.interrupted else ""
+    return f"{words}{note} in {report.finished - report.started:.0f} s{stopped}"
+
+
+def print_next_steps(outcomes: Sequence[Outcome], console: Console, *, store: str, tracking_uri: str) -> None:
+    """Print the three commands to try next: browse, pull, load."""
+    published = [outcome for outcome in outcomes if outcome.version is not None]
+    if not published:
+        return
+    model = published[0].model
+    location = "" if store == "./store" else f" --store {store}"
+    argument = f'"{model}"' if store == "./store" else f'"{model}", store="{store}"'
+    console.print("\n[bold]Try next[/bold] (in the environment: . .venv/bin/activate)", highlight=False)
+    console.print(f"  browse   mlflow ui --backend-store-uri {tracking_uri}", highlight=False, soft_wrap=True)
+    console.print(f"  pull     coldpress pull {model}{location} --dest pulled/{model}", highlight=False, soft_wrap=True)
+    console.print(f"  load     python -c 'import freezer; print(freezer.load({argument}))'", highlight=False, soft_wrap=True)

@@ -1,0 +1,213 @@
+"""Run a campaign: plan -> build -> judge -> publish -> report. READ THIS FIRST.
+
+    catalog      the models to freeze                                                      catalog.py
+    cluster      nodes, their device classes, tasks                                        cluster.py
+    plan         which builds and judges are needed, and what is finished already          plan.py, keys.py
+    execute      builds in parallel, judges alone, each in an isolated child               execute.py, tasks.py, isolate.py
+    publish      one version of a model, when all its classes have verdicts                publish.py, ledger.py
+    track        the same in MLflow, where it can be made again from the ledger            tracker.py, tracking/
+    report       the table, and the JSON                                                   report.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from freezer.device_class import PORTABLE
+from freezer.errors import CatalogError, InfrastructureError, StoreError
+from freezer.limits import SamplingPolicy
+from freezer.store import Store
+from pipeline.catalog import Catalog, Entry, read_catalog
+from pipeline.cluster import Cluster, connect
+from pipeline.events import Display, Event
+from pipeline.execute import Executor
+from pipeline.ledger import Ledger
+from pipeline.outcome import Outcome
+from pipeline.plan import Item, Plan, auto_classes_of, make_plan
+from pipeline.publish import Publisher
+from pipeline.report import Report
+from pipeline.tasks import ClassFacts, probe
+from pipeline.tracker import ArtifactMode, Tracker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All that a campaign is told.
+
+    Attributes:
+        catalog: path of the catalog.
+        store, tracking_uri: where artifacts and records go.
+        address: of a Ray cluster; None starts one on this machine.
+        campaign: a name; the same name goes on with the same campaign.
+        device_classes, recipes: take the place of the entries' own; empty leaves them.
+        only: a glob over names of entries.
+        keep_going: let good entries run when others are bad.
+        explain: plan, say what would be done and why, and stop.
+        mlflow_artifacts: whether MLflow holds whole artifacts, or references.
+        policy: of sampling.
+    """
+
+    catalog: Path
+    store: str
+    tracking_uri: str
+    campaign: str
+    address: str | None = None
+    device_classes: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    only: str | None = None
+    keep_going: bool = False
+    explain: bool = False
+    mlflow_artifacts: ArtifactMode = "copy"
+    policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+
+
+class BadEntriesError(CatalogError):
+    """Some entries of the catalog are bad, and nothing was started. `problems` has each."""
+
+    def __init__(self, problems: Sequence[CatalogError]) -> None:
+        super().__init__(
+            f"{len(problems)} bad {'entry' if len(problems) == 1 else 'entries'}; mend them, or run the others with --keep-going"
+        )
+        self.problems = tuple(problems)
+
+
+def run(config: Config, display: Display) -> Report:
+    """Run a campaign to its end, or until it is interrupted.
+
+    Raises:
+        CatalogError: the catalog or some entries are bad, and nothing was started.
+        InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
+    """
+    started = time.time()
+    catalog = read_catalog(config.catalog, only=config.only)
+    if catalog.problems and not config.keep_going:
+        raise BadEntriesError(catalog.problems)
+    store = Store.open(config.store, create=True)
+    with Ledger(store, config.campaign) as ledger, display, connect(config.address) as cluster:
+        display.show(Event(kind="note", text=f"Ray has {len(cluster.nodes)} node(s) for {', '.join(cluster.classes)}"))
+        plan = _plan(config, catalog, cluster, store, ledger)
+        if config.explain:
+            return _explained(config, plan, display, started)
+        campaign = _Campaign(config, plan, cluster, store, ledger, display)
+        campaign.start(started)
+        return campaign.finish(_problem_outcomes(catalog.problems), started)
+
+
+def _plan(config: Config, catalog: Catalog, cluster: Cluster, store: Store, ledger: Ledger) -> Plan:
+    auto = auto_classes_of([node.classes for node in cluster.nodes])
+    return make_plan(
+        catalog.entries,
+        _probe(cluster, _wanted(config, catalog.entries, auto)),
+        auto=auto,
+        device_classes=config.device_classes,
+        recipes=config.recipes,
+        store=store,
+        ledger=ledger,
+        policy=config.policy,
+    )
+
+
+def _wanted(config: Config, entries: Sequence[Entry], auto: Sequence[str]) -> set[str]:
+    named = set(config.device_classes) or {name for entry in entries for name in entry.device_classes}
+    return {PORTABLE, *(named - {"auto"}), *(auto if "auto" in named else ())}
+
+
+def _probe(cluster: Cluster, wanted: set[str]) -> Mapping[str, ClassFacts]:
+    """What each wanted class's workers build with; classes that no node serves are left to the plan's complaint."""
+    handles = {
+        name: cluster.start(probe, cluster.num_threads(name), name=f"probe {name}", device_class_=name)
+        for name in cluster.classes
+        if name in wanted
+    }
+    return {name: cluster.result(handle) for name, handle in handles.items()}
+
+
+class _Campaign:
+    """One campaign under way: outcomes go to the publisher, and what is final to the tracker and the display."""
+
+    def __init__(
+        self, config: Config, plan: Plan, cluster: Cluster, store: Store, ledger: Ledger, display: Display
+    ) -> None:
+        self._config, self._plan, self._display = config, plan, display
+        self._publisher = Publisher(plan, store, ledger)
+        self._executor = Executor(plan, cluster, str(store.root), ledger, display.show)
+        self._tracker = Tracker(config.tracking_uri, config.campaign, store, mode=config.mlflow_artifacts)
+        self._final: dict[tuple[str, str], Outcome] = {}
+        self._failures: list[str] = []
+        self._interrupted = False
+
+    def start(self, started: float) -> None:
+        """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
+        self._display.plan(len(self._plan.items), self._executor.num_builds)
+        with ThreadPoolExecutor(max_workers=1) as background:  # MLflow opens while the first builds run
+            opening = background.submit(self._tracker.start, str(self._config.catalog), started)
+            try:
+                for item in self._plan.items:
+                    if item.finished is not None:
+                        self._take(item, item.finished, opening.result)
+                for item, outcome in self._executor.outcomes():
+                    self._take(item, outcome, opening.result)
+            except KeyboardInterrupt:
+                self._interrupted = True
+            except (StoreError, InfrastructureError) as error:
+                self._failures.append(str(error))
+            opening.result()
+
+    def _take(self, item: Item, outcome: Outcome, tracker_ready: object) -> None:
+        """Take an outcome in; when it was the model's last, publish it, then log it."""
+        final = self._publisher.add(item, outcome)
+        if final and callable(tracker_ready):
+            tracker_ready()
+            self._tracker.log(final)
+        for done in final:
+            self._final[done.model, done.device_class] = done
+            self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
+
+    def finish(self, problems: Sequence[Outcome], started: float) -> Report:
+        """The report, with MLflow's summary written."""
+        keys = [(item.entry.name, item.device_class) for item in self._plan.items]
+        outcomes = (*(self._final[key] for key in keys if key in self._final), *problems)
+        report = self._report(outcomes, started)
+        self._tracker.finish(outcomes, report.exit_code, interrupted=self._interrupted)
+        return self._report(outcomes, started)
+
+    def _report(self, outcomes: Sequence[Outcome], started: float) -> Report:
+        return Report(
+            campaign=self._config.campaign,
+            started=started,
+            finished=time.time(),
+            outcomes=tuple(outcomes),
+            infrastructure=(*self._failures, *self._tracker.failures),
+            interrupted=self._interrupted,
+        )
+
+
+def _problem_outcomes(problems: Sequence[CatalogError]) -> list[Outcome]:
+    """The outcomes of bad entries that --keep-going passes over."""
+    return [
+        Outcome(
+            model=problem.entry or "?",
+            device_class="auto",
+            verdict="failed",
+            failure="source",
+            reason=str(problem),
+            num_threads=0,
+            source="",
+            source_key="",
+            judge_key="",
+        )
+        for problem in problems
+    ]
+
+
+def _explained(config: Config, plan: Plan, display: Display, started: float) -> Report:
+    """Say of every item what would be done and why; do nothing."""
+    for item in plan.items:
+        doing = "unchanged" if item.finished else f"build {', '.join(item.builds) or 'nothing'}; judge"
+        why = "" if item.finished else f" ({item.why})"
+        display.show(Event(kind="note", text=f"{item.entry.name} {item.device_class}: {doing}{why}"))
+    return Report(campaign=config.campaign, started=started, finished=time.time(), outcomes=())

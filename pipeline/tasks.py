@@ -1,0 +1,335 @@
+"""Tasks: what runs on a worker. Each runs its heavy half in an isolated child, and leaves its results in the store.
+
+    probe    what a class's workers build with
+    build    one recipe, one model, one class     -> STORE/.coldpress/candidates/<build_key>/
+    judge    all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>/
+
+A result is moved to its name in one step, so a task that is started again finds it whole or not at all. Nothing here imports ray, and
+torch only in the children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freezer.limits import Limits, SamplingPolicy
+from freezer.store import WORK
+from pipeline.catalog import Entry
+from pipeline.isolate import End, run_isolated
+from pipeline.outcome import CandidateReport, pair
+
+if TYPE_CHECKING:
+    from freezer.judge import Judgement, Trial
+    from freezer.subject import Subject
+
+PROBE_TIMEOUT_S = 120.0
+MEMORY_SHARE = 0.8
+"""Share of the machine's memory that one item may use when its entry sets no limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassFacts:
+    """What the workers of a class build and judge with."""
+
+    num_threads: int
+    toolchain: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildRequest:
+    """One build."""
+
+    key: str
+    entry: Entry
+    recipe: str
+    device_class: str
+    num_threads: int
+    store: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildResult:
+    """What became of a build; `failure` is None when there is a candidate in the store.
+
+    Attributes:
+        cached: it was there already.
+        failure, message, log_tail: of a build that failed; see isolate.End.
+        wall_s: of this task's child.
+        peak_bytes: of the child and its compilers.
+    """
+
+    key: str
+    recipe: str
+    cached: bool = False
+    failure: str | None = None
+    message: str = ""
+    log_tail: str = ""
+    wall_s: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeRequest:
+    """One judge: of the candidates that `builds` names by recipe."""
+
+    key: str
+    entry: Entry
+    builds: Mapping[str, str]
+    device_class: str
+    num_threads: int
+    policy: SamplingPolicy
+    campaign: str
+    store: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeResult:
+    """What a judge found.
+
+    Attributes:
+        verdict, reason: of the judgement; `failed` when there is none.
+        has_artifact: whether an artifact folder lies in the store, to be published.
+        recipe, speedup, speedup_ci, drift, latency_ms, task_metric: as in Outcome.
+        candidates: one for each that was judged.
+    """
+
+    key: str
+    verdict: str
+    reason: str
+    has_artifact: bool = False
+    recipe: str | None = None
+    failure: str | None = None
+    log_tail: str = ""
+    speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+    drift: Mapping[str, float | None] | None = None
+    latency_ms: Mapping[str, float | None] | None = None
+    task_metric: Mapping[str, float] | None = None
+    candidates: tuple[CandidateReport, ...] = ()
+    host: Mapping[str, Any] | None = None
+    judge_s: float = 0.0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:
+        """The result that `asdict` took apart, also after a pass through JSON text."""
+        candidates = tuple(CandidateReport.from_json(item) for item in data["candidates"])
+        return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
+
+
+def candidate_folder(store: str, key: str) -> Path:
+    """Where a build's candidate lies."""
+    return Path(store) / WORK / "candidates" / key
+
+
+def judged_folder(store: str, key: str) -> Path:
+    """Where a judge's result and artifact lie until they are published."""
+    return Path(store) / WORK / "judged" / key
+
+
+def log_path(store: str, key: str) -> Path:
+    """Where the whole log of a build or judge lies."""
+    return Path(store) / WORK / "logs" / f"{key}.log"
+
+
+def probe(num_threads: int) -> ClassFacts:
+    """What this worker builds with, from a child under the worker's own limits.
+
+    Raises:
+        RuntimeError: torch cannot be imported there.
+    """
+    with tempfile.TemporaryDirectory(prefix="coldpress-probe-") as folder:
+        work = Path(folder)
+        end = run_isolated(
+            _probe_child, (), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory_bytes=_memory_bytes(Limits())
+        )
+    if end.kind != "ok":
+        raise RuntimeError(f"the worker cannot be probed: {end.message}\n{end.log_tail}")
+    return ClassFacts(num_threads=num_threads, toolchain=end.value)
+
+
+def _probe_child() -> Mapping[str, Any]:
+    from freezer.target import toolchain
+
+    return toolchain()
+
+
+def build(request: BuildRequest) -> BuildResult:
+    """Build a candidate, unless the store has it."""
+    done = candidate_folder(request.store, request.key)
+    if done.is_dir():
+        return BuildResult(key=request.key, recipe=request.recipe, cached=True)
+    with _staging(request.store) as staging:
+        end = _isolated(_build_child, request, staging, request.store, request.key, request.entry.limits)
+        if end.kind == "ok":
+            _move(staging / "candidate", done)
+        return BuildResult(
+            key=request.key,
+            recipe=request.recipe,
+            failure=end.failure,
+            message=end.message,
+            log_tail=end.log_tail,
+            wall_s=end.wall_s,
+            peak_bytes=end.peak_bytes,
+        )
+
+
+def _build_child(request: BuildRequest, staging: Path) -> None:
+    from freezer.build import build as build_candidate
+    from freezer.recipes import RECIPES
+    from freezer.target import target_here
+
+    target = target_here(request.device_class, request.num_threads)
+    folder = staging / "candidate"
+    folder.mkdir()
+    build_candidate(load_subject(request.entry), RECIPES[request.recipe], target, folder)
+
+
+def judge(request: JudgeRequest) -> JudgeResult:
+    """Judge the candidates, unless the store has the result of an undisturbed judge."""
+    done = judged_folder(request.store, request.key)
+    if done.is_dir():
+        return JudgeResult.from_json(json.loads((done / "result.json").read_text()))
+    with _staging(request.store) as staging:
+        end = _isolated(_judge_child, request, staging, request.store, request.key, request.entry.limits)
+        if end.kind != "ok":
+            return JudgeResult(
+                key=request.key,
+                verdict="failed",
+                reason=end.message,
+                failure=end.failure,
+                log_tail=end.log_tail,
+                judge_s=end.wall_s,
+            )
+        result: JudgeResult = replace(end.value, judge_s=end.wall_s)
+        if result.has_artifact:
+            (staging / "judged" / "result.json").write_text(json.dumps(asdict(result)))
+            _move(staging / "judged", done)
+        return result
+
+
+def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
+    from freezer.assemble import assemble
+    from freezer.build import Candidate
+    from freezer.judge import judge as judge_candidates
+    from freezer.sources import find_function, weights_digest
+    from freezer.target import host_fingerprint, target_here
+
+    entry, target = request.entry, target_here(request.device_class, request.num_threads)
+    subject = load_subject(entry)
+    candidates = [Candidate.read(candidate_folder(request.store, key)) for key in request.builds.values()]
+    metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
+    judgement = judge_candidates(
+        subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric
+    )
+    if judgement.winner is not None:
+        provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
+        folder = staging / "judged" / "artifact"
+        assemble(
+            subject, judgement, target, limits=entry.limits, policy=request.policy, provenance=provenance, dest=folder
+        )
+    return _summary(request, judgement, host_fingerprint())
+
+
+def load_subject(entry: Entry) -> Subject:
+    """The subject of an entry: its model, spec and input sets.
+
+    Raises:
+        SourceError, SpecError, JudgeError: the model, its samples or its inputs are not as they must be.
+    """
+    from freezer.samples import read_samples, spec_of_samples
+    from freezer.sources import load_source
+    from freezer.spec import InputSpec
+    from freezer.subject import prepare
+
+    model = load_source(entry.source)
+    samples = read_samples(entry.samples) if entry.samples else []
+    spec = entry.spec or InputSpec(inputs=spec_of_samples(samples[0]))
+    return prepare(entry.name, model, spec, samples)
+
+
+def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
+    """A judgement as the ledger keeps it."""
+    best = judgement.best
+    eager = judgement.eager_latency_ms
+    metric = None
+    if judgement.task_metric is not None:
+        metric = {"eager": judgement.task_metric}
+        if best is not None and best.task_metric is not None:
+            metric[best.candidate.recipe] = best.task_metric
+    return JudgeResult(
+        key=request.key,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        has_artifact=judgement.winner is not None,
+        recipe=best.candidate.recipe if best else None,
+        speedup=best.speedup.value if best and best.speedup else None,
+        speedup_ci=(best.speedup.low, best.speedup.high) if best and best.speedup else None,
+        drift=best.drift.summary() if best and best.drift else None,
+        latency_ms={"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None,
+        task_metric=metric,
+        candidates=tuple(_report(trial, request.builds[trial.candidate.recipe]) for trial in judgement.trials),
+        host=host,
+    )
+
+
+def _report(trial: Trial, key: str) -> CandidateReport:
+    candidate = trial.candidate
+    return CandidateReport(
+        recipe=candidate.recipe,
+        build_key=key,
+        problem=trial.problem,
+        capture=candidate.capture,
+        build_s=candidate.build_s,
+        size_bytes=sum(payload.size_bytes for payload in candidate.payloads),
+        num_payloads=len(candidate.payloads),
+        drift=trial.drift.summary() if trial.drift else None,
+        latency_ms=trial.latency_ms,
+        speedup=trial.speedup.value if trial.speedup else None,
+        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
+        task_metric=trial.task_metric,
+        warnings=candidate.warnings,
+    )
+
+
+def _isolated(child: Any, request: Any, staging: Path, store: str, key: str, limits: Limits) -> End:
+    log = log_path(store, key)
+    log.unlink(missing_ok=True)
+    return run_isolated(
+        child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory_bytes=_memory_bytes(limits)
+    )
+
+
+def _memory_bytes(limits: Limits) -> int:
+    if limits.memory_gb is not None:
+        return int(limits.memory_gb * 1e9)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
+
+
+@contextlib.contextmanager
+def _staging(store: str) -> Any:
+    """A folder in the store, gone afterwards."""
+    root = Path(store) / WORK / "staging"
+    root.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(source: Path, dest: Path) -> None:
+    """Move a folder to its name in one step; when another worker was first, its folder stays."""
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(source, dest)
+    except OSError:
+        if not dest.is_dir():
+            raise

@@ -1,0 +1,144 @@
+"""Reaching MLflow: the tracking URI, a client that fails fast, and one error for whatever goes wrong behind it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from freezer.errors import ColdpressError, InfrastructureError, MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # A server that dies during a campaign is given up after some 10 seconds, where MLflow's own defaults take 4 minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+}
+"""Defaults for MLflow's own settings; a variable that is set already wins."""
+
+PROBE_S = 5
+"""How long the first sign of life may take."""
+
+SQLITE = "sqlite:///"
+
+
+def connect(tracking_uri: str) -> MlflowClient:
+    """A client of a tracking server or database that answers now; a database is made if it does not exist.
+
+    Args:
+        tracking_uri: `sqlite:///FILE`, `http://HOST:PORT`, or what else MLflow tracks to; from `resolve`.
+
+    Raises:
+        InfrastructureError: nothing answers there.
+        MissingDependencyError: mlflow is not installed.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mlflow import MlflowClient  # 1.8 seconds
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"tracking needs mlflow ({error}); pip install 'coldpress[pipeline]'") from error
+    with reaching(tracking_uri), _initialized_once(tracking_uri):
+        _probe(tracking_uri)
+        client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+        client.search_experiments(max_results=1)  # the first call makes and migrates a database
+        return client
+
+
+def resolve(tracking_uri: str) -> str:
+    """The URI with a relative sqlite path made absolute, so that it means the same in every working directory.
+
+    Raises:
+        UsageError: the URI names a folder of files, which MLflow 3 does not write any more.
+    """
+    scheme, separator, _ = tracking_uri.partition(":")
+    if not separator or scheme == "file":
+        raise UsageError(
+            f"tracking URI {tracking_uri!r} is a folder, which MLflow no longer tracks to; "
+            "name sqlite:///mlflow.db or http://HOST:5000"
+        )
+    path = database_file(tracking_uri)
+    if path is None:
+        return tracking_uri
+    _, question_mark, query = tracking_uri.partition("?")
+    return f"{SQLITE}{path}{question_mark}{query}"
+
+
+def database_file(tracking_uri: str) -> Path | None:
+    """The absolute path of a sqlite database; None for any other URI."""
+    if not tracking_uri.startswith(SQLITE):
+        return None
+    return Path(tracking_uri.removeprefix(SQLITE).partition("?")[0]).absolute()
+
+
+@contextmanager
+def reaching(tracking_uri: str) -> Iterator[None]:
+    """Turn whatever is raised inside into InfrastructureError: SQLAlchemy, requests, boto and MLflow share no base class."""
+    try:
+        yield
+    except ColdpressError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        message = (
+            f"MLflow at {tracking_uri} failed: {type(error).__name__}: {lines[0]}; "
+            "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
+        )
+        raise InfrastructureError(_without_password(message)) from error
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"(://[^:/@\s]*):[^/@\s]*@", r"\1:***@", text)
+
+
+def _probe(tracking_uri: str) -> None:
+    """Fail at once where nothing answers: MLflow itself retries for minutes, for a database too."""
+    path = database_file(tracking_uri)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(path, timeout=PROBE_S)
+        with closing(database):
+            database.execute("BEGIN IMMEDIATE")  # takes the write lock: a read-only or locked file shows here
+            database.rollback()
+    elif tracking_uri.startswith(("http:", "https:")):
+        from mlflow.utils.credentials import get_default_host_creds
+        from mlflow.utils.rest_utils import http_request
+
+        # Any answer will do: an unhealthy or refusing server says why at the first real call.
+        http_request(get_default_host_creds(tracking_uri), "/health", "GET", max_retries=0, timeout=PROBE_S, raise_on_status=False)
+    elif tracking_uri.startswith(("postgresql", "mysql")):
+        import sqlalchemy
+
+        engine = sqlalchemy.create_engine(tracking_uri, connect_args={"connect_timeout": PROBE_S})
+        try:
+            engine.connect().close()
+        finally:
+            engine.dispose()
+
+
+@contextmanager
+def _initialized_once(tracking_uri: str) -> Iterator[None]:
+    """Keep other processes of this machine from making the same sqlite database at the same time, which breaks it."""
+    path = database_file(tracking_uri)
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The folder is locked, not the file: closing a second handle of the file would drop sqlite's own locks in this process.
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks, where one driver at a time is the rule anyway
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
