@@ -47,7 +47,7 @@ class Artifact:
         except (FileNotFoundError, NotADirectoryError):
             raise NotPublishedError(f"{folder} holds no {MANIFEST}; expected a folder that freeze or pull wrote") from None
         manifest = Manifest.from_bytes(data, origin=str(path))
-        for item in (*manifest.payloads, *manifest.files):
+        for item in manifest.contents:
             check_inside(item.path, origin=str(path))
         return cls(folder=folder, manifest=manifest)
 
@@ -60,7 +60,7 @@ class Artifact:
         Raises:
             IntegrityError: a file is missing, or is not what was published.
         """
-        for item in (*self.manifest.payloads, *self.manifest.files) if items is None else items:
+        for item in self.manifest.contents if items is None else items:
             verify_file(self.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
 
     def file(self, path: str) -> FileRef:
@@ -87,7 +87,7 @@ def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
         FileExistsError: `dest` holds something.
     """
     (staging / MANIFEST).write_bytes(manifest.to_bytes())
-    for item in (*manifest.payloads, *manifest.files):
+    for item in manifest.contents:
         fsync_file(staging / item.path)
     fsync_file(staging / MANIFEST)
     if dest.exists() and any(dest.iterdir()):

@@ -27,8 +27,8 @@ from freezer.build import Candidate
 from freezer.drift import POOL_BELOW, Gate
 from freezer.evidence import write_evidence
 from freezer.judge import Judgement, Trial
-from freezer.limits import Limits, SamplingPolicy
 from freezer.ladder import version_tuple
+from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import GoldenSet, Manifest
 from freezer.recipes import EAGER
 from freezer.subject import Subject
@@ -91,7 +91,10 @@ def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, f
             inputs[f"{position}/{name}"] = tensor.contiguous()
         for name, reference, eager in zip(names, call.reference, call.eager, strict=True):
             outputs[f"{position}/{name}"] = _golden_output(reference, eager).contiguous()
-        native = {name: pooled.get(name) if e.numel() < POOL_BELOW else _native(r, e) for name, r, e in zip(names, call.reference, call.eager, strict=True)}
+        native = {
+            name: pooled.get(name) if e.numel() < POOL_BELOW else _native(r, e)
+            for name, r, e in zip(names, call.reference, call.eager, strict=True)
+        }
         sets.append(
             GoldenSet(point=dict(subject.sets[index].point), native_rmse={k: v for k, v in native.items() if v is not None})
         )

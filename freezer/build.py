@@ -92,7 +92,8 @@ class Candidate:
         """The candidate that `write` wrote; raises FileNotFoundError where there is none."""
         record = json.loads((folder / CANDIDATE).read_text())
         payloads = tuple(
-            Payload(**{**p, "dims": tuple(Dim(name=n, min=b[0], max=b[1]) for n, b in p["dims"].items())}) for p in record["payloads"]
+            Payload(**{**p, "dims": tuple(Dim(name=n, min=b[0], max=b[1]) for n, b in p["dims"].items())})
+            for p in record["payloads"]
         )
         lists = {name: tuple(record[name]) for name in ("tried", "warnings")}
         return cls(folder=folder, **{**record, **lists, "payloads": payloads})

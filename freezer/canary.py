@@ -64,7 +64,9 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
         pooled = _pooled(expected, got)
         for index, golden_set in enumerate(sets):
             native = golden_set.native_rmse.get(spec.name)
-            figures.append(_figure(index, spec.name, expected[index], got[index], native, pooled, manifest.gate, manifest.reference))
+            figures.append(
+                _figure(index, spec.name, expected[index], got[index], native, pooled, manifest.gate, manifest.reference)
+            )
     return figures
 
 
@@ -116,7 +118,7 @@ def _errors(r: Tensor, c: Tensor) -> tuple[float, float, float]:
 
 
 def _pooled(expected: list[Tensor], got: list[Tensor]) -> tuple[float, float]:
-    """rmse and rms of one output over all golden sets; infinite where they cannot be compared."""
+    """Rmse and rms of one output over all golden sets; infinite where they cannot be compared."""
     if any(_exact_problem(r, c) or not r.is_floating_point() for r, c in zip(expected, got, strict=True)):
         return math.inf, 0.0
     rmse, rms, _ = _errors(torch.cat([r.flatten() for r in expected]), torch.cat([c.flatten() for c in got]))

@@ -22,6 +22,7 @@ from freezer.recipes import CaptureName
 from freezer.spec import InputSpec
 from freezer.subject import Subject, bind
 
+
 @dataclass(frozen=True, kw_only=True)
 class Captured:
     """A graph of a model.

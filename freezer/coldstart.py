@@ -21,7 +21,15 @@ TIMEOUT_S = 300
 
 
 def measure(
-    payload: Path, kind: str, inputs: Path, names: Sequence[str], *, constants: Mapping[str, Any], native: bool, keyword: bool, num_threads: int
+    payload: Path,
+    kind: str,
+    inputs: Path,
+    names: Sequence[str],
+    *,
+    constants: Mapping[str, Any],
+    native: bool,
+    keyword: bool,
+    num_threads: int,
 ) -> dict[str, float]:
     """Times in milliseconds and memory in 1e6 bytes, from a fresh process of the same environment.
 

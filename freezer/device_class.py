@@ -16,6 +16,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import archspec.cpu
@@ -224,7 +225,7 @@ def _cuda_classes() -> tuple[tuple[str, ...], Mapping[str, str]]:
     try:
         import pynvml
     except ImportError:
-        if os.path.exists("/dev/nvidiactl"):
+        if Path("/dev/nvidiactl").exists():
             return (), {"cuda": "an NVIDIA driver is here, but not NVML's bindings; pip install nvidia-ml-py"}
         return (), {"cuda": "no NVIDIA driver"}
     try:

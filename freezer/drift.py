@@ -153,16 +153,28 @@ class _Pool:
 
 def _row(recipe: str, name: str, index: int, call: Call, pool: _Pool | None, gate: Gate, *, float64: bool) -> Row:
     blank: dict[str, Any] = dict.fromkeys(
-        ("max_abs_err", "max_rel_err", "rmse", "native_rmse", "rms", "error_ratio", "sqnr_db", "cosine", "gain", "top1_agreement", "bound")
+        (
+            "max_abs_err",
+            "max_rel_err",
+            "rmse",
+            "native_rmse",
+            "rms",
+            "error_ratio",
+            "sqnr_db",
+            "cosine",
+            "gain",
+            "top1_agreement",
+            "bound",
+        )
     )
     base: dict[str, Any] = {"recipe": recipe, "kind": call.kind, "set_index": call.set_index, "output": name}
     if len(call.candidate) != len(call.eager):
-        problem = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
-        return Row(**base, **blank, num_elements=0, problem=problem)
+        missing = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
+        return Row(**base, **blank, num_elements=0, problem=missing)
     r, e, c = call.reference[index], call.eager[index], call.candidate[index]
-    problem = _structure_problem(e, c)
-    if problem or not _comparable(e):
-        return Row(**base, **blank, num_elements=e.numel(), problem=problem)
+    mismatch = _structure_problem(e, c)
+    if mismatch or not _comparable(e):
+        return Row(**base, **blank, num_elements=e.numel(), problem=mismatch)
     finite = torch.isfinite(e) & torch.isfinite(r)
     r64, e64, c64 = (_wide(t)[finite] for t in (r, e, c))
     figures = _figures(r64, c64, eps=torch.finfo(e.dtype).eps)
@@ -172,6 +184,7 @@ def _row(recipe: str, name: str, index: int, call: Call, pool: _Pool | None, gat
     small = r64.numel() < POOL_BELOW and pool is not None and pool.num_elements > 0
     if small and pool is not None:
         rmse, native, rms = (math.sqrt(total / pool.num_elements) for total in (pool.candidate, pool.native, pool.reference))
+    problem: str | None = None
     ratio, bound = judge_rmse(rmse, native, rms, dtype=e.dtype, num_elements=r64.numel(), error_ratio_max=gate.error_ratio_max)
     if not float64:
         problem = _openvino_problem(e.dtype, figures)
@@ -284,7 +297,8 @@ def _openvino_problem(dtype: torch.dtype, figures: Mapping[str, Any]) -> str | N
     if cosine is None or cosine < least_cosine:
         return f"cosine {cosine} < {least_cosine} ({name}, the reference is eager)"
     if abs_err > absolute and rel_err > relative:
-        return f"max_abs_err {abs_err:.3g} > {absolute:g} and max_rel_err {rel_err:.3g} > {relative:g} ({name}, the reference is eager)"
+        errors = f"max_abs_err {abs_err:.3g} > {absolute:g} and max_rel_err {rel_err:.3g} > {relative:g}"
+        return f"{errors} ({name}, the reference is eager)"
     return None
 
 

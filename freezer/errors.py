@@ -54,9 +54,7 @@ class CatalogError(UsageError):
     """
 
     def __init__(self, message: str, *, entry: str | None = None, field: str | None = None) -> None:
-        place = ", ".join(
-            part for part in (f"entry {entry!r}" if entry else "", f"field {field!r}" if field else "") if part
-        )
+        place = ", ".join(part for part in (f"entry {entry!r}" if entry else "", f"field {field!r}" if field else "") if part)
         super().__init__(f"{place}: {message}" if place else message)
         self._message, self.entry, self.field = message, entry, field
 

@@ -27,8 +27,8 @@ from freezer.errors import FreezeError, SpecError
 from freezer.judge import Judgement, TaskMetric, judge
 from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import select
-from freezer.samples import tensor_spec
-from freezer.sources import weights_digest
+from freezer.samples import read_samples, spec_of_samples, tensor_spec
+from freezer.sources import Source, load_source, weights_digest
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from freezer.subject import Subject, prepare
 from freezer.target import Target, target_here
@@ -41,7 +41,7 @@ class FreezeResult:
     """What became of one model on this machine.
 
     Attributes:
-        verdict: as CONTRACT.md says: published, kept-eager, rejected, failed, unstable.
+        verdict: as docs/contract.md says: published, kept-eager, rejected, failed, unstable.
         reason: one sentence for people.
         artifact: the folder that was written: the frozen one, or with kept-eager the portable one; None when there is none.
         judgement: of the device class; None when no candidate was built.
@@ -103,6 +103,45 @@ def freeze(
     )
 
 
+def freeze_source(
+    source: Source,
+    *,
+    spec: InputSpec | None,
+    samples: Path | None,
+    out: Path,
+    name: str,
+    device_class: str,
+    num_threads: int | None,
+    recipes: Iterable[str],
+) -> FreezeResult:
+    """Freeze what a source names; the command `coldpress freeze`.
+
+    Args:
+        source: of sources.parse_source.
+        spec: of its inputs; None takes the samples' own shapes.
+        samples: a file of real input sets.
+        out, name, device_class, num_threads, recipes: as of `freeze`.
+
+    Raises:
+        SourceError: the model cannot be loaded.
+        UsageError, JudgeError: as of `freeze`.
+    """
+    model = load_source(source)
+    sets = read_samples(samples) if samples else []
+    subject = prepare(name, model, spec or InputSpec(inputs=spec_of_samples(sets[0])), sets)
+    return freeze_subject(
+        subject,
+        out=out,
+        recipes=recipes,
+        device_class=device_class,
+        num_threads=num_threads or torch.get_num_threads(),
+        limits=Limits(),
+        policy=SamplingPolicy(),
+        task_metric=None,
+        provenance={"source": str(source)},
+    )
+
+
 def freeze_subject(
     subject: Subject,
     *,
@@ -129,7 +168,8 @@ def freeze_subject(
         served = _freeze_for(subject, portable, recipes, Path(work), out, limits, policy, task_metric, provenance)
         return FreezeResult(
             verdict="kept-eager",
-            reason=f"{result.reason}; " + ("the portable program serves" if served.artifact else f"no portable program: {served.reason}"),
+            reason=f"{result.reason}; "
+            + ("the portable program serves" if served.artifact else f"no portable program: {served.reason}"),
             artifact=served.artifact,
             judgement=result.judgement,
             failures={**result.failures, **served.failures},
@@ -161,9 +201,7 @@ def _freeze_for(
     )
 
 
-def _build_all(
-    subject: Subject, target: Target, recipes: Iterable[str], work: Path
-) -> tuple[list[Candidate], dict[str, str]]:
+def _build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Path) -> tuple[list[Candidate], dict[str, str]]:
     """The candidates, and for each recipe that made none the reason."""
     candidates: list[Candidate] = []
     failures: dict[str, str] = {}
@@ -177,9 +215,7 @@ def _build_all(
     return candidates, failures
 
 
-def example_spec(
-    example_inputs: ExampleInputs, dims: Mapping[str, Mapping[int, Dim]]
-) -> tuple[InputSpec, dict[str, Tensor]]:
+def example_spec(example_inputs: ExampleInputs, dims: Mapping[str, Mapping[int, Dim]]) -> tuple[InputSpec, dict[str, Tensor]]:
     """The input spec and the one sample set that example inputs stand for.
 
     Raises:

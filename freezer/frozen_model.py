@@ -110,14 +110,18 @@ class FrozenModel:
                 raise ContractError(f"input {item.name!r}: got {got}, expected a tensor of {item.dtype} {list(item.shape)}")
             if tensor.dtype != dtype:
                 got = str(tensor.dtype).removeprefix("torch.")
-                raise ContractError(f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with .to(torch.{item.dtype})")
+                raise ContractError(
+                    f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with .to(torch.{item.dtype})"
+                )
             if tensor.device.type != "cpu":
                 raise ContractError(f"input {item.name!r}: got device {tensor.device}, expected cpu; move it with .cpu()")
             self._check_shape(item, tensor, point)
             tensors.append(tensor.contiguous())
         for name, value in values.items():
             if value != self._constants[name]:
-                raise ContractError(f"input {name!r}: got {value!r}, but {self._constants[name]!r} was baked in when the model was frozen")
+                raise ContractError(
+                    f"input {name!r}: got {value!r}, but {self._constants[name]!r} was baked in when the model was frozen"
+                )
         return tensors, point
 
     def _check_shape(self, item: TensorSpec, tensor: Tensor, point: dict[str, int]) -> None:
@@ -132,10 +136,9 @@ class FrozenModel:
                     fits = fits and point.setdefault(expected, size) == size and dim.min <= size <= dim.max
         if not fits:
             bounds = ", ".join(f"{name} from {dim.min} to {dim.max}" for name, dim in self._dims.items())
+            expected_shape = f"{list(item.shape)} with {bounds}" if bounds else f"{list(item.shape)}"
             so_far = f", {point} in the inputs before it" if point else ""
-            raise ContractError(
-                f"input {item.name!r}: got shape {list(shape)}, expected {list(item.shape)}{f' with {bounds}' if bounds else ''}{so_far}"
-            )
+            raise ContractError(f"input {item.name!r}: got shape {list(shape)}, expected {expected_shape}{so_far}")
 
     def _choose(self, point: Mapping[str, int]) -> OpenPayload:
         for opened in self._payloads:

@@ -225,7 +225,7 @@ def _call_eager(model: Any, *args: Any, **kwargs: Any) -> Any:
 def _decide(
     trials: Sequence[Trial], sampling: Sampling | None, target: Target, limits: Limits
 ) -> tuple[Verdict, str, Trial | None, Trial | None]:
-    """The verdict as CONTRACT.md says, its reason, the winner, and the trial that came nearest."""
+    """The verdict as docs/contract.md says, its reason, the winner, and the trial that came nearest."""
     passing = [trial for trial in trials if trial.problem is None]
     if not passing:
         nearest = min(trials, key=lambda t: t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else float("inf"))
@@ -240,7 +240,9 @@ def _decide(
     found = [(trial, _over_limit(trial, limits)) for trial in ranked]
     winner = next((trial for trial, over in found if over is None), None)
     if winner is not None and winner.speedup is not None:
-        reason = f"{winner.candidate.recipe} is {winner.speedup.value:.2f} times as fast as eager (at least {winner.speedup.low:.2f})"
+        reason = (
+            f"{winner.candidate.recipe} is {winner.speedup.value:.2f} times as fast as eager (at least {winner.speedup.low:.2f})"
+        )
         return "published", reason, winner, winner
     return "kept-eager", f"{fastest.candidate.recipe}: {found[0][1]}", None, fastest
 

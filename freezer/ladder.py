@@ -78,7 +78,10 @@ def refuse_by_torch(manifest: Manifest, torch_version: str) -> Refusal | None:
     if version_tuple(torch_version) >= version_tuple(str(manifest.needs["torch"])):
         return None
     return Refusal(
-        rung=manifest.device_class, reason="torch_too_old", got=f"torch {torch_version}", expected=f"torch >= {manifest.needs['torch']}"
+        rung=manifest.device_class,
+        reason="torch_too_old",
+        got=f"torch {torch_version}",
+        expected=f"torch >= {manifest.needs['torch']}",
     )
 
 

@@ -1,8 +1,8 @@
 """Latency: everything that is compared runs in one process, interleaved, in a fresh random order every round.
 
-Rules of METHODS.md: warm up until stable; sample in rounds of blocks; stop when each of the last 3 windows' means is within 10% of
-theirs and every percentile has its sample count, or at the time limit; drop and count rounds that the rest of the machine disturbed;
-pool raw samples. A percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
+The rules: warm up until stable; sample in rounds of blocks; stop when each of the last 3 windows' means is within 10% of theirs and
+every percentile has its count, or at the time limit; drop and count rounds that the rest of the machine disturbed; pool raw
+samples. A percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
 """
 
 from __future__ import annotations
@@ -184,9 +184,7 @@ class _CpuTimes:
                     user, nice, system, _idle, _iowait, irq, softirq, stolen = (int(field) for field in fields[:8])
                     busy += user + nice + system + irq + softirq
                     steal += stolen
-        return cls(
-            at=time.monotonic(), num_cpus=len(cpus), busy_s=busy / tick, steal_s=steal / tick, own_s=time.process_time()
-        )
+        return cls(at=time.monotonic(), num_cpus=len(cpus), busy_s=busy / tick, steal_s=steal / tick, own_s=time.process_time())
 
     def disturbed_since(self, before: _CpuTimes, policy: SamplingPolicy) -> bool:
         """Whether others used more of the CPUs since `before` than the policy allows; two clock ticks are forgiven."""

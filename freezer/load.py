@@ -1,7 +1,7 @@
 """Load a frozen model: resolve -> verify -> open -> canary -> FrozenModel.
 
-The hardware is detected, only JSON is read until a rung is chosen, every digest is verified before anything is opened, no compiler is
-touched, and the golden inputs are run again here, on the machine that will serve. When a rung fails the next is taken, down to
+The hardware is detected, only JSON is read until a rung is chosen, every digest is verified before anything is opened, no compiler
+is touched, and the golden inputs are run again here, on the machine that will serve. When a rung fails the next is taken, down to
 `portable`, and the model's `ladder` says which and why.
 """
 
@@ -19,12 +19,13 @@ import torch
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact
 from freezer.build import lowering_module
 from freezer.canary import run_canary
-from freezer.device_class import detect, device_class as class_named
+from freezer.device_class import detect
+from freezer.device_class import device_class as class_named
 from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
-from freezer.store import Store
 from freezer.manifest import Manifest
+from freezer.store import Store
 
 logger = logging.getLogger("coldpress")
 
@@ -73,9 +74,7 @@ def load(
             if strict:
                 break
         reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
-        raise IncompatibleError(
-            f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder
-        )
+        raise IncompatibleError(f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder)
 
 
 def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: ExitStack) -> Iterator[Rung]:
@@ -139,9 +138,7 @@ def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refu
     artifact.verify((*fitting, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if canary)))
 
     def fresh() -> FrozenModel:
-        opened = [
-            OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path)) for p in fitting
-        ]
+        opened = [OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path)) for p in fitting]
         return FrozenModel(
             spec=manifest.inputs,
             outputs=manifest.outputs,
@@ -160,7 +157,7 @@ def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refu
 
 
 def _why(rung: str, error: Exception) -> Refusal:
-    reason = {IntegrityError: "tampered", CanaryError: "canary"}.get(type(error), "does_not_open")
+    reason = "tampered" if isinstance(error, IntegrityError) else "canary" if isinstance(error, CanaryError) else "does_not_open"
     expected = {"tampered": "the published digest", "canary": "the golden outputs"}.get(reason, "a payload that opens")
     lines = str(error).strip().splitlines() if not isinstance(error, ColdpressError) else [str(error)]
     return Refusal(rung=rung, reason=reason, got=lines[-1] if lines else type(error).__name__, expected=expected)

@@ -114,6 +114,11 @@ class Manifest:
     version: int | None = None
     format_version: int = FORMAT_VERSION
 
+    @property
+    def contents(self) -> tuple[Payload | FileRef, ...]:
+        """Every file of the artifact but the manifest itself."""
+        return (*self.payloads, *self.files)
+
     def to_json(self) -> dict[str, Any]:
         """The content of manifest.json."""
         return {

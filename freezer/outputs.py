@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from freezer.errors import CaptureError
@@ -109,5 +108,3 @@ def _names(structure: OutputStructure, prefix: str) -> Iterator[str]:
         keys = structure.keys or tuple(str(index) for index in range(len(structure.items)))
         for key, item in zip(keys, structure.items, strict=True):
             yield from _names(item, f"{prefix}.{key}" if prefix else key)
-
-

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from freezer.errors import UsageError
 
-
 CaptureName = Literal["export", "trace", "as-is"]
 LoweringName = Literal["inductor", "torchscript", "exported"]
 

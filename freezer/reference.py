@@ -14,7 +14,7 @@ from freezer.outputs import leaves_of
 from freezer.subject import Subject, call_source
 
 SEQUENCE_CALLS = 4
-"""METHODS: a sequence of at least 4 calls on one instance; state that freezing baked in shows only there."""
+"""docs/measuring.md: a sequence of at least 4 calls on one instance; state that freezing baked in shows only there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +93,7 @@ def run_reference(subject: Subject) -> Reference:
     for (kind, index, e), (_, _, e2), (_, _, r) in zip(eagers, again, wide or eagers, strict=True):
         noise = [_rms_difference(one, other) for one, other in zip(e, e2, strict=True)]
         calls.append(ReferenceCall(kind=kind, set_index=index, reference=r, eager=e, noise_rmse=noise))  # type: ignore[arg-type]
-    return Reference(
-        calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not
-    )
+    return Reference(calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not)
 
 
 def _nature(subject: Subject) -> tuple[bool, bool]:
@@ -154,7 +152,11 @@ def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    return (
+        one.shape == other.shape
+        and torch.equal(one.isnan(), other.isnan())
+        and torch.equal(one[~one.isnan()], other[~other.isnan()])
+    )
 
 
 def _rms_difference(one: Tensor, other: Tensor) -> float:

@@ -13,7 +13,7 @@ from freezer.errors import MissingDependencyError, SpecError
 from freezer.spec import FLOATING, InputSpec, TensorSpec
 
 NUM_GENERATED_SETS = 8
-"""METHODS: at least 8 sets from fixed seeds."""
+"""docs/measuring.md: at least 8 sets from fixed seeds."""
 
 GENERATOR_VERSION = 1
 """Raised when the same spec would give other values: it is part of a judge's key."""

@@ -1,9 +1,9 @@
 """Sources: where a model comes from. `python:`, `torchscript:` and `transformers:`. Imports torch only to load one.
 
-    python:examples.models:ranker           a function that returns an nn.Module; called with the entry's args
-    torchscript:models/vad.jit              a TorchScript file
-    transformers:./bert-folder              a local folder, or the name of a model on a hub
-    transformers:BertConfig                 a config class (or a model class), with `weights: random` and a seed
+python:examples.models:ranker           a function that returns an nn.Module; called with the entry's args
+torchscript:models/vad.jit              a TorchScript file
+transformers:./bert-folder              a local folder, or the name of a model on a hub
+transformers:BertConfig                 a config class (or a model class), with `weights: random` and a seed
 """
 
 from __future__ import annotations
@@ -187,5 +187,5 @@ def weights_digest(model: nn.Module) -> str:
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         if tensor.numel():
             raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(memoryview(raw.numpy()))
+            digest.update(raw.numpy().data)
     return f"sha256:{digest.hexdigest()}"

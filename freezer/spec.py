@@ -73,7 +73,7 @@ class ConstantSpec:
     """An input that is no tensor; it is baked into the artifact."""
 
     name: str
-    value: None | bool | int | float | str
+    value: bool | int | float | str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +199,7 @@ class OutputStructure:
     kind: Literal["tensor", "constant", "tuple", "list", "dict", "named"]
     keys: tuple[str, ...] = ()
     items: tuple[OutputStructure, ...] = ()
-    value: None | bool | int | float | str = None
+    value: bool | int | float | str | None = None
     type_name: str = field(default="")
 
     def to_json(self) -> dict[str, Any]:
@@ -225,3 +225,63 @@ class OutputStructure:
             value=data.get("value"),
             type_name=data.get("type_name", ""),
         )
+
+
+def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapping[str, int]]) -> InputSpec:
+    """The spec that a catalog or a command line declares.
+
+    Args:
+        inputs: by parameter name, or a list when they are positional; each `{shape, dtype, range}` or `{value}`. A list's items may
+            carry a `name`.
+        dims: bounds by name: `{"batch": {"min": 1, "max": 16}}`; min is 1 by default.
+
+    Raises:
+        SpecError: an input or a dim is not of this form.
+    """
+    keyword = isinstance(inputs, Mapping)
+    named = list(inputs.items()) if isinstance(inputs, Mapping) else [(f"input_{i}", item) for i, item in enumerate(inputs)]
+    bounds = []
+    for name, bound in dims.items():
+        _check_fields(f"dim {name!r}", bound, {"min", "max"}, required="max")
+        if not all(type(value) is int for value in bound.values()):
+            raise SpecError(f"dim {name!r}: got {dict(bound)}, expected whole numbers")
+        bounds.append(Dim(name=name, min=bound.get("min", 1), max=bound["max"]))
+    items = tuple(_declared_input(str(name), item, positional=not keyword) for name, item in named)
+    return InputSpec(inputs=items, dims=tuple(bounds), style="keyword" if keyword else "positional")
+
+
+def _declared_input(name: str, item: Any, *, positional: bool) -> TensorSpec | ConstantSpec:
+    constant = isinstance(item, Mapping) and "value" in item
+    allowed = {"value"} if constant else {"shape", "dtype", "range"}
+    _check_fields(f"input {name!r}", item, allowed | ({"name"} if positional else set()), required="value" if constant else "shape")
+    name = str(item.get("name", name))
+    if constant:
+        value = item["value"]
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise SpecError(
+                f"input {name!r}: got a value of type {type(value).__name__}, expected none, a number, a bool or a text"
+            )
+        return ConstantSpec(name=name, value=value)
+    shape, low_high = item["shape"], item.get("range")
+    if not isinstance(shape, list) or not all(type(size) in (int, str) for size in shape):
+        raise SpecError(f"input {name!r}: got shape {shape!r}, expected a list of sizes and dim names")
+    if low_high is not None and not (
+        isinstance(low_high, list) and len(low_high) == 2 and all(type(x) in (int, float) for x in low_high)
+    ):
+        raise SpecError(f"input {name!r}: got range {low_high!r}, expected [low, high]")
+    return TensorSpec(
+        name=name,
+        dtype=str(item.get("dtype", "float32")),
+        shape=tuple(shape),
+        range=(low_high[0], low_high[1]) if low_high else None,
+    )
+
+
+def _check_fields(what: str, item: Any, allowed: set[str], *, required: str) -> None:
+    if not isinstance(item, Mapping):
+        raise SpecError(f"{what}: got a {type(item).__name__}, expected a mapping with {', '.join(sorted(allowed))}")
+    for key in item:
+        if key not in allowed:
+            raise SpecError(f"{what}: field {key!r} is unknown; expected {', '.join(sorted(allowed))}")
+    if required not in item:
+        raise SpecError(f"{what}: field {required!r} is required")

@@ -36,7 +36,7 @@ from freezer.artifact import (
     verify_file,
 )
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
-from freezer.manifest import Manifest, digest_bytes
+from freezer.manifest import FileRef, Manifest, digest_bytes
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 """What a model may be called: an OCI path component and an MLflow name at once."""
@@ -252,8 +252,8 @@ class Store:
     def _write_image(self, model: str, artifact: Artifact, *, version: int) -> dict[str, Any]:
         manifest = artifact.manifest
         layers = []
-        for item in (*manifest.payloads, *manifest.files):
-            media_type = item.media_type if hasattr(item, "media_type") else MEDIA_PAYLOAD
+        for item in manifest.contents:
+            media_type = item.media_type if isinstance(item, FileRef) else MEDIA_PAYLOAD
             blob = self._blob_path(model, item.digest)
             if not blob.exists():
                 verify_file(artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
@@ -366,7 +366,7 @@ def _write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
+        Path(partial).chmod(0o644)
         os.replace(partial, path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)

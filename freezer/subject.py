@@ -116,7 +116,8 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
     if spec.style == "positional":
         return
     if isinstance(model, torch.jit.ScriptModule):
-        names = [argument.name for argument in model.forward.schema.arguments if argument.name != "self"]
+        schema = model.forward.schema  # type: ignore[attr-defined]
+        names = [argument.name for argument in schema.arguments if argument.name != "self"]
     else:
         parameters = inspect.signature(model.forward).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -125,4 +126,6 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
     for item in spec.inputs:
         if item.name not in names:
             what = "input" if isinstance(item, TensorSpec) else "constant input"
-            raise SpecError(f"{what} {item.name!r} is no parameter of forward({', '.join(names)}); name its parameters, or give a list")
+            raise SpecError(
+                f"{what} {item.name!r} is no parameter of forward({', '.join(names)}); name its parameters, or give a list"
+            )

@@ -57,7 +57,7 @@ def verify(
             artifact = fetch()
             artifact.verify()
             figures = run_canary(artifact, open_artifact(artifact, num_threads, canary=False))
-            num_files = len(manifest.payloads) + len(manifest.files)
+            num_files = len(manifest.contents)
             return Verification(device_class=name, num_files=num_files, figures=tuple(figures), ladder=tuple(ladder))
     reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
     raise IncompatibleError(f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder)

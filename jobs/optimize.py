@@ -31,8 +31,12 @@ def main(
     store: Annotated[str, typer.Option(help="Where artifacts are published: a local folder.")] = "./store",
     tracking_uri: Annotated[str, typer.Option(help="Of MLflow.")] = "sqlite:///mlflow.db",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: a local Ray for this run.")] = None,
-    campaign: Annotated[str | None, typer.Option(help="A name; the same name goes on with the same campaign. Default: the catalog's.")] = None,
-    device_class: Annotated[list[str] | None, typer.Option(help="Freeze for this class, whatever the entries say. Repeatable.")] = None,
+    campaign: Annotated[
+        str | None, typer.Option(help="A name; the same name goes on with the same campaign. Default: the catalog's.")
+    ] = None,
+    device_class: Annotated[
+        list[str] | None, typer.Option(help="Freeze for this class, whatever the entries say. Repeatable.")
+    ] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="Use this recipe, whatever the entries say. Repeatable.")] = None,
     only: Annotated[str | None, typer.Option(help="A glob: only entries whose names match.")] = None,
     explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Say what would be done and why, and stop.")] = False,

@@ -17,7 +17,7 @@ from freezer.errors import CatalogError, ColdpressError
 from freezer.limits import Limits
 from freezer.recipes import select
 from freezer.sources import Source, module_file, parse_source
-from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
+from freezer.spec import InputSpec, declared_spec
 from freezer.store import NAME
 
 LATER = ("preserve", "reset", "trust", "threads", "points", "filter")
@@ -66,11 +66,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Dim(_Strict):
-    min: int = 1
-    max: int
-
-
 class _Limits(_Strict):
     speedup_min: float | None = Field(default=None, gt=0)
     error_ratio_max: float | None = Field(default=None, gt=0)
@@ -80,26 +75,14 @@ class _Limits(_Strict):
     size_mb_max: float | None = Field(default=None, gt=0)
 
 
-class _Tensor(_Strict):
-    shape: list[int | str]
-    dtype: str = "float32"
-    range: list[float] | None = Field(default=None, min_length=2, max_length=2)
-    name: str | None = None
-
-
-class _Constant(_Strict):
-    value: None | bool | int | float | str
-    name: str | None = None
-
-
 class _Entry(_Strict):
     name: str
     source: str
     args: dict[str, Any] = {}
     weights: Literal["random"] | None = None
     seed: int = 0
-    inputs: dict[str, dict[str, Any]] | list[dict[str, Any]] | None = None
-    dims: dict[str, _Dim] = {}
+    inputs: dict[str, Any] | list[Any] | None = None
+    dims: dict[str, Any] = {}
     samples: str | None = None
     files: list[str] = []
     task_metric: str | None = None
@@ -254,28 +237,10 @@ class _Reader:
             if self._parsed.dims:
                 raise self._fail("dims", "dims need `inputs:` whose shapes name them")
             return None
-        keyword = isinstance(given, dict)
-        named = list(given.items()) if isinstance(given, dict) else [(f"input_{i}", item) for i, item in enumerate(given)]
-        inputs = tuple(self._input(name, item) for name, item in named)
         try:
-            dims = tuple(Dim(name=name, min=dim.min, max=dim.max) for name, dim in self._parsed.dims.items())
-            return InputSpec(inputs=inputs, dims=dims, style="keyword" if keyword else "positional")
+            return declared_spec(given, self._parsed.dims)
         except ColdpressError as error:
-            raise self._fail("dims" if "dim " in str(error) else "inputs", str(error)) from None
-
-    def _input(self, name: str, item: Mapping[str, Any]) -> TensorSpec | ConstantSpec:
-        try:
-            if "value" in item:
-                constant = _Constant.model_validate(item)
-                return ConstantSpec(name=constant.name or name, value=constant.value)
-            tensor = _Tensor.model_validate(item)
-            low_high = (tensor.range[0], tensor.range[1]) if tensor.range else None
-            return TensorSpec(name=tensor.name or name, dtype=tensor.dtype, shape=tuple(tensor.shape), range=low_high)
-        except ValidationError as error:
-            found = _as_catalog_error(error, self._label)
-            raise CatalogError(found.args[0].partition(": ")[2], entry=self._label, field=f"inputs.{name}.{found.field}") from None
-        except ColdpressError as error:
-            raise self._fail(f"inputs.{name}", str(error)) from None
+            raise self._fail("dims" if str(error).startswith("dim ") else "inputs", str(error)) from None
 
     def _samples(self) -> Path | None:
         if self._parsed.samples is None:

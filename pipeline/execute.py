@@ -113,7 +113,12 @@ class Executor:
         if row is None or row.data["failure"] is None or row.data["failure"] in NEVER_KEPT:
             return None
         return BuildResult(
-            key=key, recipe=recipe, cached=True, failure=row.data["failure"], message=row.data["message"], log_tail=row.data["log_tail"]
+            key=key,
+            recipe=recipe,
+            cached=True,
+            failure=row.data["failure"],
+            message=row.data["message"],
+            log_tail=row.data["log_tail"],
         )
 
     def _start(self) -> None:
@@ -222,7 +227,7 @@ class Executor:
 def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) -> Outcome:
     """The outcome that a judge's result makes, before it is published."""
     judged = {report.recipe for report in result.candidates}
-    candidates = (*result.candidates, *(_report(build) for recipe, build in builds.items() if recipe not in judged))
+    candidates = (*result.candidates, *(_report(found) for recipe, found in builds.items() if recipe not in judged))
     return Outcome(
         **_identity(item),
         verdict=result.verdict,
@@ -235,7 +240,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) 
         drift=result.drift,
         latency_ms=result.latency_ms,
         task_metric=result.task_metric,
-        build_s=sum(build.wall_s for build in builds.values()),
+        build_s=sum(found.wall_s for found in builds.values()),
         judge_s=result.judge_s,
         candidates=candidates,
         host=result.host or {},
@@ -246,17 +251,19 @@ def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
     """The outcome of an item of which nothing was built."""
     first = next(iter(builds.values()), None)
     recipes: dict[str, list[str]] = {}
-    for recipe, build in builds.items():
-        recipes.setdefault(build.message, []).append(recipe)
-    reason = "; ".join(message if len(names) == len(builds) else f"{', '.join(names)}: {message}" for message, names in recipes.items())
+    for recipe, found in builds.items():
+        recipes.setdefault(found.message, []).append(recipe)
+    reason = "; ".join(
+        message if len(names) == len(builds) else f"{', '.join(names)}: {message}" for message, names in recipes.items()
+    )
     return Outcome(
         **_identity(item),
         verdict="failed",
         failure=first.failure if first else "build",
         reason=reason or "no recipe was asked for that fits this class",
         log_tail=first.log_tail if first else "",
-        build_s=sum(build.wall_s for build in builds.values()),
-        candidates=tuple(_report(build) for build in builds.values()),
+        build_s=sum(found.wall_s for found in builds.values()),
+        candidates=tuple(_report(found) for found in builds.values()),
     )
 
 
@@ -271,8 +278,8 @@ def _identity(item: Item) -> dict[str, Any]:
     }
 
 
-def _report(build: BuildResult) -> CandidateReport:
+def _report(result: BuildResult) -> CandidateReport:
     """Of a build that was not judged: it failed, or the judge did."""
     return CandidateReport(
-        recipe=build.recipe, build_key=build.key, problem=build.message or None, failure=build.failure, build_s=build.wall_s
+        recipe=result.recipe, build_key=result.key, problem=result.message or None, failure=result.failure, build_s=result.wall_s
     )

@@ -103,11 +103,11 @@ def log_tail(log: Path) -> str:
 def _watch(process: ForkServerProcess, log: Path, deadline: float, memory_bytes: int) -> tuple[EndKind | None, int]:
     """Wait for the end, or for a limit that is passed; which one, and the peak memory."""
     peak = 0
-    while process.exitcode is None:
+    while True:
         process.join(POLL_S)
-        peak = max(peak, _tree_bytes(process.pid))
         if process.exitcode is not None:
-            break
+            return None, peak
+        peak = max(peak, _tree_bytes(process.pid))
         if peak > memory_bytes:
             return "memory", peak
         if time.monotonic() > deadline:
@@ -115,7 +115,6 @@ def _watch(process: ForkServerProcess, log: Path, deadline: float, memory_bytes:
         with contextlib.suppress(OSError):
             if log.stat().st_size > LOG_LIMIT_BYTES:
                 return "output", peak
-    return None, peak
 
 
 def _tree_bytes(pid: int | None) -> int:
@@ -138,9 +137,7 @@ def _kill_group(process: ForkServerProcess) -> None:
     process.join(10)
 
 
-def _ended(
-    process: ForkServerProcess, result: Path, stopped: EndKind | None, *, timeout_s: float, memory_bytes: int
-) -> End:
+def _ended(process: ForkServerProcess, result: Path, stopped: EndKind | None, *, timeout_s: float, memory_bytes: int) -> End:
     if stopped == "timeout":
         return End(kind="timeout", failure="timeout", message=f"did not end within {timeout_s:g} s; raise limits.timeout_s")
     if stopped == "memory":

@@ -91,7 +91,14 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
 
 
 def build_key(
-    entry: Entry, source: Key, recipe: Recipe, *, device_class: str, num_threads: int, toolchain: Mapping[str, Any], samples: str | None
+    entry: Entry,
+    source: Key,
+    recipe: Recipe,
+    *,
+    device_class: str,
+    num_threads: int,
+    toolchain: Mapping[str, Any],
+    samples: str | None,
 ) -> Key:
     """The key of one build.
 

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, Literal
 
 import pyarrow as pa

@@ -111,7 +111,7 @@ class Outcome:
         return replace(self, cached=True)
 
     def for_json_report(self) -> dict[str, Any]:
-        """The record of CONTRACT.md's `--json`."""
+        """The record of docs/contract.md's `--json`."""
         latency = self.latency_ms
         return {
             "model": self.model,
@@ -123,7 +123,9 @@ class Outcome:
             "num_threads": self.num_threads,
             "speedup": self.speedup,
             "speedup_ci": list(self.speedup_ci) if self.speedup_ci else None,
-            "drift": {name: self.drift.get(name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")} if self.drift else None,
+            "drift": {name: self.drift.get(name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")}
+            if self.drift
+            else None,
             "latency_ms": {name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p99")} if latency else None,
             "artifact": self.artifact,
             "version": self.version,

@@ -46,10 +46,10 @@ class Publisher:
         if {done.device_class for _, done in gathered} != self._expected[outcome.model]:
             return []
         version = self._publish(gathered)
-        final = [(item, _final(outcome, version)) for item, outcome in gathered]
-        for item, outcome in final:
-            self._finish(item, outcome)
-        return [outcome for _, outcome in final]
+        final = [(of, _final(reached, version)) for of, reached in gathered]
+        for of, reached in final:
+            self._finish(of, reached)
+        return [reached for _, reached in final]
 
     def _publish(self, gathered: Sequence[tuple[Item, Outcome]]) -> Version | None:
         model, source_key = gathered[0][1].model, gathered[0][1].source_key

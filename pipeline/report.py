@@ -50,7 +50,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """As CONTRACT.md says: 130, else 3, else 1, else 0."""
+        """As docs/contract.md says: 130, else 3, else 1, else 0."""
         if self.interrupted:
             return 130
         if self.infrastructure or any(outcome.failure == "infrastructure" for outcome in self.outcomes):

@@ -1,12 +1,12 @@
 """Run a campaign: plan -> build -> judge -> publish -> report. READ THIS FIRST.
 
-    catalog      the models to freeze                                                      catalog.py
-    cluster      nodes, their device classes, tasks                                        cluster.py
-    plan         which builds and judges are needed, and what is finished already          plan.py, keys.py
-    execute      builds in parallel, judges alone, each in an isolated child               execute.py, tasks.py, isolate.py
-    publish      one version of a model, when all its classes have verdicts                publish.py, ledger.py
-    track        the same in MLflow, where it can be made again from the ledger            tracker.py, tracking/
-    report       the table, and the JSON                                                   report.py
+catalog      the models to freeze                                                      catalog.py
+cluster      nodes, their device classes, tasks                                        cluster.py
+plan         which builds and judges are needed, and what is finished already          plan.py, keys.py
+execute      builds in parallel, judges alone, each in an isolated child               execute.py, tasks.py, isolate.py
+publish      one version of a model, when all its classes have verdicts                publish.py, ledger.py
+track        the same in MLflow, where it can be made again from the ledger            tracker.py, tracking/
+report       the table, and the JSON                                                   report.py
 """
 
 from __future__ import annotations
@@ -118,20 +118,18 @@ def _wanted(config: Config, entries: Sequence[Entry], auto: Sequence[str]) -> se
 
 def _probe(cluster: Cluster, wanted: set[str]) -> Mapping[str, ClassFacts]:
     """What each wanted class's workers build with; classes that no node serves are left to the plan's complaint."""
-    handles = {
-        name: cluster.start(probe, cluster.num_threads(name), name=f"probe {name}", device_class_=name)
-        for name in cluster.classes
-        if name in wanted
-    }
-    return {name: cluster.result(handle) for name, handle in handles.items()}
+    probed = [name for name in cluster.classes if name in wanted and name != PORTABLE] or [PORTABLE]
+    handles = {name: cluster.start(probe, cluster.num_threads(name), name=f"probe {name}", device_class_=name) for name in probed}
+    facts = {name: cluster.result(handle) for name, handle in handles.items()}
+    # Portable is built by whichever worker is free, with the toolchain that all of them have.
+    portable = ClassFacts(num_threads=cluster.num_threads(PORTABLE), toolchain=facts[probed[0]].toolchain)
+    return {**facts, PORTABLE: portable}
 
 
 class _Campaign:
     """One campaign under way: outcomes go to the publisher, and what is final to the tracker and the display."""
 
-    def __init__(
-        self, config: Config, plan: Plan, cluster: Cluster, store: Store, ledger: Ledger, display: Display
-    ) -> None:
+    def __init__(self, config: Config, plan: Plan, cluster: Cluster, store: Store, ledger: Ledger, display: Display) -> None:
         self._config, self._plan, self._display = config, plan, display
         self._publisher = Publisher(plan, store, ledger)
         self._executor = Executor(plan, cluster, str(store.root), ledger, display.show)

@@ -4,8 +4,8 @@
     build    one recipe, one model, one class     -> STORE/.coldpress/candidates/<build_key>/
     judge    all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>/
 
-A result is moved to its name in one step, so a task that is started again finds it whole or not at all. Nothing here imports ray, and
-torch only in the children.
+A result is moved to its name in one step, so a task that is started again finds it whole or not at all. Nothing here imports ray,
+and torch only in the children.
 """
 
 from __future__ import annotations
@@ -226,15 +226,11 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     subject = load_subject(entry)
     candidates = [Candidate.read(candidate_folder(request.store, key)) for key in request.builds.values()]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
-    judgement = judge_candidates(
-        subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric
-    )
+    judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
     if judgement.winner is not None:
         provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
         folder = staging / "judged" / "artifact"
-        assemble(
-            subject, judgement, target, limits=entry.limits, policy=request.policy, provenance=provenance, dest=folder
-        )
+        assemble(subject, judgement, target, limits=entry.limits, policy=request.policy, provenance=provenance, dest=folder)
     return _summary(request, judgement, host_fingerprint())
 
 

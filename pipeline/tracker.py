@@ -92,5 +92,7 @@ class Tracker:
         try:
             return call()
         except InfrastructureError as error:
-            self.failures.append(f"MLflow: {error}; the store and the ledger are complete, and the same command brings MLflow up to date")
+            self.failures.append(
+                f"MLflow: {error}; the store and the ledger are complete, and the same command brings MLflow up to date"
+            )
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         raise BuildError(f"inductor: {type(error).__name__}: {lines[0]}") from error
 
 
-def open_payload(path: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+def open_payload(path: Path) -> Callable[..., list[Tensor]]:
     """A runner of the package.
 
     torch._inductor.aoti_load_package compiles a probe to fill an advisory warning; the loader under it needs no compiler.

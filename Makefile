@@ -1,0 +1,45 @@
+# Every target does its own set-up. PYTHON is the interpreter that .venv is made with.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-slow check format bench ui clean
+.DELETE_ON_ERROR:
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	@command -v g++ >/dev/null || { echo "g++ is needed to build Inductor payloads: install a C++ compiler (Debian: apt-get install g++)"; exit 1; }
+	@echo "installing coldpress with all extras into .venv (some minutes, once)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[pipeline,stores,dev]' --constraint constraints.txt
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m examples.prepare
+	@$(BIN)/python -m jobs.optimize examples/catalog.yaml --campaign demo
+
+test: setup
+	@$(BIN)/python -m pytest -m "not gpu and not slow"
+
+test-slow: setup
+	@$(BIN)/python -m pytest -m slow
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python -m benchmarks.cliffs
+
+ui: setup
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
+
+clean:
+	rm -rf .venv store mlflow.db mlartifacts mlruns pulled examples/data

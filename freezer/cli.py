@@ -1,0 +1,261 @@
+"""The command `coldpress`. Exit codes: 0; 1 refused or verification failed; 2 usage; 3 store unreachable.
+
+`pull`, `inspect` and `classes` read JSON and copy files: they import no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from freezer.artifact import MANIFEST, Artifact
+from freezer.describe import describe
+from freezer.device_class import detect, device_class
+from freezer.errors import ColdpressError, IncompatibleError, StoreUnreachableError, UsageError
+from freezer.ladder import rungs
+from freezer.manifest import Manifest
+from freezer.sources import parse_source
+from freezer.spec import declared_spec
+from freezer.store import Store, Version
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REFUSED, USAGE, UNREACHABLE = 1, 2, 3
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Frozen PyTorch models, made for the hardware they serve on.",
+)
+console = Console()
+
+StoreOption = Annotated[str, typer.Option("--store", help="URI of the store.")]
+ClassOption = Annotated[str, typer.Option("--device-class", help="A device class, or auto for what this machine runs best.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Thread count to serve with. Default: torch's own.")]
+
+
+def main() -> None:
+    """Run the command, and turn errors into a line on stderr and an exit code."""
+    try:
+        app()
+    except StoreUnreachableError as error:
+        _fail(error, UNREACHABLE)
+    except UsageError as error:
+        _fail(error, USAGE)
+    except ColdpressError as error:
+        _fail(error, REFUSED)
+
+
+def _fail(error: ColdpressError, code: int) -> None:
+    Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+@app.command()
+def freeze(
+    source: Annotated[str, typer.Argument(help="python:MODULE:FUNCTION, torchscript:FILE or transformers:NAME.")],
+    inputs: Annotated[
+        str,
+        typer.Option(help="""JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}'; or a samples file (.safetensors, .npz)."""),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    dims: Annotated[str, typer.Option(help="""Bounds of named dims: '{"batch": {"min": 1, "max": 16}}'.""")] = "{}",
+    name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
+    args: Annotated[str, typer.Option(help="""Arguments of the source: '{"hidden": 256}'.""")] = "{}",
+    weights: Annotated[str | None, typer.Option(help="`random` makes a transformers model from a config class.")] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    device_class_: ClassOption = "auto",
+    threads: ThreadsOption = None,
+    recipe: Annotated[list[str] | None, typer.Option(help="A recipe. Repeatable. Default: all that fit.")] = None,
+) -> None:
+    """Freeze one model for this machine, without Ray."""
+    if device_class_ != "auto":
+        os.environ.update(device_class(device_class_).limits)  # counts only before torch is imported, which is below
+    from freezer.freeze import freeze_source
+
+    here = Path.cwd()
+    samples = Path(inputs) if inputs.endswith((".safetensors", ".npz")) else None
+    if weights not in (None, "random"):
+        raise UsageError(f"--weights {weights}: expected `random`, or nothing")
+    result = freeze_source(
+        parse_source(source, folder=here, args=_parsed(args, "args"), weights=weights, seed=seed, search_path=(str(here),)),
+        spec=None if samples else declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")),
+        samples=samples,
+        out=out,
+        name=name,
+        device_class=device_class_,
+        num_threads=threads,
+        recipes=tuple(recipe or ("auto",)),
+    )
+    for failed, why in result.failures.items():
+        console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
+    console.print(f"{result.verdict}: {result.reason}", markup=False, soft_wrap=True)
+    if result.artifact is None:
+        sys.exit(REFUSED)
+    console.print(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    dest: Annotated[Path, typer.Option(help="The folder to write; new, or empty.")],
+    store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+) -> None:
+    """Copy the artifact for this machine into a folder; every digest is verified."""
+    opened = Store.open(store)
+    version = opened.version(model)
+    name = _pick(version, device_class_)
+    artifact = opened.pull(version, name, dest)
+    size_mb = sum(item.size_bytes for item in artifact.manifest.contents) / 1e6
+    console.print(f"{version.model}:{version.number} for {name} is in {dest} ({size_mb:.1f} MB)", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def verify(
+    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+    threads: ThreadsOption = None,
+) -> None:
+    """Compare every digest, and run the golden inputs on this machine."""
+    from freezer.verify import verify as verify_here
+
+    found = verify_here(_folder_or_name(reference), store=store, device_class=device_class_, threads=threads)
+    for refusal in found.ladder:
+        console.print(f"passed over {refusal}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("golden set", "output", "error ratio", "max abs err", box=None, pad_edge=False)
+    for figure in found.figures:
+        ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
+        table.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
+    console.print(table)
+    console.print(
+        f"{reference}: {found.num_files} files are what was published, and {found.device_class} answers right here", soft_wrap=True
+    )
+
+
+@app.command()
+def inspect(
+    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest itself.")] = False,
+) -> None:
+    """Print an artifact's manifest."""
+    classes: Mapping[str, Any] = {}
+    folder = _folder_or_name(reference)
+    if isinstance(folder, Path):
+        manifest = Artifact.read(folder).manifest
+    else:
+        opened = Store.open(store)
+        version = opened.version(folder)
+        manifest, classes = opened.manifest(version, _pick(version, device_class_)), version.images
+    if as_json:
+        sys.stdout.write(manifest.to_bytes().decode())
+        return
+    _print_manifest(manifest, classes)
+
+
+@app.command()
+def run(
+    folder: Annotated[Path, typer.Argument(help="An artifact folder.")],
+    input_: Annotated[Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")],
+    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
+    threads: ThreadsOption = None,
+) -> None:
+    """Run a frozen model on a file of inputs."""
+    if output.suffix not in (".safetensors", ".npz"):
+        raise UsageError(f"--output {output}: expected a name that ends in .safetensors or .npz")
+    from freezer.load import load
+    from freezer.outputs import leaves_of
+    from freezer.samples import read_samples
+
+    model = load(folder, threads=threads, strict=True)
+    sets = read_samples(input_)
+    tensors: dict[str, Tensor] = {}
+    for index, given in enumerate(sets):
+        prefix = f"{index}/" if len(sets) > 1 else ""
+        leaves = leaves_of(model(**given))
+        tensors |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, leaves, strict=True)}
+    _write_tensors(tensors, output)
+    console.print(f"wrote {', '.join(tensors)} to {output}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def classes(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Print this machine's device classes, most specific first, and why not the others."""
+    machine = detect()
+    if as_json:
+        sys.stdout.write(json.dumps({"classes": list(machine.classes), "why_not": dict(machine.why_not)}) + "\n")
+        return
+    for name in machine.classes:
+        console.print(name, highlight=False)
+    for name, reason in machine.why_not.items():
+        console.print(f"not {name}: {reason}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _parsed(text: str, option: str) -> Any:
+    """The JSON of an option."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--{option} {text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict | list):
+        raise UsageError(f"--{option} {text!r}: expected an object")
+    return found
+
+
+def _pick(version: Version, wanted: str) -> str:
+    """The device class to take of a version: the one asked for, or the most specific that this machine runs."""
+    if wanted != "auto":
+        device_class(wanted)
+        return wanted
+    found = rungs(version.images, detect())
+    if not found:
+        published = ", ".join(sorted(version.images))
+        raise IncompatibleError(
+            f"{version.model}:{version.number} is published for {published}; this machine runs {', '.join(detect().classes)}"
+        )
+    return found[0]
+
+
+def _folder_or_name(reference: str) -> Path | str:
+    """A path where there is an artifact folder or the text can only be a path; else the name of a model."""
+    path = Path(reference)
+    return path if (path / MANIFEST).is_file() or os.sep in reference or reference in (".", "..") else reference
+
+
+def _print_manifest(manifest: Manifest, classes: Mapping[str, Any]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in describe(manifest, list(classes)):
+        table.add_row(name, value)
+    console.print(table, highlight=False)
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+    else:
+        import numpy as np
+
+        np.savez(partial, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+    os.replace(partial, path)
+
+
+if __name__ == "__main__":
+    main()

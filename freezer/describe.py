@@ -1,0 +1,69 @@
+"""A manifest in words, for people. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from freezer.manifest import Manifest, Payload
+
+
+def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """Names and values of what is worth knowing about an artifact, in order.
+
+    Args:
+        manifest: of the artifact.
+        published: all device classes of its version, where it comes from a store.
+    """
+    version = f"version {manifest.version}" if manifest.version is not None else "not published"
+    yield "model", f"{manifest.model}, {version}"
+    yield "device class", manifest.device_class + (f" (published: {', '.join(published)})" if published else "")
+    yield "verdict", manifest.verdict
+    yield "recipe", f"{manifest.recipe['name']}: {manifest.recipe['capture']} -> {manifest.recipe['lowering']}"
+    yield from _contract(manifest)
+    for payload in manifest.payloads:
+        yield "payload", _payload(payload)
+    yield "drift", _drift(manifest)
+    if manifest.latency:
+        yield from _latency(manifest.latency)
+    yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
+    yield "source", f"{manifest.provenance['source']}, weights {str(manifest.provenance['weights'])[:19]}…"
+
+
+def _contract(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    spec = manifest.inputs
+    for item in spec.tensors:
+        yield "input", f"{item.name}: {item.dtype} [{', '.join(str(size) for size in item.shape)}]"
+    for name, value in spec.constants.items():
+        yield "constant", f"{name} = {value!r}"
+    if spec.dims:
+        yield "dims", ", ".join(f"{dim.name} {dim.min} to {dim.max}" for dim in spec.dims)
+    for output in manifest.outputs:
+        yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
+
+
+def _payload(payload: Payload) -> str:
+    sizes = [f"{d.name} {d.min}" if d.min == d.max else f"{d.name} {d.min} to {d.max}" for d in payload.dims]
+    threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
+    return ", ".join([f"{payload.path}: {payload.size_bytes / 1e6:.1f} MB", threads, *sizes])
+
+
+def _drift(manifest: Manifest) -> str:
+    ratio, sqnr = manifest.drift["error_ratio"], manifest.drift["sqnr_db"]
+    if ratio is None:
+        return "no floating-point output; equal to eager"
+    distance = f", {sqnr:.0f} dB" if sqnr is not None else ""
+    return f"error ratio {ratio:.2f} against {manifest.reference}{distance}"
+
+
+def _latency(latency: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    interval, cold = latency["speedup_ci"], latency["cold_start"]
+    bounds = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    speedup = f", {latency['speedup']:.2f}x{bounds}" if latency["speedup"] is not None else ""
+    p50, eager = latency["ms"]["p50"], latency["eager_ms"]["p50"]
+    if p50 is not None and eager is not None:
+        yield "speed", f"p50 {p50:.3g} ms, eager {eager:.3g} ms{speedup}, {latency['num_threads']} threads"
+    yield (
+        "cold start",
+        f"opens in {cold['open_ms']:.0f} ms, first call {cold['first_call_ms']:.1f} ms, peak {cold['memory_peak_mb']:.0f} MB",
+    )
