@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from freezer.artifact import MANIFEST, Artifact
 from freezer.describe import describe
@@ -240,7 +241,7 @@ def _print_manifest(manifest: Manifest, classes: Mapping[str, Any]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in describe(manifest, list(classes)):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     console.print(table, highlight=False)
 
 

@@ -113,11 +113,11 @@ def _by_name(model_input: Any, specs: Mapping[str, TensorSpec], *, loose: bool) 
     """The inputs by name."""
     if isinstance(model_input, Mapping):
         return {str(name): value for name, value in model_input.items()}
-    if loose and (len(specs) != 1 or set(model_input.columns) == set(specs)):
-        if any(len(item.shape) != 1 for item in specs.values()):
-            shapes = ", ".join(f"{item.name} {list(item.shape)}" for item in specs.values())
-            raise ContractError(f"got a DataFrame, whose columns are inputs of rank 1; expected {shapes}: give arrays by name")
+    if loose and all(len(item.shape) == 1 for item in specs.values()):
         return {str(name): model_input[name].to_numpy() for name in model_input.columns}
+    if loose and len(specs) != 1:
+        shapes = ", ".join(f"{item.name} {list(item.shape)}" for item in specs.values())
+        raise ContractError(f"got a DataFrame, whose columns are inputs of rank 1; expected {shapes}: give arrays by name")
     if len(specs) != 1:
         raise ContractError(f"got a lone {type(model_input).__name__}; expected inputs by name: {', '.join(specs)}")
     (name,) = specs

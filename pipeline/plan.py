@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freezer.device_class import PORTABLE, best_level, device_class
 from freezer.errors import InfrastructureError
@@ -15,6 +15,9 @@ from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, sou
 from pipeline.ledger import Ledger, Row
 from pipeline.outcome import Outcome
 from pipeline.tasks import ClassFacts
+
+PORTABLE_TIME_LIMIT_S = 4.0
+"""Of sampling a portable artifact, whose speed is reported and decides nothing."""
 
 NEVER_KEPT = ("timeout", "memory", "crash", "infrastructure")
 """Failures of the circumstances, not of the model: tried again by the next campaign."""
@@ -128,6 +131,8 @@ def _item(
     ledger: Ledger,
     policy: SamplingPolicy,
 ) -> Item:
+    if name == PORTABLE:
+        policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
     builds = {
         recipe.name: build_key(
             entry,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from freezer.artifact import Artifact
-from freezer.errors import InfrastructureError
+from freezer.errors import InfrastructureError, IntegrityError
 from freezer.store import Store
 from pipeline.outcome import Outcome
 
@@ -91,7 +91,7 @@ class Tracker:
     def _tried(self, call: Callable[[], T]) -> T | None:
         try:
             return call()
-        except InfrastructureError as error:
+        except (InfrastructureError, IntegrityError) as error:
             self.failures.append(
                 f"MLflow: {error}; the store and the ledger are complete, and the same command brings MLflow up to date"
             )

@@ -23,6 +23,8 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+    # MLflow tells on the terminal how it migrates a new database; a live display is no place for that.
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 """Defaults for MLflow's own settings; a variable that is set already wins."""
 

@@ -1,0 +1,152 @@
+"""Make the files that the example catalog reads: `python -m examples.prepare`. Some 10 seconds, once; what is there is kept.
+
+data/digits.safetensors           weights of a convnet, trained here on scikit-learn's bundled digits
+data/digits_samples.safetensors   real inputs for freezing it, `<index>/image`
+data/digits_test.safetensors      images and labels of the test split, for the task metric
+data/vad.jit                      a TorchScript file with a branch that no tensor decides
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, DigitsNet, voice_activity
+from freezer.legacy import torchscript_deprecations_silenced
+
+SEED = 0
+NUM_EPOCHS = 12
+TRAIN_BATCH = 64
+PEAK_LEARNING_RATE = 4e-3
+SAMPLE_SIZES = (1, 1, 1, 8, 8, 8, 64, 64)
+"""Batches of the sample sets: the corners and the middle of the catalog's 1 to 64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The digits: images float32 [n, 1, 8, 8] in 0..1, labels int64 [n]; a fifth is for testing."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def prepare(*, force: bool = False) -> list[Path]:
+    """The files of the example catalog; those that are not there are made.
+
+    Args:
+        force: make them all again.
+    """
+    makers: Mapping[Path, Callable[[Path], str]] = {
+        DIGITS_WEIGHTS: write_digits_weights,
+        DIGITS_SAMPLES: write_digits_samples,
+        DIGITS_TEST: write_digits_test,
+        VAD: write_vad,
+    }
+    for path, make in makers.items():
+        if path.is_file() and not force:
+            print(f"{path}: up to date")
+            continue
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_name(f".{os.getpid()}-{path.name}")
+        try:
+            said = make(unfinished)
+            unfinished.replace(path)  # whole or not at all
+        finally:
+            unfinished.unlink(missing_ok=True)
+        print(f"{path}: {said}")
+    return list(makers)
+
+
+def write_digits_weights(path: Path) -> str:
+    """Train the convnet and write its weights."""
+    split = digits_split()
+    model = train_digits(split)
+    with torch.no_grad():
+        accuracy = (model(split.test_images).argmax(dim=1) == split.test_labels).double().mean().item()
+    safetensors.torch.save_file(model.state_dict(), path)
+    return f"trained on {len(split.train_labels)} digits, right on {accuracy:.1%} of {len(split.test_labels)} others"
+
+
+def write_digits_samples(path: Path) -> str:
+    """Write sets of test images, each image once."""
+    sets = digits_split().test_images[: sum(SAMPLE_SIZES)].split(list(SAMPLE_SIZES))
+    safetensors.torch.save_file({f"{index}/image": images.contiguous() for index, images in enumerate(sets)}, path)
+    return f"{len(sets)} sets of {', '.join(str(size) for size in sorted(set(SAMPLE_SIZES)))} images"
+
+
+def write_digits_test(path: Path) -> str:
+    """Write the test split."""
+    split = digits_split()
+    safetensors.torch.save_file({"images": split.test_images, "labels": split.test_labels}, path)
+    return f"{len(split.test_labels)} images with their labels"
+
+
+def write_vad(path: Path) -> str:
+    """Script the voice-activity detector and write it."""
+    with torchscript_deprecations_silenced():
+        scripted = torch.jit.script(voice_activity(SEED))
+        torch.jit.save(scripted, str(path))
+    return "a scripted voice-activity detector with random weights"
+
+
+@cache
+def digits_split() -> Split:
+    """The digits that come with scikit-learn, split for training and testing in equal shares of each class."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    train, test, train_labels, test_labels = train_test_split(pixels, labels, test_size=0.2, random_state=SEED, stratify=labels)
+    return Split(
+        train_images=_as_images(train),
+        train_labels=torch.from_numpy(train_labels).long(),
+        test_images=_as_images(test),
+        test_labels=torch.from_numpy(test_labels).long(),
+    )
+
+
+def _as_images(pixels: object) -> Tensor:
+    """Float32 [n, 1, 8, 8] in 0..1, of scikit-learn's rows of 64 values in 0..16."""
+    return (torch.as_tensor(pixels, dtype=torch.float32) / 16).reshape(-1, 1, 8, 8).contiguous()
+
+
+def train_digits(split: Split) -> nn.Module:
+    """The trained convnet, in eval mode; the same for the same seed, machine and thread count."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = DigitsNet().train()
+        steps = NUM_EPOCHS * -(-len(split.train_labels) // TRAIN_BATCH)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, weight_decay=1e-2)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK_LEARNING_RATE, total_steps=steps)
+        for _ in range(NUM_EPOCHS):
+            for picks in torch.randperm(len(split.train_labels)).split(TRAIN_BATCH):
+                loss = functional.cross_entropy(model(split.train_images[picks]), split.train_labels[picks])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    return model.eval()
+
+
+def main() -> None:
+    """Make the files."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.prepare", description="Make the files that examples/catalog.yaml reads."
+    )
+    parser.add_argument("--force", action="store_true", help="make them again, even those that are there")
+    prepare(force=parser.parse_args().force)
+
+
+if __name__ == "__main__":
+    main()
