@@ -119,7 +119,7 @@ class Figure:
 
 
 def plan() -> list[Table]:
-    """The three tables, as far as this machine can fill them.
+    """The tables of the three cliffs, as far as this machine can fill them.
 
     Raises:
         UsageError: it is of no x86-64 level that packages are built for.
@@ -135,15 +135,18 @@ def plan() -> list[Table]:
         if name in machine.classes
     }
     mobilenet = {
-        num: Build(model="mobilenet-v2", device_class=level, num_threads=num, dynamic=num == num_threads)
-        for num in range(1, num_threads + 1)
+        name: {
+            num: Build(model="mobilenet-v2", device_class=name, num_threads=num, dynamic=name == level and num == num_threads)
+            for num in range(1, num_threads + 1)
+        }
+        for name in resnet18
     }
     isa_missing = None if V4 in machine.classes else f"Not measured: {machine.why_not[V4]}, so no payload for {V4} runs here."
     threads_missing = None if num_threads == 2 else "Not measured: this process may use one CPU only."
     return [
         isa_table(resnet18, num_threads, isa_missing),
-        threads_table(mobilenet, level, threads_missing),
-        shape_table([resnet18[level], mobilenet[num_threads]]),
+        *(threads_table(builds, name, threads_missing) for name, builds in mobilenet.items()),
+        shape_table([resnet18[level], mobilenet[level][num_threads]]),
     ]
 
 
@@ -153,18 +156,19 @@ def isa_table(builds: Mapping[str, Build], num_threads: int, missing: str | None
         f"`{name}`": [Cell(build=build, limits_of=limits_of, num_threads=num_threads) for limits_of in builds]
         for name, build in builds.items()
     }
-    title = f"Instruction set: resnet18, {num_threads} threads"
+    title = f"Instruction set: resnet18, {_threads(num_threads)}"
     columns = [f"run under the limits of `{name}`" for name in builds]
     return Table(title=title, corner="built for", columns=columns, rows=None if missing else rows, missing=missing)
 
 
-def threads_table(builds: Mapping[int, Build], level: str, missing: str | None) -> Table:
-    """Each thread count's payload with each thread count."""
+def threads_table(builds: Mapping[int, Build], class_name: str, missing: str | None) -> Table:
+    """Each thread count's payload with each thread count. Whether there is a cliff depends on the kernels, so on the class."""
     rows = {
-        _threads(num): [Cell(build=build, limits_of=level, num_threads=other) for other in builds] for num, build in builds.items()
+        _threads(num): [Cell(build=build, limits_of=class_name, num_threads=other) for other in builds]
+        for num, build in builds.items()
     }
     columns = [f"run with {_threads(num)}" for num in builds]
-    title = f"Threads: mobilenet-v2, `{level}`"
+    title = f"Threads: mobilenet-v2, `{class_name}`"
     return Table(title=title, corner="built with", columns=columns, rows=None if missing else rows, missing=missing)
 
 
@@ -309,8 +313,8 @@ def render(tables: Sequence[Table], figures: Mapping[Cell, Figure], repeats: int
     """All of it as Markdown."""
     lines = [f"# Cliffs, {datetime.datetime.now().astimezone().date().isoformat()}", "", f"`{command}`", "", *_where(), ""]
     lines += [
-        f"A cell holds the median over {repeats} process{'es' if repeats != 1 else ''} of the median latency in ms, the least and the",
-        "greatest of these, and the greatest absolute error of any output against the model in float64.",
+        f"A cell holds the median over {repeats} process{'es' if repeats != 1 else ''} of their median latency in ms, the least",
+        "and the greatest of these, and the greatest absolute error of any output against the model in float64.",
         "Batch 1, float32, random weights, recipe `inductor-frozen`.",
     ]
     for table in tables:

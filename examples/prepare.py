@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, DigitsNet, voice_activity
+from examples.models import DATA, DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, DigitsNet, voice_activity
 from freezer.legacy import torchscript_deprecations_silenced
 
 SEED = 0
@@ -41,23 +41,25 @@ class Split:
     test_labels: Tensor
 
 
-def prepare(*, force: bool = False) -> list[Path]:
+def prepare(folder: Path = DATA, *, force: bool = False) -> list[Path]:
     """The files of the example catalog; those that are not there are made.
 
     Args:
+        folder: where they lie; the catalog knows only the one beside it.
         force: make them all again.
     """
-    makers: Mapping[Path, Callable[[Path], str]] = {
-        DIGITS_WEIGHTS: write_digits_weights,
-        DIGITS_SAMPLES: write_digits_samples,
-        DIGITS_TEST: write_digits_test,
-        VAD: write_vad,
+    makers: Mapping[str, Callable[[Path], str]] = {
+        DIGITS_WEIGHTS.name: write_digits_weights,
+        DIGITS_SAMPLES.name: write_digits_samples,
+        DIGITS_TEST.name: write_digits_test,
+        VAD.name: write_vad,
     }
-    for path, make in makers.items():
+    paths = [folder / name for name in makers]
+    for path, make in zip(paths, makers.values(), strict=True):
         if path.is_file() and not force:
             print(f"{path}: up to date")
             continue
-        path.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
         unfinished = path.with_name(f".{os.getpid()}-{path.name}")
         try:
             said = make(unfinished)
@@ -65,7 +67,7 @@ def prepare(*, force: bool = False) -> list[Path]:
         finally:
             unfinished.unlink(missing_ok=True)
         print(f"{path}: {said}")
-    return list(makers)
+    return paths
 
 
 def write_digits_weights(path: Path) -> str:

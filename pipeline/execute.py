@@ -74,6 +74,7 @@ class Executor:
         self._running: dict[Handle, _Task] = {}
         self._hopeless: deque[tuple[Item, Outcome]] = deque()
         self._judging_phase = False
+        self._last_judged: dict[str, str] = {}
         # One class after the other: a worker serves one class, and starting another costs a Python, a Ray and a torch import.
         for item in sorted(plan.items, key=lambda item: item.device_class):
             if item.finished is None:
@@ -153,10 +154,13 @@ class Executor:
         """Start one judge on every node that runs none."""
         busy = {task.node.node_id for task in self._running.values() if task.node}
         for node in self._cluster.nodes:
-            task = next((t for t in self._ready if t.progress.item.device_class in node.classes), None)
-            if node.node_id in busy or task is None:
+            fitting = [task for task in self._ready if task.progress.item.device_class in node.classes]
+            if node.node_id in busy or not fitting:
                 continue
+            last = self._last_judged.get(node.node_id)
+            task = min(fitting, key=lambda task: task.progress.item.device_class != last)  # its worker is warm
             self._ready.remove(task)
+            self._last_judged[node.node_id] = task.progress.item.device_class
             task.node = node
             item = task.progress.item
             request = JudgeRequest(

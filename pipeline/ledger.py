@@ -80,17 +80,23 @@ class Ledger:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / f"lock-{self.campaign}").open("a")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = (self.folder / f"lock-{self.campaign}").open("a")
+        except OSError as error:
+            raise StoreUnreachableError(f"the ledger {self.folder} cannot be opened: {error}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for row in self._read():
+                self._keep(row)
         except BlockingIOError:
+            lock.close()
             raise InfrastructureError(
                 f"campaign {self.campaign!r} is being run by another driver on {self.folder}; wait for it, or name another with "
                 "--campaign"
             ) from None
-        except OSError as error:
-            raise StoreUnreachableError(f"the ledger {self.folder} cannot be opened: {error}") from error
-        for row in self._read():
-            self._keep(row)
+        except BaseException:
+            lock.close()
+            raise
+        self._lock = lock
         return self
 
     def __exit__(self, *_: object) -> None:

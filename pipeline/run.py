@@ -30,7 +30,7 @@ from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan, auto_classes_of, make_plan
 from pipeline.publish import Publisher
 from pipeline.report import Report
-from pipeline.tasks import ClassFacts, probe
+from pipeline.tasks import ClassFacts, probe, remove_abandoned
 from pipeline.tracker import ArtifactMode, Tracker
 
 
@@ -88,6 +88,7 @@ def run(config: Config, display: Display) -> Report:
         raise BadEntriesError(catalog.problems)
     store = Store.open(config.store, create=True)
     with Ledger(store, config.campaign) as ledger, display, connect(config.address) as cluster:
+        remove_abandoned(str(store.root))
         display.show(Event(kind="note", text=f"Ray has {len(cluster.nodes)} node(s) for {', '.join(cluster.classes)}"))
         plan = _plan(config, catalog, cluster, store, ledger)
         if config.explain:

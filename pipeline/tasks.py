@@ -11,8 +11,10 @@ and torch only in the children.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -314,11 +316,24 @@ def _staging(store: str) -> Any:
     """A folder in the store, gone afterwards."""
     root = Path(store) / WORK / "staging"
     root.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=root))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_owner_prefix()}{os.getpid()}~", dir=root))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(store: str) -> None:
+    """Remove the staging folders of workers of this machine that were killed."""
+    mine = _owner_prefix()
+    for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(mine)}*"):
+        pid = int(folder.name.removeprefix(mine).partition("~")[0])
+        if not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _owner_prefix() -> str:
+    return f"{platform.node()}~"
 
 
 def _move(source: Path, dest: Path) -> None:

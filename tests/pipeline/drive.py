@@ -1,0 +1,30 @@
+"""`python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN [JSON]`: a campaign with quick, tolerant sampling.
+
+The same call as jobs.optimize makes, for tests on machines that do other things meanwhile: figures mean nothing here, verdicts do.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from freezer.limits import SamplingPolicy
+from pipeline.events import LineDisplay
+from pipeline.run import Config, run
+
+POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
+
+
+def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str | None = None) -> int:
+    """Run the campaign; the exit code."""
+    config = Config(catalog=Path(catalog), store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY)
+    report = run(config, LineDisplay(Console(width=200)))
+    if json is not None:
+        report.write_json(Path(json))
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

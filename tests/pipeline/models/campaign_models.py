@@ -1,0 +1,81 @@
+"""Tiny real models, and factories that fail in their own ways, for campaigns under test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import Tensor, nn
+
+
+def good(width: int = 16) -> nn.Module:
+    """A small stack of linear layers that TorchScript freezing makes faster."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(6):
+        layers += [nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+def slow_to_build(width: int = 8, seconds: float = 4.0) -> nn.Module:
+    """Takes its time, so that a test can strike in mid-build."""
+    time.sleep(seconds)
+    return good(width)
+
+
+def random_weights() -> nn.Module:
+    """Other weights every time it is called: no candidate can be held against it."""
+    torch.manual_seed(time.time_ns() % 2**31)
+    return nn.Linear(16, 16)
+
+
+def raises() -> nn.Module:
+    """A factory that raises."""
+    raise ValueError("no weights at hand")
+
+
+def segfaults() -> nn.Module:
+    """A factory whose process dies."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return nn.Identity()
+
+
+def exits() -> nn.Module:
+    """A factory that leaves without a word."""
+    os._exit(7)
+
+
+def hangs() -> nn.Module:
+    """A factory that never returns, and ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(3600)
+    return nn.Identity()
+
+
+def eats_memory() -> nn.Module:
+    """A factory that allocates without end."""
+    kept = []
+    while True:
+        kept.append(bytearray(50_000_000))
+
+
+def talks() -> nn.Module:
+    """A factory that prints without end."""
+    while True:
+        sys.stdout.write("x" * 1_000_000 + "\n")
+
+
+class Halves(nn.Module):
+    """Answers in float16 whatever it is given, so no float64 reference can be had."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Half of x."""
+        return (x.to(torch.float16) / 2).to(torch.float16)
+
+
+def halves() -> nn.Module:
+    """A model whose float64 run is impossible."""
+    return Halves()

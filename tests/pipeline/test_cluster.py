@@ -1,0 +1,287 @@
+"""Whole campaigns on a real local Ray: outcomes, resume, interrupts, and what people and programs are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import freezer
+from freezer.device_class import best_level, detect
+from freezer.store import Store
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+LEVEL = best_level(detect().classes)
+
+CATALOG = """
+defaults: {{recipes: [torchscript-frozen]}}
+models:
+  - {{name: good, source: "python:campaign_models:good", inputs: [{{shape: [batch, 16]}}], dims: {{batch: {{min: 1, max: 8}}}}}}
+  - {{name: halves, source: "python:campaign_models:halves", inputs: {{x: {{shape: [2, 64]}}}}}}
+  - {{name: drifting, source: "python:campaign_models:random_weights", inputs: [{{shape: [1, 16]}}]}}
+  - {{name: raises, source: "python:campaign_models:raises", inputs: [{{shape: [1, 16]}}]}}
+  - {{name: segfaults, source: "python:campaign_models:segfaults", inputs: [{{shape: [1, 16]}}]}}
+  - {{name: exits, source: "python:campaign_models:exits", inputs: [{{shape: [1, 16]}}]}}
+  - {{name: hangs, source: "python:campaign_models:hangs", inputs: [{{shape: [1, 16]}}], limits: {{timeout_s: 5}}}}
+  - {{name: fat, source: "python:campaign_models:eats_memory", inputs: [{{shape: [1, 16]}}], limits: {{memory_gb: 1.2}}}}
+  - {{name: wrong-name, source: "python:campaign_models:good", inputs: {{y: {{shape: [1, 16]}}}}}}
+"""
+
+SLOW_CATALOG = """
+defaults: {{recipes: [torchscript-frozen]}}
+models:
+{entries}
+"""
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A home of its own: a local Ray writes a token into it."""
+    return {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+
+
+def write_catalog(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).parent / "models" / "campaign_models.py", folder)
+    path = folder / "catalog.yaml"
+    path.write_text(text)
+    return path
+
+
+def drive(folder: Path, campaign: str = "test") -> list[str]:
+    """The command of a quick campaign."""
+    script = ROOT / "tests" / "pipeline" / "drive.py"
+    paths = [folder / "catalog.yaml", folder / "store", f"sqlite:///{folder}/mlflow.db", campaign, folder / "out.json"]
+    return [sys.executable, str(script), *(str(path) for path in paths)]
+
+
+def run(command: list[str], home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment(home), cwd=home, capture_output=True, text=True, timeout=400, check=False)
+
+
+def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    report = json.loads((folder / "out.json").read_text())
+    return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished campaign of good and bad models."""
+    folder = tmp_path_factory.mktemp("campaign")
+    write_catalog(folder, CATALOG.format())
+    return folder, run(drive(folder), folder)
+
+
+def test_each_way_to_fail_is_one_outcome_while_the_others_finish(
+    campaign: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = campaign
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = outcomes(folder)
+    assert len(found) == 18
+    assert found["good", "portable"]["verdict"] == "published"
+    assert found["good", str(LEVEL)]["verdict"] in ("published", "kept-eager")
+    assert found["halves", "portable"]["verdict"] == "published"
+    expected = {
+        "drifting": "other weights",
+        "raises": "ValueError: no weights at hand",
+        "segfaults": "died of SIGSEGV",
+        "exits": "exit code 7",
+        "hangs": "did not end within 5 s",
+        "fat": "used more than 1.2 GB",
+        "wrong-name": "no parameter of forward",
+    }
+    for model, reason in expected.items():
+        outcome = found[model, "portable"]
+        assert outcome["verdict"] == "failed", model
+        assert reason in outcome["reason"], model
+        assert outcome["artifact"] is None
+
+
+def test_the_json_is_as_the_contract_says(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = campaign
+    report = json.loads((folder / "out.json").read_text())
+    assert list(report) == ["campaign", "started", "finished", "exit_code", "outcomes"]
+    assert (report["campaign"], report["exit_code"]) == ("test", 1)
+    good = outcomes(folder)["good", "portable"]
+    assert list(good) == [
+        *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
+        *("latency_ms", "artifact", "version", "build_s", "judge_s"),
+    ]
+    assert list(good["drift"]) == ["error_ratio", "max_abs_err", "sqnr_db", "margin"]
+    assert list(good["latency_ms"]) == ["eager_p50", "p50", "p90", "p99"]
+    assert good["version"] == 1
+    assert good["artifact"].startswith("sha256:")
+    assert good["num_threads"] == len(os.sched_getaffinity(0))
+    assert not good["cached"]
+
+
+def test_a_finished_campaign_builds_nothing_again(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = campaign
+    before = Store.open(str(folder / "store")).version("good")
+    shutil.copy(folder / "out.json", folder / "first.json")
+    done = run(drive(folder, "another"), folder)
+    found = outcomes(folder)
+    assert found["good", "portable"]["cached"]
+    assert found["raises", "portable"]["cached"], "a failure of the model is kept until its key changes"
+    assert not found["hangs", "portable"]["cached"], "a failure of the circumstances is tried again"
+    assert " built good" not in done.stdout
+    assert "unchanged: published" in done.stdout
+    assert Store.open(str(folder / "store")).version("good") == before
+    (folder / "first.json").replace(folder / "out.json")
+
+
+def test_the_store_serves_what_was_published(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = campaign
+    model = freezer.load("good", store=str(folder / "store"), threads=len(os.sched_getaffinity(0)))
+    sys.path.insert(0, str(folder))
+    try:
+        from campaign_models import good  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(folder))
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), good().eval()(x))
+
+
+def test_mlflow_serves_the_same_by_alias(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = campaign
+    script = f"""
+import mlflow, numpy as np
+mlflow.set_tracking_uri("sqlite:///{folder}/mlflow.db")
+for alias in ("portable", "{LEVEL}"):
+    model = mlflow.pyfunc.load_model("models:/good@" + alias, model_config={{"threads": {len(os.sched_getaffinity(0))}}})
+    print(alias, model.predict({{"input_0": np.ones((3, 16), dtype=np.float32)}}).shape)
+runs = mlflow.search_runs(search_all_experiments=True)
+print(sorted(set(runs["tags.coldpress.kind"])), (runs["tags.coldpress.model"] == "good").sum())
+"""
+    done = run([sys.executable, "-W", "ignore", "-c", script], folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:2] == ["portable (3, 16)", f"{LEVEL} (3, 16)"]
+    assert "campaign" in done.stdout
+
+
+def test_nothing_is_left_behind(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = campaign
+    work = folder / "store" / ".coldpress"
+    assert list((work / "staging").iterdir()) == []
+    assert not (work / "judged").exists() or list((work / "judged").iterdir()) == []
+    mine = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
+    assert mine == []
+
+
+def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 120) -> str:
+    """Read lines until one holds the words."""
+    assert process.stdout is not None
+    seen = ""
+    deadline = time.monotonic() + timeout_s
+    for line in process.stdout:
+        seen += line
+        if words in line:
+            return seen
+        if time.monotonic() > deadline:
+            break
+    raise AssertionError(f"{words!r} was not said:\n{seen}")
+
+
+def slow_catalog(folder: Path, count: int) -> Path:
+    entries = "\n".join(
+        f'  - {{name: m{i}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i}, seconds: 2.0}}, '
+        f"inputs: [{{shape: [1, {8 + i}]}}]}}"
+        for i in range(count)
+    )
+    return write_catalog(folder, SLOW_CATALOG.format(entries=entries))
+
+
+def built_in(text: str) -> set[str]:
+    """`model class recipe` of each build that a log says was done."""
+    return {" ".join(line.split()[2:5]) for line in text.splitlines() if line.split()[1:2] == ["built"]}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_driver_loses_nothing_and_repeats_no_finished_build(tmp_path: Path, how: signal.Signals) -> None:
+    slow_catalog(tmp_path, 3)
+    command = [sys.executable, "-u", *drive(tmp_path)[1:]]
+    with subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        first = wait_for(process, " built m1")
+        process.send_signal(how)
+        rest = process.communicate(timeout=60)[0]
+    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    done = built_in(first + (rest or ""))
+    assert done
+    time.sleep(5)  # the cluster of a driver that was killed ends by itself
+    again = run(drive(tmp_path), tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert built_in(again.stdout).isdisjoint(done)
+    found = outcomes(tmp_path)
+    assert len(found) == 6
+    assert all(outcome["verdict"] in ("published", "kept-eager") for outcome in found.values())
+    assert list((tmp_path / "store" / ".coldpress" / "staging").iterdir()) == []
+    store = Store.open(str(tmp_path / "store"))
+    assert [store.versions(f"m{i}") for i in range(3)] == [[1], [1], [1]]
+
+
+def test_mlflow_that_is_down_stops_nothing_and_is_caught_up_later(tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+    command = drive(tmp_path)
+    (tracking,) = (i for i, word in enumerate(command) if word.startswith("sqlite:"))
+    down = [*command[:tracking], "http://127.0.0.1:9", *command[tracking + 1 :]]
+    done = run(down, tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert Store.open(str(tmp_path / "store")).versions("good") == [1]
+    later = run(command, tmp_path)
+    assert later.returncode == 0, later.stdout + later.stderr
+    assert outcomes(tmp_path)["good", "portable"]["cached"]
+    script = "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1]); print(len(mlflow.MlflowClient().search_model_versions()))"
+    count = run([sys.executable, "-W", "ignore", "-c", script, command[tracking]], tmp_path)
+    assert int(count.stdout) >= 1, count.stderr
+
+
+def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+    return run([sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, *arguments], folder)
+
+
+def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -> None:
+    text = CATALOG.format().split("  - {name: halves")[0] + '  - {name: Bad, source: "python:campaign_models:good"}\n'
+    write_catalog(tmp_path, text)
+    done = optimize(tmp_path)
+    assert done.returncode == 2
+    assert "entry 'Bad', field 'name'" in done.stderr
+    assert not (tmp_path / "store").exists(), "nothing was started"
+    going = optimize(tmp_path, "--keep-going", "--explain")
+    assert going.returncode == 0, going.stderr
+    assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in going.stdout
+
+
+def test_a_class_that_no_node_serves_is_an_error_before_any_work(tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+    done = optimize(tmp_path, "--device-class", "cuda-sm90")
+    assert done.returncode == 3
+    assert "no node serves cuda-sm90" in done.stderr
+    assert "built" not in done.stdout
+
+
+@pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4, to be told to be a lesser one")
+def test_a_worker_told_to_be_of_a_lesser_class_builds_and_judges_under_its_limits(tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+    done = optimize(tmp_path, "--device-class", "cpu-x86-64-v3", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcomes(tmp_path)
+    assert set(found) == {("good", "cpu-x86-64-v3"), ("good", "portable")}
+    if found["good", "cpu-x86-64-v3"]["verdict"] == "published":
+        store = Store.open(str(tmp_path / "store"))
+        host = store.manifest(store.version("good"), "cpu-x86-64-v3").provenance["host"]
+        assert host["environment"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+        assert host["classes"][0] == "cpu-x86-64-v3"

@@ -1,0 +1,135 @@
+"""Isolation: every way to fail is one typed end, and nothing of the child survives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from freezer.errors import CaptureError, SpecError
+from pipeline.isolate import LOG_LIMIT_BYTES, End, run_isolated
+
+
+def isolated(tmp_path: Path, function: Callable[..., Any], *args: Any, timeout_s: float = 60, memory_gb: float = 4) -> End:
+    return run_isolated(
+        function, args, folder=tmp_path, log=tmp_path / "log", timeout_s=timeout_s, memory_bytes=int(memory_gb * 1e9)
+    )
+
+
+def add(a: int, b: int) -> tuple[int, int]:
+    print("adding")
+    return a + b, os.getpid()
+
+
+def raise_capture_error() -> None:
+    raise CaptureError("no graph")
+
+
+def raise_spec_error() -> None:
+    raise SpecError("no dim")
+
+
+def raise_plain() -> None:
+    print("about to fail")
+    raise KeyError("weights")
+
+
+def segfault() -> None:
+    os.kill(os.getpid(), 11)
+
+
+def leave() -> None:
+    os._exit(7)
+
+
+def hang_with_children(pid_file: str) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    Path(pid_file).write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(1000)
+
+
+def leave_a_child(pid_file: str) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    Path(pid_file).write_text(str(child.pid))
+
+
+def eat() -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(20_000_000))
+
+
+def talk() -> None:
+    while True:
+        print("x" * 1_000_000)
+
+
+def gone(pid: int) -> bool:
+    for _ in range(50):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
+    end = isolated(tmp_path, add, 1, 2)
+    assert (end.kind, end.value[0], end.failure, end.log_tail) == ("ok", 3, None, "")
+    assert end.value[1] != os.getpid()
+    assert (tmp_path / "log").read_text() == "adding\n"
+    assert 0 < end.wall_s < 60
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "failure", "message"),
+    [
+        (raise_capture_error, "error", "capture", "no graph"),
+        (raise_spec_error, "error", "spec", "no dim"),
+        (raise_plain, "error", "error", "KeyError: 'weights'"),
+        (segfault, "crash", "crash", "died of SIGSEGV"),
+        (leave, "crash", "crash", "left with exit code 7"),
+    ],
+)
+def test_failures_are_typed(tmp_path: Path, function: Callable[[], None], kind: str, failure: str, message: str) -> None:
+    end = isolated(tmp_path, function)
+    assert (end.kind, end.failure) == (kind, failure)
+    assert message in end.message
+
+
+def test_the_end_of_the_log_comes_with_a_failure(tmp_path: Path) -> None:
+    end = isolated(tmp_path, raise_plain)
+    assert "about to fail" in end.log_tail
+    assert end.log_tail.endswith("KeyError: 'weights'")
+
+
+def test_a_hang_is_stopped_in_time_with_all_its_children(tmp_path: Path) -> None:
+    end = isolated(tmp_path, hang_with_children, str(tmp_path / "pids"), timeout_s=3)
+    assert (end.kind, end.failure) == ("timeout", "timeout")
+    assert "raise limits.timeout_s" in end.message
+    assert end.wall_s < 10
+    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_children_that_are_left_behind_end_with_the_item(tmp_path: Path) -> None:
+    assert isolated(tmp_path, leave_a_child, str(tmp_path / "pid")).kind == "ok"
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_memory_without_end_is_stopped(tmp_path: Path) -> None:
+    end = isolated(tmp_path, eat, memory_gb=1.2)
+    assert (end.kind, end.failure) == ("memory", "memory")
+    assert end.peak_bytes > 1.2e9
+    assert "used more than 1.2 GB" in end.message
+
+
+def test_output_without_end_is_stopped(tmp_path: Path) -> None:
+    end = isolated(tmp_path, talk)
+    assert (end.kind, end.failure) == ("output", "output")
+    assert (tmp_path / "log").stat().st_size < 50 * LOG_LIMIT_BYTES
+    assert len(end.log_tail) <= 20_000

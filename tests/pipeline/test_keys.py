@@ -1,0 +1,129 @@
+"""Keys: equal for equal work, other for other work, and known without loading a model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freezer.limits import Limits, SamplingPolicy
+from freezer.recipes import RECIPES
+from freezer.sources import parse_source
+from freezer.spec import Dim, InputSpec, TensorSpec
+from pipeline.catalog import Entry
+from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, make_key, source_key
+
+TOOLCHAIN = {"torch": "2.13.0", "cxx": "g++ 12"}
+
+
+def make_entry(folder: Path, source: str = "python:mod:make", **settings: object) -> Entry:
+    (folder / "mod.py").write_text("def make(): ...\n")
+    return Entry(
+        name="m",
+        source=parse_source(source, folder=folder, search_path=(str(folder),), **settings),
+        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("n", 4)),), dims=(Dim(name="n", min=1, max=2),)),
+        samples=None,
+        task_metric=None,
+        limits=Limits(),
+        device_classes=("auto",),
+        recipes=("auto",),
+        files=(),
+        search_path=(str(folder),),
+    )
+
+
+def source_digest(entry: Entry, folder: Path) -> str:
+    return source_key(entry, FileDigests(folder / "digests.json")).digest
+
+
+def key_of_build(entry: Entry, folder: Path, recipe: str = "inductor-frozen", **changed: object) -> Key:
+    given: dict[str, object] = {"device_class": "cpu-x86-64-v4", "num_threads": 2, "toolchain": TOOLCHAIN, "samples": None}
+    source = source_key(entry, FileDigests(folder / "digests.json"))
+    return build_key(entry, source, RECIPES[recipe], **{**given, **changed})  # type: ignore[arg-type]
+
+
+def test_a_source_key_changes_with_all_that_settles_the_source(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path)
+    before = source_digest(entry, tmp_path)
+    assert source_digest(make_entry(tmp_path), tmp_path) == before
+    assert source_digest(make_entry(tmp_path, args={"hidden": 1}), tmp_path) != before
+    assert source_digest(make_entry(tmp_path, seed=1), tmp_path) != before
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"1")
+    with_file = source_digest(replace(entry, files=(weights,)), tmp_path)
+    assert with_file != before
+    weights.write_bytes(b"22")
+    assert source_digest(replace(entry, files=(weights,)), tmp_path) != with_file
+    (tmp_path / "mod.py").write_text("def make(): return 1\n")
+    assert source_digest(entry, tmp_path) != before
+
+
+def test_a_transformers_folder_is_known_by_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    entry = make_entry(tmp_path, "transformers:bert")
+    before = source_digest(entry, tmp_path)
+    (folder / "config.json").write_text('{"a": 1}')
+    assert source_digest(entry, tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"device_class": "cpu-x86-64-v3"},
+        {"num_threads": 4},
+        {"toolchain": {**TOOLCHAIN, "torch": "2.14.0"}},
+        {"samples": "sha256:1"},
+        {"recipe": "torchscript-frozen"},
+    ],
+)
+def test_a_build_key_changes_with_each_part(tmp_path: Path, changed: dict[str, object]) -> None:
+    entry = make_entry(tmp_path)
+    recipe = str(changed.pop("recipe", "inductor-frozen"))
+    assert key_of_build(entry, tmp_path, recipe, **changed).digest != key_of_build(entry, tmp_path).digest
+
+
+def test_plain_torchscript_needs_no_build_for_each_thread_count(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path)
+    one, four = (key_of_build(entry, tmp_path, "torchscript-frozen", num_threads=n) for n in (1, 4))
+    assert one == four
+
+
+def test_gates_are_part_of_a_judge_and_not_of_a_build(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path)
+    stricter = replace(entry, limits=Limits(speedup_min=2))
+    assert key_of_build(entry, tmp_path) == key_of_build(stricter, tmp_path)
+    builds = [key_of_build(entry, tmp_path)]
+
+    def judged(limits: Limits = entry.limits, policy: SamplingPolicy | None = None, samples: str | None = None) -> str:
+        policy = policy or SamplingPolicy()
+        return judge_key(builds, limits=limits, policy=policy, num_threads=2, samples=samples, task_metric=None).digest
+
+    assert judged() != judged(limits=stricter.limits)
+    assert judged() != judged(policy=SamplingPolicy(time_limit_s=1))
+    assert judged() != judged(samples="sha256:1")
+    assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), "a time limit changes no verdict that is reached"
+
+
+def test_digests_are_cached_by_size_and_time_and_survive_a_broken_cache(tmp_path: Path) -> None:
+    cache, file = tmp_path / "digests.json", tmp_path / "file"
+    file.write_bytes(b"one")
+    digests = FileDigests(cache)
+    found = digests.of(file)
+    digests.save()
+    stat = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert FileDigests(cache).of(file) == found, "same size and time: taken from the cache, by contract"
+    cache.write_text("{broken")
+    assert FileDigests(cache).of(file) != found
+
+
+def test_explain_names_the_parts_that_differ() -> None:
+    one = make_key({"a": 1, "b": {"c": 2, "d": 3}})
+    other = make_key({"a": 1, "b": {"c": 2, "d": 4}, "e": 5})
+    assert differing(one.parts, other.parts) == ["b.d", "e"]
+    assert differing(one.parts, one.parts) == []

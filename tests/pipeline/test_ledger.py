@@ -1,0 +1,122 @@
+"""The ledger: durable, single-writer for a campaign, and readable whatever happened to the writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import InfrastructureError, StoreUnreachableError
+from freezer.store import Store
+from pipeline.ledger import COMPACT_ABOVE, Ledger
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def add(ledger: Ledger, key: str, **data: object) -> None:
+    ledger.append("build", key, model="m", device_class="portable", data=data)
+
+
+def test_rows_are_there_for_the_next_driver(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        add(ledger, "k1", n=1)
+        add(ledger, "k1", n=2)
+        ledger.append("outcome", "k1", model="m", device_class="portable", data={"text": "é\n"})
+    with Ledger(store, "two") as ledger:
+        row = ledger.find("build", "k1")
+        assert row is not None
+        assert (row.data, row.campaign) == ({"n": 2}, "one")
+        outcome = ledger.find("outcome", "k1")
+        assert outcome is not None
+        assert outcome.data == {"text": "é\n"}
+        assert ledger.find("build", "k2") is None
+        nearest = ledger.nearest("outcome", "m", "portable")
+        assert nearest is not None
+        assert nearest.key == "k1"
+        assert ledger.nearest("outcome", "m", "cpu-x86-64-v4") is None
+
+
+def test_a_second_driver_of_a_campaign_is_refused_and_another_campaign_is_not(store: Store) -> None:
+    with Ledger(store, "one"):
+        with pytest.raises(InfrastructureError, match="'one' is being run by another driver"), Ledger(store, "one"):
+            pass
+        with Ledger(store, "two") as other:
+            add(other, "k")
+    with Ledger(store, "one") as again:
+        assert again.find("build", "k") is not None
+
+
+def test_parts_are_compacted_without_losing_a_row(store: Store) -> None:
+    with Ledger(store, "big") as ledger:
+        for index in range(COMPACT_ABOVE + 3):
+            add(ledger, f"k{index}", index=index)
+        assert len(list(ledger.folder.glob("big@*.parquet"))) == COMPACT_ABOVE + 3
+    assert len(list(ledger.folder.glob("*.parquet"))) == 1
+    with Ledger(store, "big") as ledger:
+        assert [ledger.find("build", f"k{i}").data["index"] for i in range(COMPACT_ABOVE + 3)] == list(range(COMPACT_ABOVE + 3))  # type: ignore[union-attr]
+
+
+WRITER = """
+import sys
+from freezer.store import Store
+from pipeline.ledger import Ledger
+with Ledger(Store.open(sys.argv[1]), "killed") as ledger:
+    for index in range(100000):
+        ledger.append("build", f"k{index}", model="m", device_class="portable", data={"index": index})
+        print(index, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_instant_leaves_every_row_it_had_finished(store: Store) -> None:
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(store.root)], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            told = -1
+            for line in process.stdout:
+                told = int(line)
+                if told >= 20:
+                    os.kill(process.pid, signal.SIGKILL)
+                    break
+            rest = process.stdout.read().splitlines()
+            told = int(rest[-1]) if rest else told
+        with Ledger(store, "killed") as ledger:
+            assert all(ledger.find("build", f"k{index}") is not None for index in range(told + 1))
+
+
+def test_a_damaged_part_is_an_error_that_names_it(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        add(ledger, "k")
+    (part,) = ledger.folder.glob("*.parquet")
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(StoreUnreachableError, match=f"{part.name}.*cannot be read"), Ledger(store, "one"):
+        pass
+
+
+def test_a_full_disk_is_an_error_and_adds_nothing(store: Store) -> None:
+    script = """
+import resource, signal, sys
+from freezer.errors import StoreUnreachableError
+from freezer.store import Store
+from pipeline.ledger import Ledger
+with Ledger(Store.open(sys.argv[1]), "full") as ledger:
+    ledger.append("build", "small", model="m", device_class="portable", data={})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    try:
+        ledger.append("build", "large", model="m", device_class="portable", data={"text": __import__("os").urandom(20000).hex()})
+    except StoreUnreachableError as error:
+        print("refused", error)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(store.root)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("refused the ledger")
+    with Ledger(store, "full") as ledger:
+        assert ledger.find("build", "small") is not None
+        assert ledger.find("build", "large") is None
+    assert not list(ledger.folder.glob(".*partial"))
