@@ -23,12 +23,13 @@ class Event:
     """Something began or ended.
 
     Attributes:
-        kind: `note` concerns the campaign; `build` and `judge` began; `built` ended; `outcome` is final.
+        kind: `note` concerns the campaign; `build` and `judge` began, `built` and `judged` ended; `outcome` is
+            final: published and in the ledger.
         what: `model device_class recipe`.
         text: more, for people.
     """
 
-    kind: Literal["note", "build", "built", "judge", "outcome"]
+    kind: Literal["note", "build", "built", "judge", "judged", "outcome"]
     what: str = ""
     text: str = ""
     outcome: Outcome | None = None

@@ -193,6 +193,7 @@ class Executor:
         result = done.value
         if done.failure is not None:
             result = JudgeResult(key=item.judge.digest, verdict="failed", reason=done.failure, failure="infrastructure")
+        self._show(Event(kind="judged", what=task.what, text=f"{result.verdict} in {result.judge_s:.1f} s"))
         return item, outcome_of(item, result, task.progress.results)
 
     def _build_ended(self, task: _Task, done: Done) -> None:

@@ -12,21 +12,20 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.events import STYLES
 from pipeline.outcome import Outcome
 
-WIDE = 120
-"""Columns of a terminal from which the whole table is printed."""
-
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures whose reason alone does not say what happened: the end of the log is printed with them."""
 
 _LEFT = ("model", "device class", "verdict", "recipe")
-_WIDE_ONLY = ("p50 ms", "eager ms", "build s", "judge s")
 _COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version", "build s", "judge s")
+_DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", "recipe")
+"""Columns that a narrow terminal goes without, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +79,7 @@ def _iso(seconds: float) -> str:
 
 def print_report(report: Report, console: Console) -> None:
     """Print the table of verdicts, and why where one is not published."""
-    table = Table(title=f"campaign {report.campaign}", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
-    columns = [name for name in _COLUMNS if console.width >= WIDE or name not in _WIDE_ONLY]
-    for name in columns:
-        table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
-    for outcome in report.outcomes:
-        cells = _cells(outcome)
-        table.add_row(*(cells[name] for name in columns))
-    console.print(table)
+    console.print(_table(report, console))
     for outcome in report.outcomes:
         if outcome.verdict != "published" and outcome.reason:
             what = Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), outcome.reason)
@@ -97,6 +89,22 @@ def print_report(report: Report, console: Console) -> None:
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
     console.print(_summary(report), soft_wrap=True)
+
+
+def _table(report: Report, console: Console) -> Table:
+    """The table of outcomes, with as many columns as the console has room for."""
+    rows = [_cells(outcome) for outcome in report.outcomes]
+    columns = list(_COLUMNS)
+    for dropped in ("", *_DROPPED_FIRST):
+        columns = [name for name in columns if name != dropped]
+        table = Table(title=f"campaign {report.campaign}", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+        for name in columns:
+            table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
+        for cells in rows:
+            table.add_row(*(cells[name] for name in columns))
+        if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+            break
+    return table
 
 
 def _cells(outcome: Outcome) -> dict[str, Text | str]:
