@@ -129,7 +129,7 @@ def test_lines_are_plain_and_bear_the_time() -> None:
 
 def test_the_live_display_shows_what_runs_and_the_time_left() -> None:
     now = [0.0]
-    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    console = Console(file=io.StringIO(), width=120)
     display = LiveDisplay(console, clock=lambda: now[0])
     display.plan(2, 2)
     display.show(Event(kind="build", what="m portable portable"))
