@@ -33,6 +33,7 @@ from freezer.errors import (
     StoreUnreachableError,
     UsageError,
 )
+from freezer.limits import Limits, SamplingPolicy
 from freezer.spec import Dim
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ __all__ = [
     "FrozenModel",
     "IncompatibleError",
     "IntegrityError",
+    "Limits",
     "NotPublishedError",
+    "SamplingPolicy",
     "StoreUnreachableError",
     "UsageError",
     "freeze",

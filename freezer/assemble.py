@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -88,7 +89,7 @@ def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, f
     for position, index in enumerate(_golden_indices(subject, candidate)):
         call = judgement.reference.singles[index]
         for name, tensor in subject.sets[index].tensors.items():
-            inputs[f"{position}/{name}"] = tensor.contiguous()
+            inputs[f"{position}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)  # one tensor may be two inputs
         for name, reference, eager in zip(names, call.reference, call.eager, strict=True):
             outputs[f"{position}/{name}"] = _golden_output(reference, eager).contiguous()
         native = {
@@ -133,15 +134,12 @@ def _golden_output(reference: Tensor, eager: Tensor) -> Tensor:
 
 
 def _native(reference: Tensor, eager: Tensor) -> float | None:
-    if not eager.is_floating_point() or eager.numel() == 0:
+    if not (eager.is_floating_point() or eager.is_complex()) or eager.numel() == 0:
         return None
-    total, count = _mean_square(reference, eager)
-    return math.sqrt(total / max(count, 1))
-
-
-def _mean_square(reference: Tensor, eager: Tensor) -> tuple[float, int]:
     finite = eager.isfinite() & reference.isfinite()
-    return float(((eager.double() - reference.double())[finite] ** 2).sum()), int(finite.sum())
+    wide = torch.complex128 if eager.is_complex() else torch.float64
+    error = (eager[finite].to(wide) - reference[finite].to(wide)).abs()
+    return math.sqrt(float((error**2).sum()) / max(error.numel(), 1))
 
 
 def _pooled_native(judgement: Judgement) -> dict[str, float]:

@@ -81,7 +81,7 @@ def _figure(
     reference: str,
 ) -> CanaryFigure:
     problem = _exact_problem(r, c)
-    if problem or not (r.is_floating_point() or r.is_complex()):
+    if problem or not _comparable(r):
         return CanaryFigure(set_index=index, output=name, error_ratio=None, max_abs_err=0.0, problem=problem)
     rmse, rms, worst = _errors(r, c)
     if r.numel() < POOL_BELOW:
@@ -99,12 +99,17 @@ def _figure(
 def _exact_problem(r: Tensor, c: Tensor) -> str | None:
     if r.shape != c.shape or r.dtype != c.dtype:
         return f"got {c.dtype} {list(c.shape)}, expected {r.dtype} {list(r.shape)}"
-    if not (r.is_floating_point() or r.is_complex()):
+    if not _comparable(r):
         wrong = int((r != c).sum())
         return f"{wrong} of {r.numel()} elements differ" if wrong else None
-    if not torch.equal(r.isnan(), c.isnan()) or not torch.equal(r.isinf(), c.isinf()):
+    infinite = r.isinf()
+    if not torch.equal(r.isnan(), c.isnan()) or not torch.equal(infinite, c.isinf()) or not torch.equal(r[infinite], c[infinite]):
         return "NaN or Inf at other places"
     return None
+
+
+def _comparable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _errors(r: Tensor, c: Tensor) -> tuple[float, float, float]:
@@ -119,7 +124,7 @@ def _errors(r: Tensor, c: Tensor) -> tuple[float, float, float]:
 
 def _pooled(expected: list[Tensor], got: list[Tensor]) -> tuple[float, float]:
     """Rmse and rms of one output over all golden sets; infinite where they cannot be compared."""
-    if any(_exact_problem(r, c) or not r.is_floating_point() for r, c in zip(expected, got, strict=True)):
+    if any(_exact_problem(r, c) or not _comparable(r) for r, c in zip(expected, got, strict=True)):
         return math.inf, 0.0
     rmse, rms, _ = _errors(torch.cat([r.flatten() for r in expected]), torch.cat([c.flatten() for c in got]))
     return rmse, rms

@@ -7,6 +7,7 @@ taken `as-is`, and is called as its source is.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,29 +103,60 @@ def _export(subject: Subject, point: Mapping[str, int] | None) -> Captured:
             warnings.simplefilter("always")
             program = torch.export.export(
                 FlatModule(subject.fresh(), spec).eval(),
-                tuple(example.tensors.values()),
+                tuple(example.cloned().values()),
                 dynamic_shapes={"tensors": shapes} if dynamic else None,
                 strict=False,
             )
     except Exception as error:
         raise CaptureError(f"torch.export: {_first_line(error)}") from error
-    mutates = tuple(sorted(program.graph_signature.buffers_to_mutate.values()))
-    return Captured(name="export", program=program, convention="flat", mutates=mutates, warnings=_lines(said))
+    return Captured(name="export", program=program, convention="flat", mutates=_mutated(program), warnings=_lines(said))
+
+
+def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Names of the buffers that a call changes.
+
+    torch.export leaves in-place operations in the graph, and its signature names no changed buffer until they are functionalized;
+    that costs seconds for a large model, so only graphs that hold such an operation are.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if any(_writes(node) for node in program.graph.nodes):
+            program = program.run_decompositions({})
+    return tuple(sorted(program.graph_signature.buffers_to_mutate.values()))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether an operation may change what it is given; higher-order operations are not looked into, and may."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if node.target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        return bool(node.args[5])  # running statistics are changed in training, which the schema does not say
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or bool(schema.is_mutable)
 
 
 def _trace(subject: Subject, point: Mapping[str, int] | None) -> Captured:
     if subject.scripted:
         raise CaptureError("the source is TorchScript already")
     example = subject.set_at(point if point is not None else subject.spec.first_point())
+    flat = FlatModule(subject.fresh(), subject.spec).eval()
     try:
         with torch.no_grad(), torchscript_deprecations_silenced(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            program = torch.jit.trace(
-                FlatModule(subject.fresh(), subject.spec).eval(), tuple(example.tensors.values()), check_trace=False
-            )
+            program = torch.jit.trace(flat, tuple(example.cloned().values()), check_trace=False)
     except Exception as error:
         raise CaptureError(f"torch.jit.trace: {_first_line(error)}") from error
+    _restore_buffers(program, FlatModule(subject.fresh(), subject.spec))
     return Captured(name="trace", program=program, convention="flat", warnings=_lines(said))
+
+
+def _restore_buffers(program: nn.Module, initial: nn.Module) -> None:
+    """Put the buffers back to their initial state: tracing runs the model, which may change them."""
+    before = dict(initial.named_buffers())
+    with torch.no_grad():
+        for name, buffer in program.named_buffers():
+            if name in before and before[name].shape == buffer.shape:
+                buffer.copy_(before[name])
 
 
 def _as_is(subject: Subject, point: Mapping[str, int] | None) -> Captured:

@@ -211,7 +211,7 @@ def _parsed(text: str, option: str) -> Any:
         found = json.loads(text)
     except ValueError as error:
         raise UsageError(f"--{option} {text!r} is not JSON: {error}") from None
-    if not isinstance(found, dict | list):
+    if not isinstance(found, dict) and not (option == "inputs" and isinstance(found, list)):
         raise UsageError(f"--{option} {text!r}: expected an object")
     return found
 
@@ -248,12 +248,17 @@ def _print_manifest(manifest: Manifest, classes: Mapping[str, Any]) -> None:
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     if path.suffix == ".safetensors":
+        import torch
         from safetensors.torch import save_file
 
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+        save_file({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}, partial)
     else:
         import numpy as np
+        import torch
 
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.bfloat16:
+                raise UsageError(f"output {name!r} is bfloat16, which numpy lacks; write .safetensors")
         np.savez(partial, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
     os.replace(partial, path)
 

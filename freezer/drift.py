@@ -49,7 +49,7 @@ class Gate:
 class Row:
     """The drift of one output in one input set: a row of evidence/drift.parquet. Figures are None for integers and bools.
 
-    `bound` is what rmse was held to; `problem` says what failed, or is None.
+    `bound` is what rmse was held to, None where OpenVINO's bounds stand in; `problem` says what failed, or is None.
     """
 
     recipe: str
@@ -186,8 +186,9 @@ def _row(recipe: str, name: str, index: int, call: Call, pool: _Pool | None, gat
         rmse, native, rms = (math.sqrt(total / pool.num_elements) for total in (pool.candidate, pool.native, pool.reference))
     problem: str | None = None
     ratio, bound = judge_rmse(rmse, native, rms, dtype=e.dtype, num_elements=r64.numel(), error_ratio_max=gate.error_ratio_max)
+    held_to: float | None = bound
     if not float64:
-        problem = _openvino_problem(e.dtype, figures)
+        held_to, problem = None, _openvino_problem(e.dtype, figures)
     elif not rmse <= bound:
         problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
     return Row(
@@ -203,7 +204,7 @@ def _row(recipe: str, name: str, index: int, call: Call, pool: _Pool | None, gat
         cosine=figures["cosine"],
         gain=figures["gain"],
         top1_agreement=_top1(r, c),
-        bound=bound,
+        bound=held_to,
         problem=problem,
     )
 
@@ -327,8 +328,8 @@ def _nearest_miss(failed: Sequence[Row], gate: Gate) -> str:
     """The worst row in one sentence, and the least limit that would have passed."""
     worst = max(failed, key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0))
     where = f"output {worst.output!r}, input set {worst.set_index} ({worst.kind}): {worst.problem}"
-    if worst.error_ratio is None or not math.isfinite(worst.error_ratio):
-        return where
+    if worst.error_ratio is None or worst.bound is None or not math.isfinite(worst.error_ratio):
+        return where  # no error_ratio_max would have passed
     return f"{where}; limits.error_ratio_max: {math.ceil(worst.error_ratio)} would have passed"
 
 

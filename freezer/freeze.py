@@ -160,7 +160,8 @@ def freeze_subject(
     wanted = auto_classes(detect().classes)[0] if device_class == "auto" else device_class
     target = target_here(wanted, num_threads)
     provenance = {**provenance, "weights": weights_digest(subject.model)}
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as work:
+    # Compilers and models draw random numbers; the caller's stream goes on as if nothing had happened.
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as work, torch.random.fork_rng(devices=[]):
         result = _freeze_for(subject, target, recipes, Path(work), out, limits, policy, task_metric, provenance)
         if result.verdict != "kept-eager":
             return result
@@ -232,7 +233,11 @@ def example_spec(example_inputs: ExampleInputs, dims: Mapping[str, Mapping[int, 
     for input_name, value in values.items():
         if isinstance(value, Tensor):
             axes = dims.get(input_name, {})
-            used |= {dim.name: dim for dim in axes.values()}
+            for axis, dim in axes.items():
+                if not 0 <= axis < value.dim():
+                    raise SpecError(f"dims: input {input_name!r} has no axis {axis}; its axes are 0 to {value.dim() - 1}")
+                if used.setdefault(dim.name, dim) != dim:
+                    raise SpecError(f"dim {dim.name!r} is given with two bounds; expected one for all inputs")
             declared = tensor_spec(input_name, value)
             shape = tuple(axes[axis].name if axis in axes else size for axis, size in enumerate(declared.shape))
             inputs.append(TensorSpec(name=input_name, dtype=declared.dtype, shape=shape, range=declared.range))

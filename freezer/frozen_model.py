@@ -115,10 +115,13 @@ class FrozenModel:
                 )
             if tensor.device.type != "cpu":
                 raise ContractError(f"input {item.name!r}: got device {tensor.device}, expected cpu; move it with .cpu()")
+            if tensor.layout != torch.strided:
+                raise ContractError(f"input {item.name!r}: got layout {tensor.layout}, expected a dense tensor; use .to_dense()")
             self._check_shape(item, tensor, point)
-            tensors.append(tensor.contiguous())
+            # A lazy conjugate or negative shares memory with its source: a payload, which reads memory, would not see it.
+            tensors.append(tensor.resolve_conj().resolve_neg().contiguous())
         for name, value in values.items():
-            if value != self._constants[name]:
+            if isinstance(value, Tensor) or value != self._constants[name]:
                 raise ContractError(
                     f"input {name!r}: got {value!r}, but {self._constants[name]!r} was baked in when the model was frozen"
                 )

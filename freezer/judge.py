@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from freezer.build import Candidate
@@ -104,7 +105,7 @@ def judge(
         point = subject.spec.first_point()
         sampling = _time(subject, [(t, opened[t.candidate.recipe]) for t in passing], policy, point) if passing else None
         eager_metric = None if task_metric is None else task_metric(partial(_call_eager, subject.fresh()))
-        trials = [_measured(t, sampling, len(passing), policy, task_metric, opened) for t in trials]
+        trials = [_measured(t, subject, sampling, len(passing), policy, task_metric) for t in trials]
     eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
     verdict, reason, winner, best = _decide(trials, sampling, target, limits)
     return Judgement(
@@ -175,31 +176,41 @@ def _time(
     subject: Subject, passing: Sequence[tuple[Trial, FrozenModel]], policy: SamplingPolicy, point: Mapping[str, int]
 ) -> Sampling:
     """Time eager and all passing candidates at a point."""
-    inputs = [item.tensors for item in inputs_at(subject, point)]
+    inputs = inputs_at(subject, point)
     eager = subject.fresh()
-    entrants: dict[str, list[Callable[[], Any]]] = {EAGER: [partial(call_source, eager, subject.spec, given) for given in inputs]}
+    # Every entrant has copies of its own: a model may write into its inputs, and the sets must stay what they are.
+    entrants: dict[str, list[Callable[[], Any]]] = {
+        EAGER: [partial(call_source, eager, subject.spec, item.cloned()) for item in inputs]
+    }
     for trial, model in passing:
-        entrants[trial.candidate.recipe] = [partial(model, **given) for given in inputs]
+        entrants[trial.candidate.recipe] = [partial(model, **item.cloned()) for item in inputs]
     return sample(entrants, policy)
 
 
 def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
     """Distinct input sets at a point: the subject's own, then others cut or repeated to size, then generated ones."""
-    found = [item for item in subject.sets if dict(item.point) == dict(point)]
-    found += [resize(item, subject.spec, point) for item in subject.sets if dict(item.point) != dict(point)]
-    found = found[:NUM_TIMED_INPUTS]
+    own = [item for item in subject.sets if dict(item.point) == dict(point)]
+    own += [resize(item, subject.spec, point) for item in subject.sets if dict(item.point) != dict(point)]
+    found: list[InputSet] = []
+    for item in own:
+        if len(found) < NUM_TIMED_INPUTS and not any(_equal(item, other) for other in found):
+            found.append(item)
     if any(item.dtype.startswith(("int", "uint")) and item.range is None for item in subject.spec.tensors):
         return found  # such inputs come from samples alone, or are masks, which the sets already vary
     return [*found, *(generate_at(subject.spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
 
 
+def _equal(one: InputSet, other: InputSet) -> bool:
+    return all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+
+
 def _measured(
     trial: Trial,
+    subject: Subject,
     sampling: Sampling | None,
     num_candidates: int,
     policy: SamplingPolicy,
     task_metric: TaskMetric | None,
-    opened: Mapping[str, FrozenModel],
 ) -> Trial:
     """The trial with its latency, speedup and task metric, where it passed."""
     if trial.problem is not None or sampling is None:
@@ -211,13 +222,11 @@ def _measured(
         problem=None,
         latency_ms=sampling.percentiles(name, policy),
         speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
-        task_metric=None if task_metric is None else task_metric(opened[name]),
+        task_metric=None if task_metric is None else task_metric(trial.candidate.open(subject)),
     )
 
 
 def _call_eager(model: Any, *args: Any, **kwargs: Any) -> Any:
-    import torch
-
     with torch.no_grad():
         return model(*args, **kwargs)
 

@@ -7,6 +7,7 @@ samples. A percentile with too few samples is None (MLPerf LoadGen's early stopp
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import statistics
@@ -158,9 +159,11 @@ def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPo
 
 
 def _percentile(ordered: Sequence[float], key: str) -> float:
-    """Nearest-rank percentile of ordered samples."""
-    share = float(key.removeprefix("p")) / 100
-    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered)) - 1))] if key != "p50" else statistics.median(ordered)
+    """Nearest-rank percentile of ordered samples; the median for p50."""
+    if key == "p50":
+        return statistics.median(ordered)
+    rank = math.ceil(round(float(key.removeprefix("p")) / 100 * len(ordered), 6))
+    return ordered[rank - 1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """The one place where torch.jit's own deprecation is silenced.
 
 torch.jit.trace, script, freeze and load say that they are deprecated in favour of torch.export. Coldpress uses them on purpose:
-they are how existing fleets are frozen.
+they are how existing fleets are frozen. Inductor's own modules use it too.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from freezer.build import lowering_module
 from freezer.canary import run_canary
 from freezer.device_class import detect
 from freezer.device_class import device_class as class_named
-from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError
+from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, StoreUnreachableError
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
 from freezer.manifest import Manifest
@@ -29,8 +30,8 @@ from freezer.store import Store
 
 logger = logging.getLogger("coldpress")
 
-Rung = tuple[str, Manifest, Callable[[], Artifact]]
-"""A device class, its manifest, and what fetches its files."""
+Rung = tuple[str, Callable[[], Manifest], Callable[[], Artifact]]
+"""A device class, what reads its manifest, and what fetches its files; both raise IntegrityError."""
 
 
 def load(
@@ -62,13 +63,15 @@ def load(
     with ExitStack() as stack:
         ladder: list[Refusal] = []
         num_threads = threads or torch.get_num_threads()
-        for name, manifest, fetch in find_rungs(reference, store, device_class, stack):
-            found = refusal_here(manifest, num_threads, limit_isa=limit_isa)
-            if found is None:
-                try:
+        for name, read, fetch in find_rungs(reference, store, device_class, stack):
+            try:
+                found = refusal_here(read(), num_threads, limit_isa=limit_isa)
+                if found is None:
                     return open_artifact(fetch(), num_threads, ladder=ladder, canary=canary)
-                except (IntegrityError, CanaryError, RuntimeError, OSError) as error:
-                    found = _why(name, error)
+            except StoreUnreachableError:
+                raise
+            except Exception as error:  # whatever a payload raises is this rung's failure, and the next one is tried
+                found = _why(name, error)
             ladder.append(found)
             logger.warning("%s is refused: %s", reference, found)
             if strict:
@@ -89,7 +92,7 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
                 f"{folder} is made for {artifact.manifest.device_class}; this machine runs {', '.join(detect().classes)}",
                 [_not_of_this_machine(artifact.manifest.device_class)],
             )
-        yield artifact.manifest.device_class, artifact.manifest, lambda: artifact
+        yield artifact.manifest.device_class, lambda: artifact.manifest, lambda: artifact
         return
     opened = Store.open(store or "store")
     version = opened.version(reference)
@@ -108,7 +111,7 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
             return opened.materialize(version, name, Path(scratch))
 
-        yield name, opened.manifest(version, name), fetch
+        yield name, partial(opened.manifest, version, name), fetch
 
 
 def _not_of_this_machine(name: str) -> Refusal:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from freezer.errors import IntegrityError
+from freezer.errors import IntegrityError, SpecError
 from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure
 
 FORMAT_VERSION = 1
@@ -182,7 +182,7 @@ class Manifest:
             raise IntegrityError(f"{origin}: format_version {found}, this release reads {FORMAT_VERSION}; upgrade coldpress")
         try:
             return cls._from_json(parsed)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, SpecError) as error:
             raise IntegrityError(f"{origin}: the manifest lacks or misspells {error}; pull the artifact again") from None
 
     @classmethod

@@ -46,7 +46,7 @@ def _flatten(value: Any, leaves: list[Tensor], path: str) -> OutputStructure:
         return OutputStructure(kind="tensor")
     if value is None or isinstance(value, bool | int | float | str):
         return OutputStructure(kind="constant", value=value)
-    fields = _named_fields(value)
+    fields = _named_fields(value, path)
     if fields is not None:
         kind = "dict" if type(value) is dict else "named"
         items = tuple(_flatten(item, leaves, f"{path}.{key}") for key, item in fields.items())
@@ -62,10 +62,13 @@ def _flatten(value: Any, leaves: list[Tensor], path: str) -> OutputStructure:
     )
 
 
-def _named_fields(value: Any) -> dict[str, Any] | None:
+def _named_fields(value: Any, path: str) -> dict[str, Any] | None:
     """The fields of a dict, ModelOutput, dataclass or named tuple, in order; None for anything else."""
     if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
+        odd = [key for key in value if not isinstance(key, str)]
+        if odd:
+            raise CaptureError(f"{path} has the key {odd[0]!r} of type {type(odd[0]).__name__}; expected texts as keys")
+        return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ class InputSet:
 
     point: Mapping[str, int]
     tensors: Mapping[str, Tensor]
+
+    def cloned(self) -> dict[str, Tensor]:
+        """Copies of the tensors, for a call that may write into its inputs."""
+        return {name: tensor.clone() for name, tensor in self.tensors.items()}
 
 
 def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
@@ -75,7 +80,7 @@ def read_samples(path: Path) -> list[dict[str, Tensor]]:
     """
     try:
         flat = _read_tensors(path)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, TypeError, EOFError, BadZipFile) as error:
         raise SpecError(f"samples {path}: {error}; expected a readable .safetensors or .npz file") from error
     indexed = [key for key in flat if key.partition("/")[0].isdigit() and "/" in key]
     if not indexed:
@@ -105,7 +110,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             import numpy as np
         except ImportError:
             raise MissingDependencyError("reading .npz needs numpy; pip install numpy") from None
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # of a damaged file np.load keeps its own open
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     raise ValueError(f"suffix {path.suffix!r} is unknown")
 

@@ -104,7 +104,9 @@ def load_source(source: Source) -> nn.Module:
 
 
 def _load_python(source: Source) -> Any:
-    return find_function(source.location, source.search_path)(**source.args)
+    factory = find_function(source.location, source.search_path)
+    with _on_path(source.search_path):  # a factory may import its neighbours when it is called
+        return factory(**source.args)
 
 
 def _load_torchscript(source: Source) -> Any:
@@ -181,7 +183,8 @@ def weights_digest(model: nn.Module) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    tensors = {**dict(model.named_buffers()), **model.state_dict()}  # state_dict leaves buffers out that are not persistent
+    for name, tensor in sorted(tensors.items()):
         if not isinstance(tensor, torch.Tensor):
             continue
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

@@ -75,6 +75,12 @@ class ConstantSpec:
     name: str
     value: bool | int | float | str | None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.value, float) and not math.isfinite(self.value):
+            raise SpecError(
+                f"input {self.name!r}: got the constant {self.value}, which a manifest cannot hold; bake it into the model"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:

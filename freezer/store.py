@@ -91,9 +91,11 @@ class Store:
             StoreUnreachableError: there is no such folder, or it cannot be made.
             UsageError: the scheme is not one that this release can reach.
         """
-        scheme = urlparse(uri).scheme
+        scheme, host = urlparse(uri).scheme, urlparse(uri).netloc
         if scheme not in ("", "file"):
             raise UsageError(f"store {uri!r}: scheme {scheme!r} is not supported by this release; name a local folder")
+        if scheme and host not in ("", "localhost"):
+            raise UsageError(f"store {uri!r} names the host {host!r}; a local folder is file:PATH or file:///PATH")
         root = Path(url2pathname(urlparse(uri).path) if scheme else uri).absolute()
         try:
             if create:
@@ -308,7 +310,10 @@ class Store:
             raise StoreUnreachableError(f"{path} cannot be read: {error}") from error
         except ValueError as error:
             raise IntegrityError(f"{path} is damaged: {error}") from None
-        return {item["annotations"][TAG]: item for item in layout["manifests"]}
+        try:
+            return {item["annotations"][TAG]: item for item in layout["manifests"] if TAG in item.get("annotations", {})}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise IntegrityError(f"{path} is no OCI index: it lacks or misspells {error}") from None
 
     def _blob(self, model: str, descriptor: Mapping[str, Any]) -> bytes:
         path = self._blob_path(model, descriptor["digest"])

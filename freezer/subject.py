@@ -40,7 +40,8 @@ class Subject:
 
     def fresh(self) -> nn.Module:
         """A copy of the model in its initial state."""
-        return copy.deepcopy(self.model)
+        with torch.no_grad():  # else a copied ScriptModule's parameters are no leaves, and .double() warns of them
+            return copy.deepcopy(self.model)
 
     def set_at(self, point: Mapping[str, int]) -> InputSet:
         """The first input set at a point.
@@ -75,7 +76,8 @@ def prepare(
     if samples and fill_up:
         sets = [*sets, *generate(spec)]
     try:
-        result = call_source(copy.deepcopy(model).eval(), spec, sets[0].tensors)
+        with torch.random.fork_rng(devices=[]):  # a model that draws random numbers leaves the caller's stream as it was
+            result = call_source(copy.deepcopy(model).eval(), spec, sets[0].cloned())
     except Exception as error:
         raise JudgeError(f"{name}: the eager model does not run on its inputs: {type(error).__name__}: {error}") from error
     structure, leaves = flatten(result)

@@ -49,7 +49,8 @@ def verify(
     num_threads = threads or torch.get_num_threads()
     ladder: list[Refusal] = []
     with ExitStack() as stack:
-        for name, manifest, fetch in find_rungs(reference, store, device_class, stack):
+        for name, read, fetch in find_rungs(reference, store, device_class, stack):
+            manifest = read()
             refused = refusal_here(manifest, num_threads, limit_isa=False)
             if refused is not None:
                 ladder.append(refused)

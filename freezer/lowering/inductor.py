@@ -13,6 +13,7 @@ from torch import Tensor
 from freezer.capture import Captured
 from freezer.device_class import DeviceClass
 from freezer.errors import BuildError
+from freezer.legacy import torchscript_deprecations_silenced
 from freezer.target import Target
 
 SUFFIX = ".pt2"
@@ -29,15 +30,15 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             f"inductor: a call changes {', '.join(captured.mutates)}, and freezing would bake the first values in; "
             "torchscript-frozen keeps state"
         )
-    import torch._inductor
-
     config: dict[str, Any] = {"freezing": settings["freezing"], "compile_threads": 1}
     device_class = target.device_class
     if device_class.kind == "cpu":
         config |= {"cpp.march": device_class.march, "cpp.simdlen": device_class.simdlen, "cpp.threads": target.num_threads}
     try:
-        with torch.no_grad(), _vectors_of(device_class):
-            torch._inductor.aoti_compile_and_package(captured.program, package_path=str(path), inductor_configs=config)
+        with torch.no_grad(), torchscript_deprecations_silenced(), _vectors_of(device_class):
+            from torch._inductor import aoti_compile_and_package  # here: its first import uses torch.jit
+
+            aoti_compile_and_package(captured.program, package_path=str(path), inductor_configs=config)
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
         raise BuildError(f"inductor: {type(error).__name__}: {lines[0]}") from error

@@ -1,0 +1,114 @@
+"""Fixtures that all tests share: golden files, and artifacts that are frozen once a session."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact import Artifact
+from freezer.freeze import FreezeResult, freeze
+from freezer.store import Store
+from tests.models import Mlp, TinyConv, seeded
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew from what the code makes now")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What Inductor compiles goes into a folder of the session, so that no run profits from another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], bytes]:
+    """The content of a file of tests/golden; with --update-golden it is written first, from what the test gives."""
+
+    def read(name: str, now: bytes) -> bytes:
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.write_bytes(now)
+        return path.read_bytes()
+
+    return read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """A model, what freezing it gave, and what freezing did to the model and to the random numbers of its caller."""
+
+    model: nn.Module
+    result: FreezeResult
+    artifact: Artifact
+    state_before: dict[str, Tensor]
+    random_before: Tensor
+    random_after: Tensor
+
+
+def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, device_class: str) -> Frozen:
+    state, random = {key: tensor.clone() for key, tensor in model.state_dict().items()}, torch.get_rng_state()
+    result = freeze(
+        model,
+        {"x": x},
+        out=out,
+        name=name,
+        dims={"x": {0: BATCH}},
+        recipes=[recipe],
+        device_class=device_class,
+        limits=ANY_SPEED,
+        policy=QUICK,
+    )
+    assert result.artifact is not None, (result.reason, result.failures)
+    return Frozen(
+        model=model,
+        result=result,
+        artifact=result.artifact,
+        state_before=state,
+        random_before=random,
+        random_after=torch.get_rng_state(),
+    )
+
+
+@pytest.fixture(scope="session")
+def inductor(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    """The one Inductor artifact of the session: a convnet for batch 1 to 4. Takes some 15 s; read it, never write it."""
+    out = tmp_path_factory.mktemp("inductor-frozen") / "conv"
+    return frozen(seeded(TinyConv), random_inputs(2, 3, 16, 16), out, name="conv", recipe="inductor-frozen", device_class=HERE)
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    """A torchscript-frozen artifact of an MLP for batch 1 to 4; read it, never write it."""
+    out = tmp_path_factory.mktemp("torchscript-frozen") / "mlp"
+    return frozen(seeded(Mlp), random_inputs(2, 4), out, name="mlp", recipe="torchscript-frozen", device_class=HERE)
+
+
+@pytest.fixture(scope="session")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    """The portable artifact of the same MLP; read it, never write it."""
+    out = tmp_path_factory.mktemp("portable") / "mlp"
+    return frozen(seeded(Mlp), random_inputs(2, 4), out, name="mlp", recipe="portable", device_class="portable")
+
+
+@pytest.fixture(scope="session")
+def published(scripted: Frozen, portable: Frozen, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store with version 1 of `mlp` for this machine's class and `portable`; read it, never write it."""
+    store = Store.open(str(tmp_path_factory.mktemp("published")), create=True)
+    store.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact, "portable": portable.artifact}, carried={})
+    return store
+
+
+@pytest.fixture
+def store(published: Store, tmp_path: Path) -> Store:
+    """A copy of the published store, to be written and damaged."""
+    return Store(Path(shutil.copytree(published.root, tmp_path / "store")))

@@ -1,0 +1,93 @@
+"""The ladder: which published class serves which machine, and why one is refused. Machines are described, not needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from freezer.device_class import Machine
+from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs, version_tuple
+from freezer.manifest import Manifest, Payload
+from tests.steps import manifest_of
+
+V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+ALL = ("portable", "cuda-sm80", V3, "cuda-sm90", V4)
+AVX512 = Machine(classes=(V4, V3, "portable"), hardware=V4, why_not={})
+AVX512_LIMITED = Machine(classes=(V3, "portable"), hardware=V4, why_not={})
+AVX2 = Machine(classes=(V3, "portable"), hardware=V3, why_not={})
+OLD = Machine(classes=("portable",), hardware=None, why_not={})
+GPU = Machine(classes=("cuda-sm90", V4, V3, "portable"), hardware=V4, why_not={})
+
+
+@pytest.mark.parametrize(
+    ("machine", "published", "expected"),
+    [
+        (AVX512, ALL, [V4, V3, "portable"]),
+        (AVX512_LIMITED, ALL, [V3, "portable"]),
+        (AVX2, ALL, [V3, "portable"]),
+        (OLD, ALL, ["portable"]),
+        (GPU, ALL, ["cuda-sm90", V4, V3, "portable"]),
+        (AVX512, (V3,), [V3]),
+        (AVX2, (V4,), []),
+        (AVX2, (), []),
+        (AVX512, ("portable", "cpu-of-tomorrow", V4), [V4, "portable"]),
+    ],
+)
+def test_rungs_are_most_specific_first(machine: Machine, published: tuple[str, ...], expected: list[str]) -> None:
+    assert rungs(published, machine) == expected
+
+
+def made(device_class: str, *threads: int | None) -> Manifest:
+    payloads = tuple(
+        Payload(path=f"payloads/{i}", digest=f"sha256:{'0' * 64}", size_bytes=1, kind="inductor", num_threads=count)
+        for i, count in enumerate(threads)
+    )
+    return manifest_of(payloads[0], payloads=payloads, device_class=device_class)
+
+
+@pytest.mark.parametrize(
+    ("device_class", "threads", "machine", "environ", "refused"),
+    [
+        (V3, 2, AVX512, {}, True),
+        (V3, 2, AVX512, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, False),
+        (V3, 2, AVX512_LIMITED, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, False),
+        (V3, 2, AVX2, {}, False),
+        (V4, 2, AVX512, {}, False),
+        (V3, None, AVX512, {}, False),
+        ("portable", None, AVX512, {}, False),
+    ],
+)
+def test_packed_weights_of_a_lesser_class_are_refused(
+    device_class: str, threads: int | None, machine: Machine, environ: dict[str, str], refused: bool
+) -> None:
+    found = refuse_by_isa(made(device_class, threads), machine, environ)
+    assert (found is not None) is refused
+    if found:
+        assert found.reason == "isa_mismatch"
+        assert "ONEDNN_MAX_CPU_ISA=AVX2" in found.expected
+        assert "limit_isa=True" in found.expected
+
+
+@pytest.mark.parametrize(
+    ("threads", "here", "refused"), [((2,), 2, False), ((1, 4), 4, False), ((1, 4), 2, True), ((None,), 7, False)]
+)
+def test_payloads_of_other_thread_counts_are_refused(threads: tuple[int | None, ...], here: int, refused: bool) -> None:
+    found = refuse_by_threads(made(V4, *threads), here)
+    assert (found is not None) is refused
+    if found:
+        assert found == Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected="1 or 4 (load(..., threads=N))")
+
+
+@pytest.mark.parametrize(
+    ("here", "refused"), [("2.10.1", True), ("1.13", True), ("2.11.0+cpu", False), ("2.13.0a0+git1", False), ("3.0", False)]
+)
+def test_an_older_torch_is_refused(here: str, refused: bool) -> None:
+    manifest = made(V4, 2)
+    assert manifest.needs["torch"] == "2.11"
+    found = refuse_by_torch(manifest, here)
+    assert (found is not None) is refused
+    if found:
+        assert str(found) == f"{V4}: torch_too_old: got torch {here}, expected torch >= 2.11"
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert version_tuple("2.9.1") < version_tuple("2.13.0+cpu")

@@ -1,0 +1,119 @@
+"""What is imported when: reading needs no torch, serving no compiler, and nothing here needs ray, mlflow or pydantic."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from freezer.store import Store
+from tests.conftest import Frozen
+from tests.steps import python
+
+MAIN = "import sys; from freezer.cli import main; sys.argv = ['coldpress', *sys.argv[1:]]; main()"
+
+SHOW = """
+import sys
+{}
+print(sorted({{"torch", "numpy", "pyarrow", "ray", "mlflow", "pydantic"}} & set(sys.modules)))
+"""
+
+
+def imported_by(code: str, *args: object) -> str:
+    return python(SHOW.format(code), *args).splitlines()[-1]
+
+
+def test_the_package_itself_imports_nothing_heavy() -> None:
+    assert imported_by("import freezer; freezer.DeviceClass, freezer.Dim, freezer.IncompatibleError") == "[]"
+
+
+@pytest.mark.parametrize(
+    "module", ["artifact", "cli", "describe", "device_class", "errors", "ladder", "limits", "manifest", "recipes", "spec", "store"]
+)
+def test_what_only_reads_imports_no_torch(module: str) -> None:
+    assert imported_by(f"import freezer.{module}") == "[]"
+
+
+def commands(store: Store, tmp_path: Path) -> dict[str, list[str]]:
+    return {
+        "classes": ["classes"],
+        "inspect": ["inspect", "mlp", "--store", str(store.root)],
+        "pull": ["pull", "mlp", "--store", str(store.root), "--dest", str(tmp_path / "pulled")],
+    }
+
+
+@pytest.mark.parametrize("command", ["classes", "inspect", "pull"])
+def test_commands_that_only_read_import_no_torch_and_answer_at_once(command: str, published: Store, tmp_path: Path) -> None:
+    arguments = commands(published, tmp_path)[command]
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", MAIN, *arguments], capture_output=True, text=True, check=True)
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "freezer.store" in modules
+    assert not modules & {"torch", "numpy", "pyarrow", "ray", "mlflow"}, "pydantic may be there: typer itself takes it"
+    assert any(seconds_of([sys.executable, "-c", MAIN, *arguments]) < 0.5 for _ in range(3)), "the best of three"
+
+
+def seconds_of(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.perf_counter() - started
+
+
+def test_loading_adds_little_to_the_import_of_torch() -> None:
+    code = """
+import time
+import torch
+started = time.perf_counter()
+import freezer
+freezer.load
+print(time.perf_counter() - started)
+"""
+    assert any(float(python(code)) < 0.2 for _ in range(3))
+
+
+def test_serving_and_freezing_need_neither_ray_nor_mlflow_nor_pydantic(scripted: Frozen) -> None:
+    found = imported_by("import freezer, sys; freezer.load(sys.argv[1]); freezer.verify(sys.argv[1])", scripted.artifact.folder)
+    assert found == "['numpy', 'torch']"
+    for module in Path(__file__).parents[2].joinpath("freezer").glob("*.py"):
+        text = module.read_text()
+        assert not any(f"import {name}" in text for name in ("ray", "mlflow", "pydantic")), module
+
+
+def test_serving_starts_no_compiler_and_no_cuda(scripted: Frozen) -> None:
+    code = """
+import sys, freezer, torch
+freezer.load(sys.argv[1])
+print(torch.cuda.is_initialized(), [name for name in sys.modules if name.startswith("torch._inductor.compile")])
+"""
+    assert python(code, scripted.artifact.folder).strip() == "False []"
+
+
+def test_public_names_are_what_they_say_whatever_is_imported_first() -> None:
+    code = """
+import freezer.freeze, freezer.load, freezer.verify, freezer.frozen_model
+import freezer
+assert all(callable(getattr(freezer, name)) for name in ("freeze", "load", "verify"))
+from freezer.freeze import freeze
+assert freezer.freeze is freeze
+from freezer import freeze as again, load
+assert again is freeze
+assert load.__module__ == "freezer.load"
+import importlib
+assert importlib.import_module("freezer.freeze").freeze is freeze
+for name in freezer.__all__:
+    assert getattr(freezer, name) is not None, name
+try:
+    freezer.none
+except AttributeError as error:
+    print(error)
+"""
+    assert python(code).strip() == "module 'freezer' has no attribute 'none'"
+
+
+def test_numpy_is_not_needed_to_read(published: Store) -> None:
+    blocked = "import sys; sys.modules['numpy'] = sys.modules['torch'] = sys.modules['pyarrow'] = None; " + MAIN
+    env = {**os.environ, "COLUMNS": "200"}
+    assert "mlp, version 1" in python(blocked, "inspect", "mlp", "--store", published.root, env=env)

@@ -1,0 +1,46 @@
+"""RECIPES: which are built for what, and that each is of one piece."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from freezer.errors import UsageError
+from freezer.recipes import LOWERINGS, RECIPES, select
+
+
+def names(*wanted: str, portable: bool = False) -> list[str]:
+    return [recipe.name for recipe in select(wanted, portable=portable)]
+
+
+def test_auto_is_all_that_fit() -> None:
+    assert names("auto") == ["torchscript-frozen", "inductor-frozen"]
+    assert names("auto", portable=True) == ["portable"]
+
+
+def test_one_may_be_named() -> None:
+    assert names("inductor-frozen") == ["inductor-frozen"]
+    assert names("inductor-frozen", "auto") == ["torchscript-frozen", "inductor-frozen"]
+    assert names("inductor-frozen", portable=True) == ["portable"], "what is portable does not depend on the others"
+    assert names("eager") == []
+
+
+def test_an_unknown_recipe_is_named_with_those_that_exist() -> None:
+    with pytest.raises(UsageError, match="unknown recipe 'tensorrt'; expected auto, eager, torchscript-frozen"):
+        names("tensorrt")
+
+
+@pytest.mark.parametrize("key", RECIPES)
+def test_a_recipe_is_of_one_piece(key: str) -> None:
+    recipe = RECIPES[key]
+    assert recipe.name == key
+    assert {lowering for _, lowering in recipe.ways} <= set(LOWERINGS)
+
+
+@pytest.mark.parametrize("kind", LOWERINGS)
+def test_every_lowering_builds_and_opens(kind: str) -> None:
+    module = importlib.import_module(dict(LOWERINGS.items())[kind])  # type: ignore[index]
+    assert callable(module.build)
+    assert callable(module.open_payload)
+    assert module.SUFFIX.startswith(".")

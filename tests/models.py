@@ -1,0 +1,130 @@
+"""Tiny real models. Sources name them too: `python:tests.models:mlp`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Mlp(nn.Module):
+    """[batch, 4] to [batch, 3]."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.relu(self.first(x)))
+        return out
+
+
+class TinyConv(nn.Module):
+    """[batch, 3, 16, 16] to [batch, 10], with a batch norm to fold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+        return out
+
+
+class Counter(nn.Module):
+    """Adds the number of calls, which a buffer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Tensor = torch.nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+class BakedCounter(Counter):
+    """What a freeze that bakes the buffer in makes of a Counter: right on the first call, and on the first alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.count + 1
+
+
+class ReassignedCounter(Counter):
+    """Counts in a buffer that is replaced, which torch.export does not see."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x + self.count
+
+
+class AttributeCounter(nn.Module):
+    """Counts its calls in a Python number, which no graph sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class Branching(nn.Module):
+    """A trace keeps one branch; the inputs decide which is right."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if float(x.sum()) > 0 else x * 3
+
+
+class Writing(nn.Module):
+    """Writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.add_(1))
+        return out
+
+
+class Random(nn.Module):
+    """Draws random numbers in eval mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+class Calling(nn.Module):
+    """Answers what a function answers."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+def seeded(model: type[nn.Module], *args: Any) -> nn.Module:
+    """A model in eval mode whose weights are the same everywhere; the caller's random numbers go on as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return model(*args).eval()
+
+
+def mlp(hidden: int = 8) -> nn.Module:
+    """The factory of `python:tests.models:mlp`."""
+    return seeded(Mlp, hidden)
+
+
+def no_model() -> str:
+    """A factory that gives no module."""
+    return "text"
+
+
+def broken() -> nn.Module:
+    """A factory that raises."""
+    raise RuntimeError("weights are gone")

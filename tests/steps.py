@@ -1,0 +1,126 @@
+"""The steps of a freeze at a small scale, and artifacts without any model in them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact import GOLDEN_INPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.build import Candidate, build
+from freezer.device_class import auto_classes, detect
+from freezer.freeze import example_spec
+from freezer.judge import Judgement, judge
+from freezer.limits import Limits, SamplingPolicy
+from freezer.manifest import GoldenSet, Manifest, Payload, digest_file
+from freezer.recipes import RECIPES
+from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure, TensorSpec
+from freezer.subject import Subject, prepare
+from freezer.target import Target, target_here
+
+QUICK = SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
+"""Times quickly, and takes a busy machine for a quiet one."""
+
+ANY_SPEED = Limits(speedup_min=0.0)
+"""Publishes whatever passes the drift gate."""
+
+BATCH = Dim(name="batch", min=1, max=4)
+
+HERE = next(name for name in auto_classes(detect().classes) if not name.startswith("cuda"))
+"""The device class of this machine's CPU."""
+
+
+def subject_of(model: nn.Module, inputs: Mapping[str, Any], dims: Mapping[str, Mapping[int, Dim]] | None = None) -> Subject:
+    spec, example = example_spec(inputs, dims or {})
+    return prepare("model", model.eval(), spec, [example], fill_up=True)
+
+
+def candidate_of(subject: Subject, recipe: str, folder: Path, target: Target | None = None) -> Candidate:
+    folder.mkdir()
+    chosen = RECIPES[recipe]
+    return build(subject, chosen, target or target_here("portable" if chosen.portable else HERE, torch.get_num_threads()), folder)
+
+
+def judgement_of(subject: Subject, candidates: Sequence[Candidate], limits: Limits = ANY_SPEED, **kwargs: Any) -> Judgement:
+    portable = RECIPES[candidates[0].recipe].portable
+    target = target_here("portable" if portable else HERE, torch.get_num_threads())
+    return judge(subject, candidates, target, limits=limits, policy=QUICK, **kwargs)
+
+
+def random_inputs(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def manifest_of(payload: Payload, **changes: Any) -> Manifest:
+    """A manifest with one payload and something in every field."""
+    plain = Manifest(
+        model="tiny",
+        device_class="portable",
+        verdict="published",
+        recipe={"name": "portable", "capture": "export", "lowering": "exported", "settings": {"freeze": False}, "tried": []},
+        inputs=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("batch", 4)),), dims=(BATCH,)),
+        outputs=(OutputSpec(name="output", dtype="float32", rank=2),),
+        structure=OutputStructure(kind="tensor"),
+        payloads=(payload,),
+        files=(),
+        golden=(GoldenSet(point={"batch": 1}, native_rmse={"output": 1e-8}),),
+        reference="float64",
+        stateful=False,
+        needs={"torch": "2.11", "machine": None},
+        toolchain={"torch": "2.13.0", "onednn": "3.7.1", "cxx": None, "cuda": None, "python": "3.11.2"},
+        drift={"error_ratio": 1.25, "max_abs_err": 1e-7, "sqnr_db": 140.0, "margin": 2.4},
+        gate={"kind": "calibrated", "error_ratio_max": 3.0, "speedup_min": 1.05},
+        latency=None,
+        provenance={"source": "python:tests.models:mlp", "weights": f"sha256:{'0' * 64}"},
+        freezing={"build_s": 1.5, "warnings": ["one"]},
+    )
+    return replace(plain, **changes)
+
+
+def write_plain_artifact(folder: Path, content: bytes = b"payload", **changes: Any) -> Artifact:
+    """An artifact folder whose payload holds some bytes: enough for a store, which never opens one."""
+    for name in ("payloads", "golden"):
+        (folder / name).mkdir(parents=True)
+    path = folder / "payloads" / "all.pt2"
+    path.write_bytes(content)
+    (folder / GOLDEN_INPUTS).write_bytes(b"golden")
+    payload = Payload(
+        path="payloads/all.pt2", digest=digest_file(path), size_bytes=len(content), kind="exported", num_threads=None, dims=(BATCH,)
+    )
+    files = (file_ref(folder, GOLDEN_INPUTS, MEDIA_SAFETENSORS),)
+    return rewritten(Artifact(folder=folder, manifest=manifest_of(payload, files=files)), **changes)
+
+
+def rewritten(artifact: Artifact, **changes: Any) -> Artifact:
+    """The artifact in its own folder, with a manifest that differs in some fields."""
+    manifest = replace(artifact.manifest, **changes)
+    (artifact.folder / "manifest.json").write_bytes(manifest.to_bytes())
+    return Artifact(folder=artifact.folder, manifest=manifest)
+
+
+def copy_of(artifact: Artifact, folder: Path, **changes: Any) -> Artifact:
+    """A copy of an artifact folder that may be damaged, with a manifest that differs in some fields."""
+    shutil.copytree(artifact.folder, folder, dirs_exist_ok=True)
+    return rewritten(Artifact(folder=folder, manifest=artifact.manifest), **changes)
+
+
+def flip_a_byte(path: Path) -> None:
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def python(code: str, *args: object, env: Mapping[str, str] | None = None) -> str:
+    """What a fresh interpreter prints; it fails the test when it fails."""
+    command = [sys.executable, "-c", code, *(str(arg) for arg in args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
