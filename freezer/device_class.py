@@ -14,10 +14,10 @@ import contextlib
 import functools
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import archspec.cpu
 import archspec.cpu.detect
@@ -161,16 +161,18 @@ def limits_hold(name: str, machine: Machine, environ: Mapping[str, str] | None =
     return limit is not None and _onednn_level(limit) == _LEVELS.index(name)
 
 
-def best_level(classes: Mapping[str, Any] | tuple[str, ...]) -> str | None:
+def best_level(classes: Collection[str]) -> str | None:
     """The best of the x86-64 levels among `classes`; what `auto` means on a machine of those classes."""
     return next((name for name in reversed(_LEVELS) if name in classes), None)
 
 
-def auto_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """What `auto` means on a machine of these classes: its GPU's capability, if it has one, its x86-64 level, and `portable`."""
-    cuda = tuple(name for name in classes if device_class(name).kind == "cuda")
+def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """What `auto` means on a machine of these classes: its x86-64 level, and `portable`.
+
+    GPUs are detected, and no lowering of this release builds for one: a CUDA class is left out here, and refused where it is named.
+    """
     level = best_level(classes)
-    return (*cuda, *((level,) if level else ()), PORTABLE)
+    return (*((level,) if level else ()), PORTABLE)
 
 
 def available_threads() -> int:

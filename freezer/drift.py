@@ -6,10 +6,10 @@ With `r` the reference, `e` the eager model's output and `c` the candidate's, al
     error_ratio = rmse / max(native_rmse, eps * rms(r))
     passes when   error_ratio <= error_ratio_max,  or  rmse <= multiplier * native_rmse + tol / 10
 
-The second rule is the ladder of `same()` in PyTorch's dynamo benchmarks: multiplier 2, 3 for half precision and for small
-tensors; tol is 1e-4 (float32) or 1e-2 (half) of rms(r). An output with fewer than 64 elements is pooled over all input sets first:
-a ratio of two numbers of one element each is chance. Where float64 cannot run, the reference is eager and the bounds are those of
-OpenVINO's output validation. No figure, no pass.
+The second rule is the ladder of `same()` in PyTorch's dynamo benchmarks: multiplier 2, 3 for half precision and for small tensors;
+tol is 1e-4 (float32) or 1e-2 (half) of rms(r), and for float64 the multiple of eps that float32 has. An output with fewer than 64
+elements is pooled over all input sets first: a ratio of two numbers of one element each is chance. Where float64 cannot run, the
+reference is eager and the bounds are those of OpenVINO's output validation. No figure, no pass.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def judge_rmse(
     floor = max(native_rmse, eps * rms)
     ratio = rmse / floor if floor > 0 else (0.0 if rmse == 0 else math.inf)
     multiplier = 3.0 if half or num_elements < SMALL_TENSOR else 2.0
-    tol = (1e-2 if half else 1e-4 if dtype == torch.float32 else 0.0) * rms
+    tol = (1e-2 if half else 1e-4 * eps / torch.finfo(torch.float32).eps) * rms
     return ratio, max(error_ratio_max * floor, multiplier * native_rmse + tol / 10)
 
 

@@ -190,8 +190,11 @@ def _freeze_for(
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
     candidates, failures = _build_all(subject, target, recipes, work)
+    if not candidates and not failures:
+        reason = "no other recipe than eager was asked for"
+        return FreezeResult(verdict="kept-eager", reason=reason, artifact=None, judgement=None, failures=failures)
     if not candidates:
-        reason = "; ".join(f"{recipe}: {why}" for recipe, why in failures.items()) or "no recipe fits"
+        reason = "; ".join(f"{recipe}: {why}" for recipe, why in failures.items())
         return FreezeResult(verdict="failed", reason=reason, artifact=None, judgement=None, failures=failures)
     judgement = judge(subject, candidates, target, limits=limits, policy=policy, task_metric=task_metric)
     artifact = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -48,7 +50,7 @@ def _flatten(value: Any, leaves: list[Tensor], path: str) -> OutputStructure:
         return OutputStructure(kind="constant", value=value)
     fields = _named_fields(value, path)
     if fields is not None:
-        kind = "dict" if type(value) is dict else "named"
+        kind = "dict" if type(value) is dict else "namedtuple" if isinstance(value, tuple) else "named"
         items = tuple(_flatten(item, leaves, f"{path}.{key}") for key, item in fields.items())
         type_name = "" if kind == "dict" else f"{type(value).__module__}.{type(value).__qualname__}"
         return OutputStructure(kind=kind, keys=tuple(fields), items=items, type_name=type_name)  # type: ignore[arg-type]
@@ -91,8 +93,15 @@ def _unflatten(structure: OutputStructure, leaves: Iterator[Tensor]) -> Any:
         return tuple(items)
     if structure.kind == "list":
         return items
+    if structure.kind == "namedtuple":
+        return _named_tuple(structure.type_name.rpartition(".")[2], structure.keys)(*items)
     named = zip(structure.keys, items, strict=True)
     return dict(named) if structure.kind == "dict" else NamedOutput(named)
+
+
+@functools.cache
+def _named_tuple(name: str, keys: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+    return namedtuple(name, keys)
 
 
 def output_specs(structure: OutputStructure, leaves: Sequence[Tensor]) -> tuple[OutputSpec, ...]:

@@ -194,15 +194,15 @@ class OutputStructure:
     """How the flat output tensors are put together again.
 
     Attributes:
-        kind: `tensor` (a leaf), `constant` (a leaf that is no tensor), `tuple`, `list`, `dict`, or `named` (a dataclass or
-            ModelOutput: attributes, keys and order are kept, the type is not).
+        kind: `tensor` (a leaf), `constant` (a leaf that is no tensor), `tuple`, `list`, `dict`, `namedtuple`, or `named` (a
+            dataclass or ModelOutput: attributes, keys and order are kept, the type is not).
         keys: of a dict or a named structure.
         items: the parts, in order.
         value: of a constant.
         type_name: of a named structure, for people.
     """
 
-    kind: Literal["tensor", "constant", "tuple", "list", "dict", "named"]
+    kind: Literal["tensor", "constant", "tuple", "list", "dict", "named", "namedtuple"]
     keys: tuple[str, ...] = ()
     items: tuple[OutputStructure, ...] = ()
     value: bool | int | float | str | None = None
@@ -211,7 +211,7 @@ class OutputStructure:
     def to_json(self) -> dict[str, Any]:
         """The manifest's form of the structure."""
         data: dict[str, Any] = {"kind": self.kind}
-        if self.kind in ("dict", "named"):
+        if self.kind in ("dict", "named", "namedtuple"):
             data["keys"] = list(self.keys)
         if self.kind not in ("tensor", "constant"):
             data["items"] = [item.to_json() for item in self.items]

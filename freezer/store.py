@@ -261,7 +261,7 @@ class Store:
                 verify_file(artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
                 partial = blob.with_name(f".{blob.name}.partial")
                 partial.unlink(missing_ok=True)
-                link_or_copy(artifact.folder / item.path, partial)
+                self._take_in(artifact.folder / item.path, partial)
                 partial.chmod(0o444)
                 fsync_file(partial)
                 os.replace(partial, blob)
@@ -282,6 +282,13 @@ class Store:
         if manifest.device_class.startswith("cpu-x86-64"):
             descriptor["platform"] = {"architecture": "amd64", "os": "linux"}
         return descriptor
+
+    def _take_in(self, source: Path, partial: Path) -> None:
+        """Link a file that this store's own workers made; copy any other, which its owner may change later."""
+        if self.root / WORK in source.parents:
+            link_or_copy(source, partial)
+        else:
+            shutil.copyfile(source, partial)
 
     def _write_blob(self, model: str, data: bytes, media_type: str) -> dict[str, Any]:
         digest = digest_bytes(data)

@@ -34,6 +34,8 @@ def target_here(name: str, num_threads: int) -> Target:
         UsageError: the machine is not of the class, or the process does not hold the class's limits.
     """
     wanted, machine = device_class(name), detect()
+    if wanted.kind == "cuda":
+        raise UsageError(f"{name}: this release has no lowering that builds for a GPU; name a CPU class, or auto")
     if name not in machine.classes:
         reason = machine.why_not.get(name, "the hardware is of another kind")
         raise UsageError(f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}")

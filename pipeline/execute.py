@@ -253,8 +253,11 @@ def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) 
 
 
 def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
-    """The outcome of an item of which nothing was built."""
-    first = next(iter(builds.values()), None)
+    """The outcome of an item of which nothing was built: failed, or kept-eager where nothing but eager was asked for."""
+    if not builds:
+        reason = "no other recipe than eager was asked for that fits this class"
+        return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
+    first = next(iter(builds.values()))
     recipes: dict[str, list[str]] = {}
     for recipe, found in builds.items():
         recipes.setdefault(found.message, []).append(recipe)
@@ -264,9 +267,9 @@ def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
     return Outcome(
         **_identity(item),
         verdict="failed",
-        failure=first.failure if first else "build",
-        reason=reason or "no recipe was asked for that fits this class",
-        log_tail=first.log_tail if first else "",
+        failure=first.failure,
+        reason=reason,
+        log_tail=first.log_tail,
         build_s=sum(found.wall_s for found in builds.values()),
         candidates=tuple(_report(found) for found in builds.values()),
     )

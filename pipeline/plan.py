@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from freezer.device_class import PORTABLE, best_level, device_class
+from freezer.device_class import PORTABLE, auto_classes
 from freezer.errors import InfrastructureError
 from freezer.limits import SamplingPolicy
 from freezer.recipes import RECIPES, Recipe, select
@@ -98,16 +98,8 @@ def make_plan(
 
 
 def auto_classes_of(nodes: Sequence[Sequence[str]]) -> list[str]:
-    """What `auto` stands for on a cluster: each node's GPU classes and its best x86-64 level."""
-    found: dict[str, None] = {}
-    for classes in nodes:
-        for name in classes:
-            if device_class(name).kind == "cuda":
-                found[name] = None
-        level = best_level(tuple(classes))
-        if level:
-            found[level] = None
-    return list(found)
+    """What `auto` stands for on a cluster: what it means on each node, each class once."""
+    return list(dict.fromkeys(name for classes in nodes for name in auto_classes(classes)))
 
 
 def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:

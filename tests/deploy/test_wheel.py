@@ -1,4 +1,4 @@
-"""Deployment: the wheel in an environment of its own, with torch, safetensors, archspec and the CLI's libraries, and no compiler."""
+"""Deployment: the wheel in an environment of torch, safetensors, archspec and the command's libraries, and no compiler."""
 
 from __future__ import annotations
 

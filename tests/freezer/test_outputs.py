@@ -57,6 +57,14 @@ def test_a_result_is_put_together_as_it_was(make: Callable[[], Any], names: list
     assert [spec.name for spec in output_specs(structure, leaves)] == names
     if type(result) in (Tensor, tuple, list, dict):
         assert type(again) is type(result)
+    elif isinstance(result, Pair):
+        first, second = again
+        assert (type(again).__name__, again._fields, again.first is first, again.second is second) == (
+            "Pair",
+            Pair._fields,
+            True,
+            True,
+        )
     else:
         assert type(again) is NamedOutput
     assert flatten(again)[0].items == structure.items
