@@ -12,7 +12,7 @@ from torch import Tensor
 from freezer.errors import ContractError
 from freezer.ladder import Refusal
 from freezer.manifest import Manifest, Payload
-from freezer.outputs import leaves_of, unflatten
+from freezer.outputs import leaves_of, rebuilder
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.target import threads
 
@@ -55,7 +55,7 @@ class FrozenModel:
         self.outputs = outputs
         self.manifest = manifest
         self.ladder = tuple(ladder)
-        self._structure = structure
+        self._rebuild = rebuilder(structure)
         self._payloads = tuple(payloads)
         self._checks = tuple((item, getattr(torch, item.dtype)) for item in spec.tensors)
         self._names = tuple(item.name for item in spec.inputs)
@@ -101,25 +101,24 @@ class FrozenModel:
         return values
 
     def _check(self, values: dict[str, Any]) -> tuple[list[Tensor], dict[str, int]]:
+        """The tensors as a payload may read them, and their point. On the path of every call: the messages are made elsewhere."""
         tensors: list[Tensor] = []
         point: dict[str, int] = {}
         for item, dtype in self._checks:
             tensor = values.pop(item.name, None)
-            if not isinstance(tensor, Tensor):
-                got = "nothing" if tensor is None else type(tensor).__name__
-                raise ContractError(f"input {item.name!r}: got {got}, expected a tensor of {item.dtype} {list(item.shape)}")
-            if tensor.dtype != dtype:
-                got = str(tensor.dtype).removeprefix("torch.")
-                raise ContractError(
-                    f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with .to(torch.{item.dtype})"
-                )
-            if tensor.device.type != "cpu":
-                raise ContractError(f"input {item.name!r}: got device {tensor.device}, expected cpu; move it with .cpu()")
-            if tensor.layout != torch.strided:
-                raise ContractError(f"input {item.name!r}: got layout {tensor.layout}, expected a dense tensor; use .to_dense()")
-            self._check_shape(item, tensor, point)
+            if (
+                not isinstance(tensor, Tensor)
+                or tensor.dtype is not dtype
+                or not tensor.is_cpu
+                or tensor.layout is not torch.strided
+            ):
+                raise ContractError(_wrong_tensor(item, tensor))
+            if tensor.shape != item.shape and not self._fits(item, tensor, point):
+                raise ContractError(self._wrong_shape(item, tensor, point))
             # A lazy conjugate or negative shares memory with its source: a payload, which reads memory, would not see it.
-            tensors.append(tensor.resolve_conj().resolve_neg().contiguous())
+            if tensor.is_neg() or tensor.is_conj():
+                tensor = tensor.resolve_conj().resolve_neg()
+            tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         for name, value in values.items():
             if isinstance(value, Tensor) or value != self._constants[name]:
                 raise ContractError(
@@ -127,21 +126,25 @@ class FrozenModel:
                 )
         return tensors, point
 
-    def _check_shape(self, item: TensorSpec, tensor: Tensor, point: dict[str, int]) -> None:
-        shape = tensor.shape
-        fits = len(shape) == len(item.shape)
-        if fits:
-            for size, expected in zip(shape, item.shape, strict=True):
-                if isinstance(expected, int):
-                    fits = fits and size == expected
-                else:
-                    dim = self._dims[expected]
-                    fits = fits and point.setdefault(expected, size) == size and dim.min <= size <= dim.max
-        if not fits:
-            bounds = ", ".join(f"{name} from {dim.min} to {dim.max}" for name, dim in self._dims.items())
-            expected_shape = f"{list(item.shape)} with {bounds}" if bounds else f"{list(item.shape)}"
-            so_far = f", {point} in the inputs before it" if point else ""
-            raise ContractError(f"input {item.name!r}: got shape {list(shape)}, expected {expected_shape}{so_far}")
+    def _fits(self, item: TensorSpec, tensor: Tensor, point: dict[str, int]) -> bool:
+        """Whether every size is the declared one, or within its dim's bounds and the same as before."""
+        if tensor.dim() != len(item.shape):
+            return False
+        for size, expected in zip(tensor.shape, item.shape, strict=True):
+            if isinstance(expected, int):
+                if size != expected:
+                    return False
+            else:
+                dim = self._dims[expected]
+                if point.setdefault(expected, size) != size or not dim.min <= size <= dim.max:
+                    return False
+        return True
+
+    def _wrong_shape(self, item: TensorSpec, tensor: Tensor, point: Mapping[str, int]) -> str:
+        bounds = ", ".join(f"{name} from {dim.min} to {dim.max}" for name, dim in self._dims.items())
+        expected = f"{list(item.shape)} with {bounds}" if bounds else f"{list(item.shape)}"
+        so_far = f", {dict(point)} in the inputs before it" if point else ""
+        return f"input {item.name!r}: got shape {list(tensor.shape)}, expected {expected}{so_far}"
 
     def _choose(self, point: Mapping[str, int]) -> OpenPayload:
         for opened in self._payloads:
@@ -152,10 +155,23 @@ class FrozenModel:
     def _run(self, opened: OpenPayload, tensors: list[Tensor]) -> Any:
         with torch.no_grad():
             if opened.payload.convention == "flat":
-                return unflatten(self._structure, list(opened.run(*tensors)))
+                return self._rebuild(opened.run(*tensors))
             values = {**self._constants, **{item.name: t for (item, _), t in zip(self._checks, tensors, strict=True)}}
             if self.inputs.style == "positional":
                 result = opened.run(*(values[name] for name in self._names))
             else:
                 result = opened.run(**{name: values[name] for name in self._names})
-            return unflatten(self._structure, leaves_of(result))
+            return self._rebuild(leaves_of(result))
+
+
+def _wrong_tensor(item: TensorSpec, given: object) -> str:
+    """What is wrong with an input that is no dense CPU tensor of the declared dtype."""
+    if not isinstance(given, Tensor):
+        got = "nothing" if given is None else type(given).__name__
+        return f"input {item.name!r}: got {got}, expected a tensor of {item.dtype} {list(item.shape)}"
+    if given.dtype is not getattr(torch, item.dtype):
+        got = str(given.dtype).removeprefix("torch.")
+        return f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with .to(torch.{item.dtype})"
+    if not given.is_cpu:
+        return f"input {item.name!r}: got device {given.device}, expected cpu; move it with .cpu()"
+    return f"input {item.name!r}: got layout {given.layout}, expected a dense tensor; use .to_dense()"
