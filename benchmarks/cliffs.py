@@ -2,7 +2,7 @@
 
     python -m benchmarks.cliffs [--repeats 3] [--out benchmarks/results/cliffs-2026-11-20.md]
 
-A payload is fast only where it was made for: FINDINGS.md has the first measurement, this makes a new one. Every build and every
+A payload is fast only where it was made for, and this measures how much slower it is elsewhere. Every build and every
 measurement is a process of its own whose environment holds a class's limits before Python starts, since oneDNN reads them once.
 Payloads are opened raw: the loader would refuse most of these cells. Cells are measured in a fresh random order in each repeat.
 """

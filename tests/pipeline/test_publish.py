@@ -1,0 +1,192 @@
+"""Publishing and planning: versions when all classes are in, carried artifacts, kept-eager, and what counts as finished."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freezer.artifact import Artifact, write_artifact
+from freezer.limits import Limits, SamplingPolicy
+from freezer.sources import parse_source
+from freezer.spec import Dim, InputSpec, TensorSpec
+from freezer.store import Store
+from pipeline.catalog import Entry
+from pipeline.ledger import Ledger
+from pipeline.outcome import Outcome
+from pipeline.plan import Item, Plan, auto_classes_of, make_plan
+from pipeline.publish import Publisher
+from pipeline.tasks import ClassFacts, judged_folder
+from tests.conftest import Frozen
+from tests.steps import HERE
+
+FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def ledger(empty: Store) -> Iterator[Ledger]:
+    with Ledger(empty, "test") as opened:
+        yield opened
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    (tmp_path / "mod.py").write_text("def make(): ...\n")
+    return Entry(
+        name="mlp",
+        source=parse_source("python:mod:make", folder=tmp_path, search_path=(str(tmp_path),)),
+        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("n", 4)),), dims=(Dim(name="n", min=1, max=4),)),
+        samples=None,
+        task_metric=None,
+        limits=Limits(),
+        device_classes=("auto",),
+        recipes=("torchscript-frozen",),
+        files=(),
+        search_path=(str(tmp_path),),
+    )
+
+
+@pytest.fixture
+def plan(entry: Entry, empty: Store, ledger: Ledger) -> Callable[..., Plan]:
+    """Plans the one entry anew, with changes."""
+
+    def planned(**changed: object) -> Plan:
+        return make_plan(
+            [replace(entry, **changed)],  # type: ignore[arg-type]
+            {HERE: FACTS, "portable": FACTS},
+            auto=[HERE, "portable"],
+            device_classes=(),
+            recipes=(),
+            store=empty,
+            ledger=ledger,
+            policy=SamplingPolicy(),
+        )
+
+    return planned
+
+
+def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = None) -> Outcome:
+    """An outcome as a judge gives it, with its artifact where judges leave theirs."""
+    if artifact is not None:
+        folder = judged_folder(str(store.root), item.judge.digest)
+        staging = folder.with_name("staging")
+        shutil.copytree(artifact.folder, staging)
+        folder.mkdir(parents=True)
+        write_artifact(artifact.manifest, staging, folder / "artifact")
+    return Outcome(
+        model=item.entry.name,
+        device_class=item.device_class,
+        verdict=verdict,
+        reason="because",
+        num_threads=2,
+        source="s",
+        source_key=item.source.digest,
+        judge_key=item.judge.digest,
+    )
+
+
+def publish_first(plan: Plan, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen) -> list[Outcome]:
+    publisher = Publisher(plan, store, ledger)
+    here, anywhere = plan.items
+    assert publisher.add(here, judged(here, "published", store, scripted.artifact)) == [], "portable is not in yet"
+    assert store.models() == []
+    return publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
+
+
+def test_a_version_is_written_when_all_classes_are_in(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    first = plan()
+    assert [item.device_class for item in first.items] == [HERE, "portable"]
+    final = publish_first(first, empty, ledger, scripted, portable)
+    version = empty.version("mlp")
+    assert version.source_key == first.items[0].source.digest
+    assert [(o.version, o.artifact) for o in final] == [(1, version.images[o.device_class]["digest"]) for o in final]
+    assert not judged_folder(str(empty.root), first.items[0].judge.digest).exists()
+    again = plan()
+    assert [item.why for item in again.items] == ["unchanged", "unchanged"]
+    assert all(item.finished is not None and item.finished.cached for item in again.items)
+
+
+def test_kept_eager_on_a_cpu_is_served_by_the_portable_artifact(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, portable: Frozen
+) -> None:
+    here, anywhere = plan().items
+    publisher = Publisher(plan(), empty, ledger)
+    publisher.add(here, judged(here, "kept-eager", empty))
+    final = publisher.add(anywhere, judged(anywhere, "published", empty, portable.artifact))
+    images = empty.version("mlp").images
+    assert set(images) == {"portable"}
+    assert [outcome.artifact for outcome in final] == [images["portable"]["digest"]] * 2
+
+
+def test_nothing_is_published_of_a_model_that_fails_and_what_was_published_stays(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), empty, ledger, scripted, portable)
+    stricter = plan(limits=Limits(speedup_min=9))
+    publisher = Publisher(stricter, empty, ledger)
+    for item in stricter.items:
+        assert item.finished is None
+        final = publisher.add(item, judged(item, "rejected", empty))
+    assert [(outcome.version, outcome.artifact) for outcome in final] == [(None, None)] * 2
+    assert empty.versions("mlp") == [1]
+
+
+def test_a_class_that_is_not_judged_again_is_carried_over_from_the_same_source(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), empty, ledger, scripted, portable)
+    before = empty.version("mlp").images
+    only_portable = Plan(items=plan(limits=Limits(speedup_min=2)).items[1:])
+    changed = Artifact(folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, gate={"error_ratio_max": 2}))
+    (final,) = Publisher(only_portable, empty, ledger).add(
+        only_portable.items[0], judged(only_portable.items[0], "published", empty, changed)
+    )
+    after = empty.version("mlp")
+    assert (final.version, after.number) == (2, 2)
+    assert after.images[HERE] == before[HERE]
+    assert after.images["portable"] != before["portable"]
+
+
+def test_explain_names_what_changed(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, entry: Entry
+) -> None:
+    assert {item.why for item in plan().items} == {"never done"}
+    publish_first(plan(), empty, ledger, scripted, portable)
+    assert plan(limits=Limits(speedup_min=2)).items[0].why == "differs from the nearest finished in limits.speedup_min"
+    other = replace(entry.source, args={"hidden": 2})
+    assert plan(source=other).items[0].why == "differs from the nearest finished in torchscript-frozen: source"
+
+
+@pytest.mark.parametrize(("verdict", "failure"), [("failed", "timeout"), ("failed", "crash"), ("unstable", None)])
+def test_what_the_circumstances_did_is_tried_again(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, verdict: str, failure: str | None
+) -> None:
+    first = plan()
+    publisher = Publisher(first, empty, ledger)
+    for item in first.items:
+        publisher.add(item, replace(judged(item, verdict, empty), failure=failure))
+    assert all(item.finished is None and "never kept" in item.why for item in plan().items)
+
+
+def test_an_outcome_whose_version_is_gone_is_not_finished(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), empty, ledger, scripted, portable)
+    shutil.rmtree(empty.root / "mlp")
+    assert {item.why for item in plan().items} == {"version 1 is gone from the store"}
+
+
+def test_auto_is_each_kind_of_nodes_best_level() -> None:
+    nodes = [("cpu-x86-64-v3", "portable"), ("cpu-x86-64-v3", "cpu-x86-64-v4", "portable"), ("portable",)]
+    assert set(auto_classes_of(nodes)) == {"cpu-x86-64-v3", "cpu-x86-64-v4", "portable"}
+    assert set(auto_classes_of(nodes[1:])) == {"cpu-x86-64-v4", "portable"}
