@@ -181,15 +181,16 @@ def _init_local() -> None:
 
 
 def _nodes() -> list[Node]:
-    found = []
+    found, labelled = [], False
     for node in ray.nodes():
         labels, num_cpus = node.get("Labels", {}), int(node["Resources"].get("CPU", 0))
         classes = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true" and name != PORTABLE]
         if node["Alive"] and num_cpus > 0:
+            labelled = labelled or any(name.startswith(LABEL) for name in labels)
             found.append(Node(node_id=node["NodeID"], num_cpus=num_cpus, classes=(*classes, PORTABLE)))
     if not found:
         raise InfrastructureError("the cluster has no node with a CPU; start workers with `ray start`")
-    if all(node.classes == (PORTABLE,) for node in found):
+    if not labelled:
         raise InfrastructureError(
             "no node of the cluster carries a label coldpress.dev/<device class>; start workers with "
             f"`ray start --labels=coldpress.dev/{next((c for c in detect().classes if c != PORTABLE), 'cpu-x86-64-v3')}=true`"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import multiprocessing
 import os
 import pickle
@@ -178,11 +179,24 @@ def _child(function: Callable[..., Any], args: tuple[Any, ...], result: str, log
 
 def failure_of(error: BaseException) -> str:
     """The type of the failed outcome that an exception makes."""
+    if _is_of_the_disk(error):
+        return "disk"
     if isinstance(error, FreezeError):
         return error.kind
     if isinstance(error, MemoryError):
         return "memory"
     return "spec" if isinstance(error, UsageError) else "error"
+
+
+def _is_of_the_disk(error: BaseException | None) -> bool:
+    """Whether a full or broken disk is behind an exception; compilers tell of it in their output alone."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _message(error: BaseException) -> str:

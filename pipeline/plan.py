@@ -19,7 +19,7 @@ from pipeline.tasks import ClassFacts
 PORTABLE_TIME_LIMIT_S = 4.0
 """Of sampling a portable artifact, whose speed is reported and decides nothing."""
 
-NEVER_KEPT = ("timeout", "memory", "crash", "infrastructure")
+NEVER_KEPT = ("timeout", "memory", "output", "crash", "disk", "error", "infrastructure")
 """Failures of the circumstances, not of the model: tried again by the next campaign."""
 
 

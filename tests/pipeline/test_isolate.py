@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from freezer.errors import CaptureError, SpecError
+from freezer.errors import BuildError, CaptureError, SpecError
 from pipeline.isolate import LOG_LIMIT_BYTES, End, run_isolated
 
 
@@ -29,6 +30,17 @@ def add(a: int, b: int) -> tuple[int, int]:
 
 def raise_capture_error() -> None:
     raise CaptureError("no graph")
+
+
+def raise_disk_full() -> None:
+    try:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise BuildError("inductor: it did not work") from error
+
+
+def raise_compiler_error() -> None:
+    raise BuildError("inductor: CppCompileError: fatal error: error writing to /tmp/x.s: No space left on device")
 
 
 def raise_spec_error() -> None:
@@ -91,6 +103,8 @@ def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
     [
         (raise_capture_error, "error", "capture", "no graph"),
         (raise_spec_error, "error", "spec", "no dim"),
+        (raise_disk_full, "error", "disk", "it did not work"),
+        (raise_compiler_error, "error", "disk", "No space left"),
         (raise_plain, "error", "error", "KeyError: 'weights'"),
         (segfault, "crash", "crash", "died of SIGSEGV"),
         (leave, "crash", "crash", "left with exit code 7"),

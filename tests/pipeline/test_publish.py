@@ -167,7 +167,9 @@ def test_explain_names_what_changed(
     assert plan(source=other).items[0].why == "differs from the nearest finished in torchscript-frozen: source"
 
 
-@pytest.mark.parametrize(("verdict", "failure"), [("failed", "timeout"), ("failed", "crash"), ("unstable", None)])
+@pytest.mark.parametrize(
+    ("verdict", "failure"), [("failed", "timeout"), ("failed", "crash"), ("failed", "disk"), ("unstable", None)]
+)
 def test_what_the_circumstances_did_is_tried_again(
     plan: Callable[..., Plan], empty: Store, ledger: Ledger, verdict: str, failure: str | None
 ) -> None:
