@@ -67,18 +67,7 @@ class Candidate:
             "capture": self.capture,
             "settings": dict(self.settings),
             "tried": [dict(item) for item in self.tried],
-            "payloads": [
-                {
-                    "path": p.path,
-                    "digest": p.digest,
-                    "size_bytes": p.size_bytes,
-                    "kind": p.kind,
-                    "num_threads": p.num_threads,
-                    "dims": {d.name: [d.min, d.max] for d in p.dims},
-                    "convention": p.convention,
-                }
-                for p in self.payloads
-            ],
+            "payloads": [payload.to_json() for payload in self.payloads],
             "stateful": self.stateful,
             "warnings": list(self.warnings),
             "toolchain": dict(self.toolchain),
@@ -91,10 +80,7 @@ class Candidate:
     def read(cls, folder: Path) -> Candidate:
         """The candidate that `write` wrote; raises FileNotFoundError where there is none."""
         record = json.loads((folder / CANDIDATE).read_text())
-        payloads = tuple(
-            Payload(**{**p, "dims": tuple(Dim(name=n, min=b[0], max=b[1]) for n, b in p["dims"].items())})
-            for p in record["payloads"]
-        )
+        payloads = tuple(Payload.from_json(item) for item in record["payloads"])
         lists = {name: tuple(record[name]) for name in ("tried", "warnings")}
         return cls(folder=folder, **{**record, **lists, "payloads": payloads})
 

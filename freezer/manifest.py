@@ -47,6 +47,31 @@ class Payload:
         """Whether the payload serves inputs of these sizes."""
         return all(dim.min <= point[dim.name] <= dim.max for dim in self.dims)
 
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's form of the payload."""
+        return {
+            "path": self.path,
+            "digest": self.digest,
+            "size_bytes": self.size_bytes,
+            "kind": self.kind,
+            "num_threads": self.num_threads,
+            "dims": {dim.name: {"min": dim.min, "max": dim.max} for dim in self.dims},
+            "convention": self.convention,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Payload:
+        """The payload that `to_json` wrote."""
+        return cls(
+            path=data["path"],
+            digest=data["digest"],
+            size_bytes=data["size_bytes"],
+            kind=data["kind"],
+            num_threads=data["num_threads"],
+            dims=tuple(Dim(name=name, min=bounds["min"], max=bounds["max"]) for name, bounds in data["dims"].items()),
+            convention=data["convention"],
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRef:
@@ -133,18 +158,7 @@ class Manifest:
             "outputs": [{"name": o.name, "dtype": o.dtype, "rank": o.rank} for o in self.outputs],
             "structure": self.structure.to_json(),
             "stateful": self.stateful,
-            "payloads": [
-                {
-                    "path": p.path,
-                    "digest": p.digest,
-                    "size_bytes": p.size_bytes,
-                    "kind": p.kind,
-                    "num_threads": p.num_threads,
-                    "dims": {d.name: {"min": d.min, "max": d.max} for d in p.dims},
-                    "convention": p.convention,
-                }
-                for p in self.payloads
-            ],
+            "payloads": [payload.to_json() for payload in self.payloads],
             "files": [
                 {"path": f.path, "digest": f.digest, "size_bytes": f.size_bytes, "media_type": f.media_type} for f in self.files
             ],
@@ -198,7 +212,7 @@ class Manifest:
             outputs=tuple(OutputSpec(name=o["name"], dtype=o["dtype"], rank=o["rank"]) for o in data["outputs"]),
             structure=OutputStructure.from_json(data["structure"]),
             stateful=data["stateful"],
-            payloads=tuple(_payload(item) for item in data["payloads"]),
+            payloads=tuple(Payload.from_json(item) for item in data["payloads"]),
             files=tuple(
                 FileRef(path=f["path"], digest=f["digest"], size_bytes=f["size_bytes"], media_type=f["media_type"])
                 for f in data["files"]
@@ -213,18 +227,6 @@ class Manifest:
             freezing=data["freezing"],
             format_version=data["format_version"],
         )
-
-
-def _payload(data: Mapping[str, Any]) -> Payload:
-    return Payload(
-        path=data["path"],
-        digest=data["digest"],
-        size_bytes=data["size_bytes"],
-        kind=data["kind"],
-        num_threads=data["num_threads"],
-        dims=tuple(Dim(name=name, min=b["min"], max=b["max"]) for name, b in data["dims"].items()),
-        convention=data["convention"],
-    )
 
 
 def digest_bytes(data: bytes) -> str:
