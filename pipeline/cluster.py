@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,10 @@ from freezer.errors import InfrastructureError
 LABEL = "coldpress.dev/"
 OBJECT_STORE_BYTES = 100_000_000
 """Tasks exchange paths and figures, never weights: the object store may be small."""
+
+
+PROBE_S = 5.0
+"""How long a cluster's first sign of life may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,10 +158,11 @@ def connect(address: str | None) -> Iterator[Cluster]:
     joined = address or os.environ.get("RAY_ADDRESS")
     try:
         if joined:
+            _check_answers(joined)
             ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR)
         else:
             _init_local()
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InfrastructureError(f"Ray at {joined or 'this machine'} cannot be reached: {lines[0]}") from error
     try:
@@ -165,11 +171,24 @@ def connect(address: str | None) -> Iterator[Cluster]:
         ray.shutdown()
 
 
+def _check_answers(address: str) -> None:
+    """Fail at once where nothing listens: Ray itself tries for minutes.
+
+    Raises:
+        OSError: nothing answers at the address.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        with socket.create_connection((host, int(port)), timeout=PROBE_S):
+            pass
+
+
 def _init_local() -> None:
     num_cpus = available_threads()
     # Keep a worker for each core and class environment: Ray would end the idle ones, and each has a torch imported to lose.
     os.environ.setdefault("RAY_num_workers_soft_limit", str(2 * num_cpus))
     ray.init(
+        address="local",  # without it Ray would join whatever cluster this machine was last seen with
         num_cpus=num_cpus,
         labels={f"{LABEL}{name}": "true" for name in detect().classes},
         include_dashboard=False,

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +287,57 @@ def test_a_worker_told_to_be_of_a_lesser_class_builds_and_judges_under_its_limit
         host = store.manifest(store.version("good"), "cpu-x86-64-v3").provenance["host"]
         assert host["environment"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
         assert host["classes"][0] == "cpu-x86-64-v3"
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[str]:
+    """The address of a cluster of one node with labels, started as people start one, with a home and a folder of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray = str(Path(sys.executable).with_name("ray"))
+    labels = f"coldpress.dev/{LEVEL}=true"
+    options = ["--num-cpus=2", "--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+    place = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--labels={labels}", "--temp-dir=/tmp/coldpress-test-ray"]
+    with (
+        (tmp_path / "ray.log").open("w") as log,
+        subprocess.Popen(
+            [ray, "start", "--head", *place, *options],
+            env=environment(tmp_path),
+            cwd=tmp_path,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            for _ in range(600):
+                if "Ray runtime started" in (tmp_path / "ray.log").read_text():
+                    break
+                assert process.poll() is None, (tmp_path / "ray.log").read_text()
+                time.sleep(0.1)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
+def test_a_campaign_joins_a_cluster_by_its_address(tmp_path: Path, head: str) -> None:
+    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+    done = optimize(tmp_path, "--address", head, "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Ray has 1 node(s) for portable, {LEVEL}" in done.stdout
+    assert outcomes(tmp_path)["good", "portable"]["verdict"] == "published"
+    refused = optimize(
+        tmp_path, "--address", head, "--device-class", "cpu-x86-64-v3" if LEVEL != "cpu-x86-64-v3" else "cpu-x86-64-v4"
+    )
+    assert refused.returncode == 3
+    assert "no node serves" in refused.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_infrastructure(tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+    done = optimize(tmp_path, "--address", "127.0.0.1:9")
+    assert done.returncode == 3
+    assert "Ray at 127.0.0.1:9 cannot be reached" in done.stderr
