@@ -20,7 +20,8 @@
     └── InfrastructureError       Ray or MLflow failed, not a model
 
 Tampering (IntegrityError), incompatibility (IncompatibleError) and misuse (UsageError, ContractError) are different types,
-so that a deployment can treat them differently. Every error survives pickling.
+so that a deployment can treat them differently. Every error survives pickling, and carries a code (`CP-…`), its class's own or a
+finer one, which docs/errors.md explains with cause and remedy.
 """
 
 from __future__ import annotations
@@ -33,15 +34,39 @@ if TYPE_CHECKING:
 
 
 class ColdpressError(Exception):
-    """What a person or a machine did wrong. The message says what, got, expected and the remedy."""
+    """What a person or a machine did wrong. The message says what, got, expected and the remedy.
+
+    Args:
+        message: one sentence.
+        code: where it says more than the class's own.
+
+    Attributes:
+        code: looked up in docs/errors.md.
+    """
+
+    code: str = "CP-ERROR"
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+    @property
+    def coded(self) -> str:
+        """The message behind its code: how people are shown the error."""
+        return f"{self.code}: {self}"
 
 
 class UsageError(ColdpressError):
     """Something was asked for that cannot be done as asked."""
 
+    code = "CP-USAGE"
+
 
 class SpecError(UsageError):
     """An input spec, a dim or a sample is wrong."""
+
+    code = "CP-SPEC"
 
 
 class CatalogError(UsageError):
@@ -51,69 +76,91 @@ class CatalogError(UsageError):
         message: what is wrong, what was expected, and the remedy.
         entry: the name of the entry, or its place in the catalog when it has no name.
         field: the field that is wrong, in dotted form.
+        place: file and line, or row, of the entry.
+        code: where it says more than the class's own.
     """
 
-    def __init__(self, message: str, *, entry: str | None = None, field: str | None = None) -> None:
-        place = ", ".join(part for part in (f"entry {entry!r}" if entry else "", f"field {field!r}" if field else "") if part)
-        super().__init__(f"{place}: {message}" if place else message)
-        self._message, self.entry, self.field = message, entry, field
+    code = "CP-CATALOG"
+
+    def __init__(
+        self, message: str, *, entry: str | None = None, field: str | None = None, place: str | None = None, code: str | None = None
+    ) -> None:
+        where = (place or "", f"entry {entry!r}" if entry else "", f"field {field!r}" if field else "")
+        text = ", ".join(part for part in where if part)
+        super().__init__(f"{text}: {message}" if text else message, code=code)
+        self._message, self.entry, self.field, self.place = message, entry, field, place
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_catalog_error, (self._message, self.entry, self.field)
+        return _rebuild_catalog_error, (self._message, self.entry, self.field, self.place, self.code)
 
 
-def _rebuild_catalog_error(message: str, entry: str | None, field: str | None) -> CatalogError:
-    return CatalogError(message, entry=entry, field=field)
+def _rebuild_catalog_error(message: str, entry: str | None, field: str | None, place: str | None, code: str) -> CatalogError:
+    return CatalogError(message, entry=entry, field=field, place=place, code=code)
 
 
 class MissingDependencyError(UsageError):
     """A package that this use needs is not installed; the message holds the command that installs it."""
+
+    code = "CP-DEPENDENCY"
 
 
 class FreezeError(ColdpressError):
     """One model could not be frozen. `kind` becomes the type of the failed outcome."""
 
     kind = "freeze"
+    code = "CP-FREEZE"
 
 
 class SourceError(FreezeError):
     """The model, its weights or its samples could not be loaded."""
 
     kind = "source"
+    code = "CP-SOURCE"
 
 
 class CaptureError(FreezeError):
     """No graph could be made of the model by the captures that the recipe allows."""
 
     kind = "capture"
+    code = "CP-CAPTURE"
 
 
 class BuildError(FreezeError):
     """A lowering could not turn a captured graph into a payload."""
 
     kind = "build"
+    code = "CP-BUILD"
 
 
 class JudgeError(FreezeError):
     """The candidates could not be compared: the eager model itself does not run."""
 
     kind = "judge"
+    code = "CP-JUDGE"
 
 
 class StoreError(ColdpressError):
     """Something about a store."""
 
+    code = "CP-STORE"
+
 
 class StoreUnreachableError(StoreError):
     """The store cannot be read or written."""
+
+    code = "CP-STORE-UNREACHABLE"
 
 
 class NotPublishedError(StoreError):
     """The store holds no such model, version or device class."""
 
+    code = "CP-NOT-PUBLISHED"
+
 
 class IntegrityError(ColdpressError):
     """Bytes differ from those that were published: tampering, or damage."""
+
+    code = "CP-INTEGRITY"
 
 
 class IncompatibleError(ColdpressError):
@@ -124,21 +171,29 @@ class IncompatibleError(ColdpressError):
         ladder: what was tried, in order, and why each rung was refused.
     """
 
+    code = "CP-INCOMPATIBLE"
+
     def __init__(self, message: str, ladder: Sequence[Refusal] = ()) -> None:
         super().__init__(message)
         self.ladder = tuple(ladder)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.ladder)
+        return type(self), (self.args[0], self.ladder), {"code": self.code}
 
 
 class CanaryError(ColdpressError):
     """The golden inputs do not give the golden outputs on this machine."""
 
+    code = "CP-CANARY"
+
 
 class ContractError(ColdpressError, ValueError):
     """A call broke the input contract of a frozen model: name, dtype, device, rank or a dim."""
 
+    code = "CP-CONTRACT"
+
 
 class InfrastructureError(ColdpressError):
     """Ray or MLflow failed, not a model."""
+
+    code = "CP-INFRASTRUCTURE"

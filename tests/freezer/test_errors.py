@@ -46,3 +46,17 @@ def test_misuse_of_a_call_is_a_value_error_too() -> None:
 def test_the_drawing_shows_every_error() -> None:
     assert errors.__doc__ is not None
     assert [kind.__name__ for kind in CLASSES if kind.__name__ not in errors.__doc__] == []
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_carries_a_code_that_survives_pickling(kind: type[ColdpressError]) -> None:
+    error = kind("what")
+    assert error.code.startswith("CP-")
+    error.code = "CP-FINER"
+    again = pickle.loads(pickle.dumps(error))
+    assert again.coded == "CP-FINER: what"
+
+
+def test_codes_of_classes_differ() -> None:
+    codes = [kind.code for kind in CLASSES]
+    assert len(set(codes)) == len(codes)
