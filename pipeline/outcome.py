@@ -65,6 +65,8 @@ class Outcome:
         candidates: one for each recipe.
         host: where it was judged; recorded, never part of a key.
         source_key, judge_key: see keys.py.
+        registered_name: the registered model of MLflow that its artifacts go to; None means `model`.
+        tags: of the entry, free; shown in MLflow.
     """
 
     model: str
@@ -90,6 +92,8 @@ class Outcome:
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
     host: Mapping[str, Any] = field(default_factory=dict)
+    registered_name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
