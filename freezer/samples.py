@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import torch
 from torch import Tensor
 
 from freezer.errors import MissingDependencyError, SpecError
+from freezer.sample_files import READ_ERRORS, Header, as_sets, match_headers, unreadable
 from freezer.spec import FLOATING, InputSpec, TensorSpec
 
 NUM_GENERATED_SETS = 8
@@ -76,24 +76,13 @@ def read_samples(path: Path) -> list[dict[str, Tensor]]:
     Keys are input names (one set), or `<index>/<name>` with indices from 0 (several sets).
 
     Raises:
-        SpecError: the file cannot be read, is of another kind, or its keys do not form sets.
+        SpecError: the file cannot be read, is of another kind, or its keys do not form sets; code CP-SAMPLES.
     """
     try:
         flat = _read_tensors(path)
-    except (OSError, ValueError, RuntimeError, TypeError, EOFError, BadZipFile) as error:
-        raise SpecError(f"samples {path}: {error}; expected a readable .safetensors or .npz file") from error
-    indexed = [key for key in flat if key.partition("/")[0].isdigit() and "/" in key]
-    if not indexed:
-        return [flat]
-    if len(indexed) != len(flat):
-        raise SpecError(f"samples {path}: keys {sorted(flat)[:5]} mix `<index>/<name>` with plain names; use one form")
-    sets: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in flat.items():
-        index, _, name = key.partition("/")
-        sets.setdefault(int(index), {})[name] = tensor
-    if sorted(sets) != list(range(len(sets))):
-        raise SpecError(f"samples {path}: set indices are {sorted(sets)}; expected 0 to {len(sets) - 1}")
-    return [sets[index] for index in range(len(sets))]
+    except READ_ERRORS as error:
+        raise unreadable(path, error) from error
+    return as_sets(path, flat)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -119,34 +108,14 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
     """Samples held against a spec.
 
     Raises:
-        SpecError: names, dtypes, shapes or sizes differ from the spec.
+        SpecError: names, dtypes, shapes or sizes differ from the spec; code CP-SAMPLES.
     """
-    return [InputSet(point=match_set(tensors, spec, index), tensors=_ordered(tensors, spec)) for index, tensors in enumerate(sets)]
+    points = match_headers([{name: _header(tensor) for name, tensor in tensors.items()} for tensors in sets], spec)
+    return [InputSet(point=point, tensors=_ordered(tensors, spec)) for point, tensors in zip(points, sets, strict=True)]
 
 
-def match_set(tensors: Mapping[str, Tensor], spec: InputSpec, index: int) -> dict[str, int]:
-    """The point of one sample set, after checking it against the spec."""
-    wanted = {item.name for item in spec.tensors}
-    if wanted != set(tensors):
-        raise SpecError(f"sample set {index}: got tensors {sorted(tensors)}, expected the inputs {sorted(wanted)}")
-    point: dict[str, int] = {}
-    bounds = {dim.name: dim for dim in spec.dims}
-    for item in spec.tensors:
-        tensor = tensors[item.name]
-        place = f"sample set {index}, input {item.name!r}"
-        if tensor.dtype != getattr(torch, item.dtype):
-            raise SpecError(f"{place}: got dtype {str(tensor.dtype).removeprefix('torch.')}, expected {item.dtype}")
-        if tensor.dim() != len(item.shape):
-            raise SpecError(f"{place}: got shape {list(tensor.shape)}, expected {list(item.shape)}")
-        for size, expected in zip(tensor.shape, item.shape, strict=True):
-            if isinstance(expected, int):
-                if size != expected:
-                    raise SpecError(f"{place}: got shape {list(tensor.shape)}, expected {list(item.shape)}")
-                continue
-            dim = bounds[expected]
-            if point.setdefault(expected, size) != size or not dim.min <= size <= dim.max:
-                raise SpecError(f"{place}: dim {expected!r} is {size}, expected one size for all inputs, {dim.min} to {dim.max}")
-    return point
+def _header(tensor: Tensor) -> Header:
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
 def _ordered(tensors: Mapping[str, Tensor], spec: InputSpec) -> dict[str, Tensor]:
