@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
-    # MLflow tells on the terminal how it migrates a new database; a live display is no place for that.
+    # MLflow tells on the terminal how it migrates a new database and copies files; a live display is no place for that.
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 """Defaults for MLflow's own settings; a variable that is set already wins."""
 
@@ -97,6 +98,11 @@ def reaching(tracking_uri: str) -> Iterator[None]:
             "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
         )
         raise InfrastructureError(_without_password(message)) from error
+
+
+def listed(names: Sequence[str]) -> str:
+    """A list for `IN` in a filter of MLflow's, which reads it as Python does; nowhere else does it understand every quote."""
+    return f"({', '.join(map(repr, names))})"
 
 
 def _without_password(text: str) -> str:
