@@ -1,0 +1,77 @@
+"""The module of an ExportedProgram, fit to be a source: copied, run in float64, captured again.
+
+`program.module()` gives a module that cannot be put into eval mode, and whose graph asserts the dtypes that it was exported with.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+_CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other, torch.ops.aten.to.device)
+
+
+class ExportedModule(fx.GraphModule):
+    """The graph of an ExportedProgram with its weights; called as the program is, in eval mode."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
+        with warnings.catch_warnings():  # copying a graph copies its pytree specs, one class of which is deprecated
+            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+            return super().__deepcopy__(memo)
+
+
+class SizeGuards(nn.Module):
+    """Holds inputs to the sizes and constants that a program was exported for. A trace, which has no sizes to hold, skips it."""
+
+    def __init__(self, check: nn.Module) -> None:
+        super().__init__()
+        self.check = check
+
+    def forward(self, *inputs: Any) -> None:
+        """Raise AssertionError where an input is not as the program was exported for."""
+        if not torch._C._get_tracing_state():
+            self.check(*inputs)
+
+
+def module_of(program: torch.export.ExportedProgram) -> nn.Module:
+    """The program as a module in eval mode, which may be deep-copied and takes the program's args and kwargs.
+
+    Sizes and constants are held to what the program was exported for. What only held its dtypes is taken out: assertions, and
+    casts that change nothing. So the module runs in float64 after `.double()`, unless the program makes tensors of another dtype
+    itself. Constant tensors become buffers. The program is not changed, but its weights are shared.
+    """
+    module = program.module()
+    for part in list(module.modules()):
+        if isinstance(part, fx.GraphModule):
+            _strip(part)
+    if isinstance(guards := getattr(module, "_guards_fn", None), nn.Module):
+        module._guards_fn = SizeGuards(guards)
+    return ExportedModule(module, module.graph).eval()
+
+
+def _strip(module: fx.GraphModule) -> None:
+    """Take assertions about metadata, and casts that change nothing, out of a graph."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)
+        elif node.target in _CASTS and _changes_nothing(node):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """Whether a cast gives what it takes: dtype, device and strides as they were, and no copy."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    before, after = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
+    if given.get("copy") or not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return False
+    return (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout) and (
+        given.get("memory_format") in (None, torch.preserve_format)
+    )

@@ -1,0 +1,109 @@
+"""What the graph of a ScriptModule tells: devices that it names, source lines; and a ScriptModule for one of its methods."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch import nn
+
+from freezer.legacy import torchscript_deprecations_silenced
+
+_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)\n(?P<code>(?:.*\n)*?)[^\n]*~ <--- HERE')
+
+
+def source_line(text: str) -> str | None:
+    """The source line that TorchScript marks in an error or a source range, as `model.py:12: y = x.to("cuda")`; None without one.
+
+    Where several are marked (a call inside a call), the first is the innermost.
+    """
+    found = _PLACE.search(text)
+    if found is None:
+        return None
+    lines = found["code"].rstrip("\n").splitlines()
+    return f"{PurePath(found['file']).name}:{found['line']}: {lines[-1].strip() if lines else ''}"
+
+
+def cuda_constants(module: torch.jit.ScriptModule) -> list[str]:
+    """The CUDA devices that `forward` names as constants, each with the source line of its first use: `cuda:0 (model.py:12: …)`.
+
+    They are what moving a module to another device does not change. Calls of submodules are looked into. A device that is named
+    only where the inputs are on a GPU already is told too.
+    """
+    graph: Any = module.inlined_graph  # held: its nodes die with it
+    found: dict[str, str] = {}
+    for node in graph.findAllNodes("aten::cuda"):
+        _note(found, "cuda", [node])
+    for kind in ("prim::Constant", "prim::GetAttr"):
+        for node in graph.findAllNodes(kind):
+            users = [use.user for use in node.output().uses()]
+            if str(node.output().type()) == "str":  # compared with a device's type it is no device
+                users = [user for user in users if user.kind() == "aten::device"]
+            elif str(node.output().type()) != "Device":
+                continue
+            if users:
+                _note(found, str(node.output().toIValue() if kind == "prim::Constant" else _attribute(module, node)), users)
+    return [f"{device} ({line})" if line else device for device, line in sorted(found.items())]
+
+
+def _note(found: dict[str, str], device: str, users: list[Any]) -> None:
+    if device.partition(":")[0] == "cuda" and not found.get(device):
+        found[device] = next(filter(None, (source_line(user.sourceRange()) for user in users)), "")
+
+
+def _attribute(module: torch.jit.ScriptModule, node: Any) -> Any:
+    """The value that a GetAttr node of the module's inlined graph reads."""
+    names: list[str] = []
+    while node.kind() == "prim::GetAttr":
+        names.insert(0, node.s("name"))
+        node = node.input().node()
+    value: Any = module
+    for name in names:
+        value = getattr(value, name, None)
+    return value
+
+
+def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.ScriptModule:
+    """A ScriptModule whose `forward` is a method of the given one, with the same argument names, types and defaults.
+
+    Weights and state are the given module's own, under `model.`.
+
+    Raises:
+        ValueError: there is no such method; the message names those that exist.
+    """
+    methods: list[str] = sorted(module._c._method_names())
+    if method not in methods:
+        raise ValueError(f"got method {method!r}, expected one of {', '.join(methods) or 'none: the file has no method'}")
+
+    class Holder(nn.Module):
+        """Holds the module. Made anew each time: TorchScript gives `forward` to the type, and shares one type by class."""
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    arguments = module._c._get_method(method).schema.arguments[1:]  # without self
+    parameters = [
+        f"{argument.name}: {argument.type.annotation_str}"
+        + (f"={_literal(argument.default_value)}" if argument.has_default_value() else "")
+        for argument in arguments
+    ]
+    with torchscript_deprecations_silenced():
+        wrapper = torch.jit.script(Holder(module))
+        call = f"self.model.{method}({', '.join(argument.name for argument in arguments)})"
+        wrapper.define(f"def forward({', '.join(['self', *parameters])}):\n    return {call}\n")
+    return wrapper.train(module.training)
+
+
+def _literal(value: object) -> str:
+    """TorchScript's source text of a default value."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, tuple):
+        return f"({', '.join(_literal(item) for item in value)}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.device):
+        return f"torch.device('{value}')"
+    return repr(value)
