@@ -1,16 +1,20 @@
-"""Make the files that the example catalog reads: `python -m examples.prepare`. Some 10 seconds, once; what is there is kept.
+"""Make the files that the example catalogs read: `python -m examples.prepare`. Some 10 seconds, once; what is there is kept.
 
 data/digits.safetensors           weights of a convnet, trained here on scikit-learn's bundled digits
 data/digits_samples.safetensors   real inputs for freezing it, `<index>/image`
 data/digits_test.safetensors      images and labels of the test split, for the task metric
 data/vad.jit                      a TorchScript file with a branch that no tensor decides
+
+`python -m examples.prepare zoo broken` makes what these two catalogs need besides: the files of zoo_files.py and broken_files.py,
+and for the zoo a model in MLflow's registry.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,6 +34,11 @@ PEAK_LEARNING_RATE = 4e-3
 SAMPLE_SIZES = (1, 1, 1, 8, 8, 8, 64, 64)
 """Batches of the sample sets: the corners and the middle of the catalog's 1 to 64."""
 
+CATALOGS = ("zoo", "broken")
+"""The catalogs that need more than catalog.yaml does."""
+
+TRACKING_URI = "sqlite:///mlflow.db"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
@@ -41,33 +50,72 @@ class Split:
     test_labels: Tensor
 
 
-def prepare(folder: Path = DATA, *, force: bool = False) -> list[Path]:
+Maker = Callable[[Path], str]
+"""Writes a file or folder at a path; gives a sentence for people."""
+
+
+def prepare(
+    folder: Path = DATA, *, catalogs: Sequence[str] = (), tracking_uri: str = TRACKING_URI, force: bool = False
+) -> list[Path]:
     """The files of the example catalog; those that are not there are made.
 
     Args:
-        folder: where they lie; the catalog knows only the one beside it.
+        folder: where they lie; the catalogs know only the one beside them.
+        catalogs: `zoo` and `broken` make what these catalogs need besides.
+        tracking_uri: of the MLflow in which the zoo's model is registered.
         force: make them all again.
+
+    Returns:
+        The paths of files and folders, the model in MLflow left out.
     """
-    makers: Mapping[str, Callable[[Path], str]] = {
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, make in _makers(catalogs).items():
+        path = folder / name
+        print(f"{path}: {_make(path, make) if force or not path.exists() else 'up to date'}")
+        paths.append(path)
+    if "zoo" in catalogs:
+        from examples.zoo_files import ALIAS, REGISTERED, register_digits
+
+        print(f"models:/{REGISTERED}@{ALIAS} in {tracking_uri}: {register_digits(tracking_uri, force=force)}")
+    return paths
+
+
+def _makers(catalogs: Sequence[str]) -> dict[str, Maker]:
+    """What makes each file, by its name."""
+    makers: dict[str, Maker] = {
         DIGITS_WEIGHTS.name: write_digits_weights,
         DIGITS_SAMPLES.name: write_digits_samples,
         DIGITS_TEST.name: write_digits_test,
         VAD.name: write_vad,
     }
-    paths = [folder / name for name in makers]
-    for path, make in zip(paths, makers.values(), strict=True):
-        if path.is_file() and not force:
-            print(f"{path}: up to date")
-            continue
-        folder.mkdir(exist_ok=True)
-        unfinished = path.with_name(f".{os.getpid()}-{path.name}")
-        try:
-            said = make(unfinished)
-            unfinished.replace(path)  # whole or not at all
-        finally:
-            unfinished.unlink(missing_ok=True)
-        print(f"{path}: {said}")
-    return paths
+    if "zoo" in catalogs:
+        from examples.zoo_files import ZOO_FILES
+
+        makers |= ZOO_FILES
+    if "broken" in catalogs:
+        from examples.broken_files import BROKEN_FILES
+
+        makers |= BROKEN_FILES
+    return makers
+
+
+def _make(path: Path, make: Maker) -> str:
+    """Make a file or folder, whole or not at all."""
+    unfinished = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        said = make(unfinished)
+        _remove(path)
+        unfinished.replace(path)
+    finally:
+        _remove(unfinished)
+    return said
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def write_digits_weights(path: Path) -> str:
@@ -143,11 +191,15 @@ def train_digits(split: Split) -> nn.Module:
 
 def main() -> None:
     """Make the files."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.prepare", description="Make the files that examples/catalog.yaml reads."
-    )
-    parser.add_argument("--force", action="store_true", help="make them again, even those that are there")
-    prepare(force=parser.parse_args().force)
+    parser = argparse.ArgumentParser(prog="python -m examples.prepare", description="Make what the example catalogs read.")
+    parser.add_argument("catalogs", nargs="*", metavar="CATALOG", help="zoo, broken: make what these need besides")
+    parser.add_argument("--tracking-uri", default=TRACKING_URI, help="of the MLflow in which the zoo's model is registered")
+    parser.add_argument("--force", action="store_true", help="make everything again, even what is there")
+    given = parser.parse_args()
+    unknown = [name for name in given.catalogs if name not in CATALOGS]
+    if unknown:
+        parser.error(f"got {unknown[0]!r}, expected {' or '.join(CATALOGS)}")
+    prepare(catalogs=given.catalogs, tracking_uri=given.tracking_uri, force=given.force)
 
 
 if __name__ == "__main__":

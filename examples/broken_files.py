@@ -1,0 +1,48 @@
+"""Writers of the files that examples/broken.yaml names; examples/prepare.py calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from examples.broken import WIDTH
+from freezer.legacy import torchscript_deprecations_silenced
+
+
+class NamesAGpu(nn.Module):
+    """Makes a tensor on the first GPU, whatever the model was moved to."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Float32 [n, 64] of the same."""
+        return x + torch.ones(x.shape[1], device="cuda:0")
+
+
+def write_names_a_gpu(path: Path) -> str:
+    """Script a model that names cuda:0; that needs no GPU."""
+    _write_scripted(NamesAGpu(), path)
+    return "a scripted model that names cuda:0"
+
+
+def write_cut_short(path: Path) -> str:
+    """Write the first half of a TorchScript file."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        _write_scripted(nn.Linear(WIDTH, WIDTH), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    return "the first half of a TorchScript file"
+
+
+def _write_scripted(model: nn.Module, path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(model.eval()), str(path))
+
+
+BROKEN_FILES: Mapping[str, Callable[[Path], str]] = {
+    "names-a-gpu.jit": write_names_a_gpu,
+    "cut-short.jit": write_cut_short,
+}
+"""What writes each file, given a path; it gives a sentence for people."""
