@@ -1,6 +1,7 @@
 """The module of an ExportedProgram, fit to be a source: copied, run in float64, captured again.
 
-`program.module()` gives a module that cannot be put into eval mode, and whose graph asserts the dtypes that it was exported with.
+`program.module()` gives a module that cannot be put into eval mode, whose graph asserts the dtypes that it was exported with, and
+of which torch.jit.trace keeps the sizes of its example for ever: operations of torch.ops take no traced sizes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 _CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other, torch.ops.aten.to.device)
+
+_SIZES = {
+    torch.ops.aten.sym_size.int: "size",
+    torch.ops.aten.sym_numel.default: "numel",
+    torch.ops.aten.sym_stride.int: "stride",
+}
 
 
 class ExportedModule(fx.GraphModule):
@@ -46,14 +53,14 @@ def module_of(program: torch.export.ExportedProgram) -> nn.Module:
     module = program.module()
     for part in list(module.modules()):
         if isinstance(part, fx.GraphModule):
-            _strip(part)
+            _rewrite(part)
     if isinstance(guards := getattr(module, "_guards_fn", None), nn.Module):
         module._guards_fn = SizeGuards(guards)
     return ExportedModule(module, module.graph).eval()
 
 
-def _strip(module: fx.GraphModule) -> None:
-    """Take assertions about metadata, and casts that change nothing, out of a graph."""
+def _rewrite(module: fx.GraphModule) -> None:
+    """Take what holds dtypes out of a graph, and let its sizes be traced."""
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
@@ -62,6 +69,10 @@ def _strip(module: fx.GraphModule) -> None:
         elif node.target in _CASTS and _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
+        elif node.target in _SIZES:
+            node.op, node.target = "call_method", _SIZES[node.target]
+        elif any(isinstance(given.meta.get("val"), torch.SymInt | torch.SymBool) for given in node.all_input_nodes):
+            _take_traced_sizes(node)
     module.recompile()
 
 
@@ -75,3 +86,33 @@ def _changes_nothing(node: fx.Node) -> bool:
     return (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout) and (
         given.get("memory_format") in (None, torch.preserve_format)
     )
+
+
+def _take_traced_sizes(node: fx.Node) -> None:
+    """Call an operation that is given sizes by its Python function or method, which takes traced ones too."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return  # arithmetic of Python
+    if node.target is torch.ops.aten._assert_scalar.default:
+        node.target = held
+        return
+    name = node.target._schema.name.removeprefix("aten::")
+    if name == "slice":
+        node.target = sliced
+        return
+    for functions in (torch, torch._C._nn):
+        if callable(function := getattr(functions, name, None)):
+            node.target = function
+            return
+    if hasattr(Tensor, name):
+        node.op, node.target = "call_method", name
+
+
+def sliced(tensor: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """A slice of a tensor along one dim, as aten::slice takes it."""
+    return tensor[(slice(None),) * (dim % tensor.dim()) + (slice(start, end, step),)]
+
+
+def held(condition: bool, message: str) -> None:
+    """Raise RuntimeError where a condition on sizes does not hold. A trace, which has no sizes to hold, skips it."""
+    if not torch._C._get_tracing_state():
+        torch._check(condition, lambda: message)
