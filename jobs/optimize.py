@@ -15,6 +15,7 @@ from rich.console import Console
 from freezer.errors import CatalogError, InfrastructureError, StoreError, UsageError
 from freezer.recipes import select
 from freezer.store import NAME
+from pipeline.catalog import is_registry
 from pipeline.events import display_for
 from pipeline.report import print_next_steps, print_report
 from pipeline.run import BadEntriesError, Config, run
@@ -27,7 +28,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    catalog: Annotated[Path, typer.Argument(help="A YAML catalog of models.")],
+    catalog: Annotated[
+        str, typer.Argument(help="A catalog: .yaml, .jsonl or .parquet; or `mlflow:` or `mlflow:@ALIAS` for a whole registry.")
+    ],
     store: Annotated[str, typer.Option(help="Where artifacts are published: a local folder.")] = "./store",
     tracking_uri: Annotated[str, typer.Option(help="Of MLflow.")] = "sqlite:///mlflow.db",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: a local Ray for this run.")] = None,
@@ -39,6 +42,10 @@ def main(
     ] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="Use this recipe, whatever the entries say. Repeatable.")] = None,
     only: Annotated[str | None, typer.Option(help="A glob: only entries whose names match.")] = None,
+    filter_: Annotated[
+        str | None, typer.Option("--filter", help="With `mlflow:`, which models: \"name LIKE 'credit-%' AND tags.team = 'risk'\".")
+    ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="With `mlflow:`, load pickled models, which run code.")] = False,
     explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Say what would be done and why, and stop.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the good entries when others are bad.")] = False,
     mlflow_artifacts: Annotated[
@@ -54,6 +61,7 @@ def main(
     try:
         name = campaign or _campaign_name(catalog)
         select(recipe or (), portable=False)
+        _check_registry_options(catalog, filter_, trust=trust)
         config = Config(
             catalog=catalog,
             store=store,
@@ -63,6 +71,8 @@ def main(
             device_classes=tuple(device_class or ()),
             recipes=tuple(recipe or ()),
             only=only,
+            filter_string=filter_,
+            trust=trust,
             keep_going=keep_going,
             explain=explain,
             mlflow_artifacts=mlflow_artifacts,
@@ -70,14 +80,14 @@ def main(
         report = run(config, display_for(console))
     except BadEntriesError as error:
         for problem in error.problems:
-            _say(errors, str(problem))
-        _say(errors, str(error))
+            _say(errors, problem.coded)
+        _say(errors, error.coded)
         sys.exit(USAGE)
     except (CatalogError, UsageError) as error:
-        _say(errors, str(error))
+        _say(errors, error.coded)
         sys.exit(USAGE)
     except (InfrastructureError, StoreError) as error:
-        _say(errors, str(error))
+        _say(errors, error.coded)
         sys.exit(INFRASTRUCTURE)
     except KeyboardInterrupt:
         _say(errors, "interrupted before anything was started")
@@ -90,9 +100,21 @@ def main(
     sys.exit(report.exit_code)
 
 
-def _campaign_name(catalog: Path) -> str:
+def _check_registry_options(catalog: str, filter_: str | None, *, trust: bool) -> None:
+    """Refuse options that a catalog file does not heed."""
+    if is_registry(catalog):
+        return
+    if filter_ is not None:
+        raise UsageError("--filter is for `mlflow:` catalogs; for a file use --only GLOB")
+    if trust:
+        raise UsageError("--trust is for `mlflow:` catalogs; in a file write `trust: true` in the entries that need it")
+
+
+def _campaign_name(catalog: str) -> str:
     """The catalog's own name; a name that cannot be one becomes the time."""
-    stem = catalog.stem.lower()
+    if is_registry(catalog):
+        return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
+    stem = Path(catalog).stem.lower()
     return stem if NAME.fullmatch(stem) else datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 

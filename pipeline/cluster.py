@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -59,8 +60,9 @@ class Done:
 class Cluster:
     """A Ray cluster that this process drives. Make one with `connect`."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], *, joined: bool = False) -> None:
         self.nodes = tuple(nodes)
+        self._joined = joined
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -75,6 +77,30 @@ class Cluster:
     def num_cpus(self) -> int:
         """Cores of all nodes."""
         return sum(node.num_cpus for node in self.nodes)
+
+    def blind_to(self, path: Path) -> list[Node]:
+        """The nodes that do not see a file or folder of this machine as it is here. A local Ray sees all."""
+        if not self._joined:
+            return []
+
+        def look(name: str) -> tuple[int, int] | None:  # travels by value: a node may not have this module yet
+            from pathlib import Path
+
+            try:
+                found = Path(name).stat()
+            except OSError:
+                return None
+            return found.st_size, found.st_mtime_ns
+
+        name = str(path.absolute())
+        looks = [
+            ray.remote(look)
+            .options(num_cpus=0, max_retries=0, name="look", label_selector={"ray.io/node-id": node.node_id})
+            .remote(name)
+            for node in self.nodes
+        ]
+        here = look(name)
+        return [node for node, seen in zip(self.nodes, looks, strict=True) if self.result(Handle(seen)) != here]
 
     def start(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str) -> Handle:
         """Start a task on one core of any node that serves the class."""
@@ -159,16 +185,26 @@ def connect(address: str | None) -> Iterator[Cluster]:
     try:
         if joined:
             _check_answers(joined)
-            ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_own_code())
         else:
             _init_local()
     except (OSError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InfrastructureError(f"Ray at {joined or 'this machine'} cannot be reached: {lines[0]}") from error
     try:
-        yield Cluster(_nodes())
+        yield Cluster(_nodes(), joined=bool(joined))
     finally:
         ray.shutdown()
+
+
+def _own_code() -> dict[str, Any] | None:
+    """The runtime environment that brings this Coldpress to the nodes; a submitted job's working directory has it already."""
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        return None
+    import freezer
+    import pipeline
+
+    return {"py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]}
 
 
 def _check_answers(address: str) -> None:

@@ -64,7 +64,7 @@ def verdict_text(outcome: Outcome) -> str:
         if outcome.speedup_ci:
             words.append(f"({outcome.speedup_ci[0]:.2f} to {outcome.speedup_ci[1]:.2f})")
     if outcome.failed and outcome.reason:
-        words.append(f"- {outcome.reason}")
+        words.append(f"- {outcome.coded_reason}")
     return " ".join(words)
 
 

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from freezer.errors import ColdpressError, InfrastructureError
 from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.events import Event
+from pipeline.isolate import code_of, failure_of
 from pipeline.ledger import Ledger
+from pipeline.materials import Materials
 from pipeline.outcome import CandidateReport, Outcome
-from pipeline.plan import NEVER_KEPT, Item, Plan
+from pipeline.plan import Item, Plan, is_kept
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, candidate_folder, judge
 
 JUDGE_BATCH = 16
@@ -64,11 +67,14 @@ class Executor:
         cluster: to run on.
         store: path of the store.
         ledger: where finished builds are looked up and kept.
+        materials: bring an entry's model to the workers, just before it is built.
         show: takes the events.
     """
 
-    def __init__(self, plan: Plan, cluster: Cluster, store: str, ledger: Ledger, show: Callable[[Event], None]) -> None:
-        self._cluster, self._store, self._ledger, self._show = cluster, store, ledger, show
+    def __init__(
+        self, plan: Plan, cluster: Cluster, store: str, ledger: Ledger, materials: Materials, show: Callable[[Event], None]
+    ) -> None:
+        self._cluster, self._store, self._ledger, self._materials, self._show = cluster, store, ledger, materials, show
         self._waiting: deque[_Task] = deque()
         self._ready: deque[_Task] = deque()
         self._running: dict[Handle, _Task] = {}
@@ -111,13 +117,14 @@ class Executor:
         if candidate_folder(self._store, key).is_dir():
             return BuildResult(key=key, recipe=recipe, cached=True)
         row = self._ledger.find("build", key)
-        if row is None or row.data["failure"] is None or row.data["failure"] in NEVER_KEPT:
+        if row is None or row.data["failure"] is None or not is_kept(row.data["failure"], row.data.get("code")):
             return None
         return BuildResult(
             key=key,
             recipe=recipe,
             cached=True,
             failure=row.data["failure"],
+            code=row.data.get("code"),
             message=row.data["message"],
             log_tail=row.data["log_tail"],
         )
@@ -138,9 +145,16 @@ class Executor:
 
     def _start_build(self, task: _Task) -> None:
         item, recipe = task.progress.item, str(task.recipe)
+        key = item.builds[recipe].digest
+        try:
+            entry = self._materials.ready(item.entry)
+        except ColdpressError as error:
+            failed = BuildResult(key=key, recipe=recipe, failure=failure_of(error), code=code_of(error), message=str(error))
+            self._keep_build(task.progress, recipe, failed)
+            return
         request = BuildRequest(
-            key=item.builds[recipe].digest,
-            entry=item.entry,
+            key=key,
+            entry=entry,
             recipe=recipe,
             device_class=item.device_class,
             num_threads=item.num_threads,
@@ -160,23 +174,34 @@ class Executor:
             last = self._last_judged.get(node.node_id)
             task = min(fitting, key=lambda task: task.progress.item.device_class != last)  # its worker is warm
             self._ready.remove(task)
-            self._last_judged[node.node_id] = task.progress.item.device_class
-            task.node = node
-            item = task.progress.item
-            request = JudgeRequest(
-                key=item.judge.digest,
-                entry=item.entry,
-                builds={r: result.key for r, result in task.progress.results.items() if result.failure is None},
-                device_class=item.device_class,
-                num_threads=item.num_threads,
-                policy=item.policy,
-                campaign=self._ledger.campaign,
-                store=self._store,
+            self._start_judge(task, node)
+
+    def _start_judge(self, task: _Task, node: Node) -> None:
+        item = task.progress.item
+        try:
+            entry = self._materials.ready(item.entry)
+        except ColdpressError as error:
+            result = JudgeResult(
+                key=item.judge.digest, verdict="failed", reason=str(error), failure=failure_of(error), code=code_of(error)
             )
-            self._show(Event(kind="judge", what=task.what))
-            name = f"judge {task.what}"
-            handle = self._cluster.start_alone(judge, request, name=name, device_class_=item.device_class, node=node)
-            self._running[handle] = task
+            self._hopeless.append((item, outcome_of(item, result, task.progress.results)))
+            return
+        self._last_judged[node.node_id] = item.device_class
+        task.node = node
+        request = JudgeRequest(
+            key=item.judge.digest,
+            entry=entry,
+            builds={r: result.key for r, result in task.progress.results.items() if result.failure is None},
+            device_class=item.device_class,
+            num_threads=item.num_threads,
+            policy=item.policy,
+            campaign=self._ledger.campaign,
+            store=self._store,
+        )
+        self._show(Event(kind="judge", what=task.what))
+        name = f"judge {task.what}"
+        handle = self._cluster.start_alone(judge, request, name=name, device_class_=item.device_class, node=node)
+        self._running[handle] = task
 
     def _ended(self, done: Done) -> tuple[Item, Outcome] | None:
         """Take in a task that ended; an outcome when it was the item's last."""
@@ -192,7 +217,13 @@ class Executor:
         item = task.progress.item
         result = done.value
         if done.failure is not None:
-            result = JudgeResult(key=item.judge.digest, verdict="failed", reason=done.failure, failure="infrastructure")
+            result = JudgeResult(
+                key=item.judge.digest,
+                verdict="failed",
+                reason=done.failure,
+                failure="infrastructure",
+                code=InfrastructureError.code,
+            )
         self._show(Event(kind="judged", what=task.what, text=f"{result.verdict} in {result.judge_s:.1f} s"))
         return item, outcome_of(item, result, task.progress.results)
 
@@ -201,7 +232,12 @@ class Executor:
         result: BuildResult = done.value
         if done.failure is not None:
             key = progress.item.builds[recipe].digest
-            result = BuildResult(key=key, recipe=recipe, failure="infrastructure", message=done.failure)
+            failed = InfrastructureError(done.failure)
+            result = BuildResult(key=key, recipe=recipe, failure="infrastructure", code=failed.code, message=str(failed))
+        self._keep_build(progress, recipe, result)
+
+    def _keep_build(self, progress: _Progress, recipe: str, result: BuildResult) -> None:
+        """Take a finished build in: into the ledger, onto the display; and the item goes on when it was the last."""
         progress.results[recipe] = result
         self._ledger.append(
             "build",
@@ -211,6 +247,7 @@ class Executor:
             data={
                 "recipe": recipe,
                 "failure": result.failure,
+                "code": result.code,
                 "message": result.message,
                 "log_tail": result.log_tail,
                 "wall_s": result.wall_s,
@@ -218,7 +255,7 @@ class Executor:
             },
         )
         text = f"failed: {result.failure}: {result.message}" if result.failure else f"in {result.wall_s:.1f} s"
-        self._show(Event(kind="built", what=task.what, text=text))
+        self._show(Event(kind="built", what=_Task(progress=progress, recipe=recipe).what, text=text))
         if progress.built:
             self._when_built(progress)
 
@@ -239,6 +276,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) 
         reason=result.reason,
         recipe=result.recipe,
         failure=result.failure,
+        code=result.code,
         log_tail=result.log_tail,
         speedup=result.speedup,
         speedup_ci=result.speedup_ci,
@@ -268,6 +306,7 @@ def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
         **_identity(item),
         verdict="failed",
         failure=first.failure,
+        code=first.code,
         reason=reason,
         log_tail=first.log_tail,
         build_s=sum(found.wall_s for found in builds.values()),
@@ -281,6 +320,8 @@ def _identity(item: Item) -> dict[str, Any]:
         "device_class": item.device_class,
         "num_threads": item.num_threads,
         "source": str(item.entry.source),
+        "registered_name": item.entry.registered_name,
+        "tags": dict(item.entry.tags),
         "source_key": item.source.digest,
         "judge_key": item.judge.digest,
     }

@@ -24,13 +24,23 @@ from typing import Any, Literal
 
 import psutil
 
-from freezer.errors import ColdpressError, FreezeError, UsageError
+from freezer.errors import ColdpressError, FreezeError, InfrastructureError, StoreError, UsageError
 
 PRELOAD = ["torch", "torch._inductor.compile_fx", "freezer.build", "freezer.judge", "freezer.assemble"]
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
 LOG_TAIL_LINES = 20
 _PR_SET_PDEATHSIG = 1
+
+CODES = {
+    "timeout": "CP-TIMEOUT",
+    "memory": "CP-MEMORY",
+    "crash": "CP-CRASH",
+    "output": "CP-OUTPUT",
+    "disk": "CP-DISK",
+    "infrastructure": "CP-INFRASTRUCTURE",
+}
+"""Codes of failures of the circumstances, which no exception of ours stands for."""
 
 EndKind = Literal["ok", "error", "timeout", "memory", "crash", "output"]
 
@@ -43,6 +53,7 @@ class End:
         kind: `ok`; `error`: it raised; the others: it was stopped, or died.
         value: what the function returned.
         failure: the type of the failed outcome: a FreezeError's kind, or `kind` itself.
+        code: of the failure, in docs/errors.md.
         message: one sentence for people.
         log_tail: the last lines that the child printed.
         peak_bytes: the largest resident memory of the child and its own children that was seen.
@@ -52,6 +63,7 @@ class End:
     kind: EndKind
     value: Any = None
     failure: str | None = None
+    code: str | None = None
     message: str = ""
     log_tail: str = ""
     peak_bytes: int = 0
@@ -88,7 +100,14 @@ def run_isolated(
     process.close()
     tail = "" if end.kind == "ok" else log_tail(log)
     return End(
-        kind=end.kind, value=end.value, failure=end.failure, message=end.message, log_tail=tail, peak_bytes=peak, wall_s=wall_s
+        kind=end.kind,
+        value=end.value,
+        failure=end.failure,
+        code=end.code,
+        message=end.message,
+        log_tail=tail,
+        peak_bytes=peak,
+        wall_s=wall_s,
     )
 
 
@@ -140,17 +159,21 @@ def _kill_group(process: ForkServerProcess) -> None:
 
 def _ended(process: ForkServerProcess, result: Path, stopped: EndKind | None, *, timeout_s: float, memory_bytes: int) -> End:
     if stopped == "timeout":
-        return End(kind="timeout", failure="timeout", message=f"did not end within {timeout_s:g} s; raise limits.timeout_s")
+        return _stopped("timeout", f"did not end within {timeout_s:g} s; raise limits.timeout_s")
     if stopped == "memory":
-        return End(kind="memory", failure="memory", message=f"used more than {memory_bytes / 1e9:.1f} GB; raise limits.memory_gb")
+        return _stopped("memory", f"used more than {memory_bytes / 1e9:.1f} GB; raise limits.memory_gb")
     if stopped == "output":
-        return End(kind="output", failure="output", message=f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB")
+        return _stopped("output", f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB; print less while the model loads and runs")
     if result.exists():
         end: End = pickle.loads(result.read_bytes())  # written by _child, in a folder of this task alone
         return end
     code = process.exitcode
     how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
-    return End(kind="crash", failure="crash", message=f"the process {how} without a result")
+    return _stopped("crash", f"the process {how} without a result; the end of its log may say why")
+
+
+def _stopped(kind: EndKind, message: str) -> End:
+    return End(kind=kind, failure=kind, code=CODES[kind], message=message)
 
 
 def _child(function: Callable[..., Any], args: tuple[Any, ...], result: str, log: str, owner: int) -> None:
@@ -168,7 +191,7 @@ def _child(function: Callable[..., Any], args: tuple[Any, ...], result: str, log
         end = End(kind="ok", value=function(*args))
     except BaseException as error:  # whatever the user's code raises is this item's failure
         traceback.print_exc()
-        end = End(kind="error", failure=failure_of(error), message=_message(error))
+        end = End(kind="error", failure=failure_of(error), code=code_of(error), message=_message(error))
     partial = Path(f"{result}.partial")
     partial.write_bytes(pickle.dumps(end))
     os.replace(partial, result)
@@ -185,7 +208,17 @@ def failure_of(error: BaseException) -> str:
         return error.kind
     if isinstance(error, MemoryError):
         return "memory"
+    if isinstance(error, InfrastructureError | StoreError):
+        return "infrastructure"
     return "spec" if isinstance(error, UsageError) else "error"
+
+
+def code_of(error: BaseException) -> str:
+    """The code of the failed outcome that an exception makes."""
+    failure = failure_of(error)
+    if isinstance(error, ColdpressError) and failure not in CODES:
+        return error.code
+    return CODES.get(failure, ColdpressError.code)
 
 
 def _is_of_the_disk(error: BaseException | None) -> bool:

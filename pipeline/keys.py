@@ -14,11 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from freezer.fetch import is_url
 from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import FORMAT_VERSION, digest_file
 from freezer.recipes import Recipe
-from freezer.sources import module_file
-from pipeline.catalog import Entry
+from freezer.sources import FILE_KINDS, module_file
+from pipeline.entry import Entry
+
+SOURCE_RUN = "coldpress.source_run"
+"""The tag with the run that made a registry's version: a registry that was made anew counts its versions from 1 again."""
 
 INPUTS_VERSION = 1
 """Raised when the same spec or samples would give other golden inputs."""
@@ -58,12 +62,22 @@ class FileDigests:
             self._changed = True
         return self._known[key]
 
+    def recall(self, what: str) -> str | None:
+        """A digest that was remembered under a text of the caller's."""
+        return self._known.get(what)
+
+    def remember(self, what: str, digest: str) -> None:
+        """Keep a digest under a text of the caller's."""
+        self._changed = self._changed or self._known.get(what) != digest
+        self._known[what] = digest
+
     def save(self) -> None:
         """Write the cache, atomically; a cache that cannot be written is only slower next time."""
         if not self._changed:
             return
         partial = self._cache.with_suffix(f".{os.getpid()}")
         try:
+            self._cache.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(self._known))
             os.replace(partial, self._cache)
         except OSError:
@@ -71,15 +85,24 @@ class FileDigests:
 
 
 def source_key(entry: Entry, digests: FileDigests) -> Key:
-    """The key of a source, known without building the model."""
+    """The key of a source, known without building the model.
+
+    Of a registry's model it is the version, which never changes; of a file its bytes; of a python source its module, arguments and
+    listed files.
+    """
     source = entry.source
     parts: dict[str, Any] = {"kind": source.kind, "args": dict(source.args), "seed": source.seed}
     parts["files"] = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
+    parts |= {"method": source.method} if source.method is not None else {}
+    parts |= {"trust": True} if source.trust else {}
     if source.kind == "python":
         module = module_file(source.location.partition(":")[0], source.search_path)
         parts |= {"function": source.location, "module": digests.of(module) if module else None}
-    elif source.kind == "torchscript":
-        parts["file"] = digests.of(Path(source.location))
+    elif source.kind == "mlflow":
+        parts |= {"version": source.location, "run": entry.tags.get(SOURCE_RUN)}
+    elif source.kind in FILE_KINDS:
+        pinned = f"sha256:{source.sha256}" if source.sha256 else None
+        parts["file"] = pinned if is_url(source.location) and pinned else digests.of(Path(source.location))
     else:
         folder = Path(source.location)
         parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}

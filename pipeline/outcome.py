@@ -56,6 +56,7 @@ class Outcome:
         cached: taken from an earlier campaign; people are told "unchanged".
         recipe: of the published artifact, or of the candidate that came nearest.
         reason: one sentence for people.
+        code: of a failed or rejected outcome, in docs/errors.md.
         failure: the type of a failed outcome: source, capture, build, judge, timeout, memory, crash.
         log_tail: of a failed outcome, the last lines of its log.
         drift, latency_ms, speedup, speedup_ci: of `recipe`; latency_ms has eager_p50, p50, p90, p99.
@@ -80,6 +81,7 @@ class Outcome:
     cached: bool = False
     recipe: str | None = None
     failure: str | None = None
+    code: str | None = None
     log_tail: str = ""
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
@@ -110,6 +112,16 @@ class Outcome:
         candidates = tuple(CandidateReport.from_json(item) for item in data["candidates"])
         return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
 
+    @property
+    def coded_reason(self) -> str | None:
+        """The reason behind its code: how people and programs are shown it."""
+        return f"{self.code}: {self.reason}" if self.code and self.reason else self.reason
+
+    @property
+    def registered_as(self) -> str:
+        """The registered model of MLflow that its artifacts go to."""
+        return self.registered_name or self.model
+
     def as_cached(self) -> Outcome:
         """The same outcome, taken over by a later campaign."""
         return replace(self, cached=True)
@@ -123,7 +135,7 @@ class Outcome:
             "verdict": self.verdict,
             "cached": self.cached,
             "recipe": self.recipe,
-            "reason": self.reason,
+            "reason": self.coded_reason,
             "num_threads": self.num_threads,
             "speedup": self.speedup,
             "speedup_ci": list(self.speedup_ci) if self.speedup_ci else None,

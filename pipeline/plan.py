@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from freezer.device_class import PORTABLE, auto_classes
 from freezer.errors import InfrastructureError
 from freezer.limits import SamplingPolicy
 from freezer.recipes import RECIPES, Recipe, select
-from freezer.store import WORK, Store
-from pipeline.catalog import Entry
+from freezer.store import Store
+from pipeline.entry import Entry
 from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, source_key
 from pipeline.ledger import Ledger, Row
 from pipeline.outcome import Outcome
@@ -21,6 +22,13 @@ PORTABLE_TIME_LIMIT_S = 4.0
 
 NEVER_KEPT = ("timeout", "memory", "output", "crash", "disk", "error", "infrastructure")
 """Failures of the circumstances, not of the model: tried again by the next campaign."""
+
+NEVER_KEPT_CODES = ("CP-FETCH",)
+
+
+def is_kept(failure: str | None, code: str | None) -> bool:
+    """Whether a failure stands until its key changes."""
+    return failure not in NEVER_KEPT and code not in NEVER_KEPT_CODES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +59,24 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unplaced:
+    """A model for a class that no node serves."""
+
+    model: str
+    device_class: str
+    problem: InfrastructureError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All items of a campaign, in the order of the catalog; the classes of one model stand together."""
+    """All items of a campaign, in the order of the catalog; the classes of one model stand together.
+
+    Attributes:
+        unplaced: models and classes that no node serves, and why, where the others were told to go on.
+    """
 
     items: tuple[Item, ...]
+    unplaced: tuple[Unplaced, ...] = ()
 
 
 def make_plan(
@@ -66,7 +88,9 @@ def make_plan(
     recipes: Sequence[str],
     store: Store,
     ledger: Ledger,
+    digests: FileDigests,
     policy: SamplingPolicy,
+    keep_going: bool = False,
 ) -> Plan:
     """The plan of a campaign.
 
@@ -76,25 +100,36 @@ def make_plan(
         auto: the classes that `auto` stands for on this cluster.
         device_classes, recipes: given on the command line; they take the place of the entries' own.
         store, ledger: what is finished already.
+        digests: of files.
         policy: of sampling.
+        keep_going: pass over classes that no node serves.
 
     Raises:
         InfrastructureError: a class is asked for that no node can serve.
     """
-    digests = FileDigests(store.root / WORK / "digests.json")
     items: list[Item] = []
+    unplaced: list[Unplaced] = []
     for entry in entries:
         source = source_key(entry, digests)
-        samples = digests.of(entry.samples) if entry.samples else None
+        samples = digests.of(Path(entry.samples)) if entry.samples else None
         for name in _classes(device_classes or entry.device_classes, auto):
             if name not in facts:
-                raise InfrastructureError(
-                    f"entry {entry.name!r}: no node serves {name}; nodes serve {', '.join(facts)}. Start one with "
-                    f"`ray start --labels=coldpress.dev/{name}=true`, or leave the class out"
-                )
+                problem = _no_node(entry, name, facts)
+                if not keep_going:
+                    raise problem
+                unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
+                continue
             items.append(_item(entry, name, facts[name], source, samples, recipes or entry.recipes, store, ledger, policy))
     digests.save()
-    return Plan(items=tuple(items))
+    return Plan(items=tuple(items), unplaced=tuple(unplaced))
+
+
+def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError:
+    return InfrastructureError(
+        f"entry {entry.name!r}: no node serves {name}; nodes serve {', '.join(facts)}. Start one with "
+        f"`ray start --labels=coldpress.dev/{name}=true`, or leave the class out",
+        code="CP-NO-NODE",
+    )
 
 
 def auto_classes_of(nodes: Sequence[Sequence[str]]) -> list[str]:
@@ -169,7 +204,7 @@ def _finished(
     outcome = Outcome.from_json(row.data["outcome"])
     if outcome.model != entry.name:
         return None, f"the same work was done under the name {outcome.model!r}"
-    if outcome.failure in NEVER_KEPT or outcome.verdict == "unstable":
+    if not is_kept(outcome.failure, outcome.code) or outcome.verdict == "unstable":
         return None, f"was {outcome.verdict} ({outcome.failure or 'disturbed'}), which is never kept"
     if outcome.version is not None and outcome.version not in store.versions(entry.name):
         return None, f"version {outcome.version} is gone from the store"

@@ -82,7 +82,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_table(report, console))
     for outcome in report.outcomes:
         if outcome.verdict != "published" and outcome.reason:
-            what = Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), outcome.reason)
+            what = Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), str(outcome.coded_reason))
             console.print(what, soft_wrap=True)
             if outcome.log_tail and outcome.failure in UNEXPLAINED:
                 console.print(Text(_indented(outcome.log_tail), style="dim"), soft_wrap=True)

@@ -1,6 +1,7 @@
 """Run a campaign: plan -> build -> judge -> publish -> report. READ THIS FIRST.
 
-catalog      the models to freeze                                                      catalog.py
+catalog      the models to freeze                                                      catalog.py, entry.py
+materials    what they are made of, brought to where workers find it                   materials.py
 cluster      nodes, their device classes, tasks                                        cluster.py
 plan         which builds and judges are needed, and what is finished already          plan.py, keys.py
 execute      builds in parallel, judges alone, each in an isolated child               execute.py, tasks.py, isolate.py
@@ -18,14 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from freezer.device_class import PORTABLE
-from freezer.errors import CatalogError, InfrastructureError, StoreError
+from freezer.errors import CatalogError, ColdpressError, InfrastructureError, StoreError
 from freezer.limits import SamplingPolicy
-from freezer.store import Store
-from pipeline.catalog import Catalog, Entry, read_catalog
+from freezer.store import WORK, Store
+from pipeline.catalog import Catalog, is_registry, read_catalog, read_registry
 from pipeline.cluster import Cluster, connect
+from pipeline.entry import Entry
 from pipeline.events import Display, Event
 from pipeline.execute import Executor
+from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
+from pipeline.materials import Materials
 from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan, auto_classes_of, make_plan
 from pipeline.publish import Publisher
@@ -39,7 +43,9 @@ class Config:
     """All that a campaign is told.
 
     Attributes:
-        catalog: path of the catalog.
+        catalog: path of the catalog, or `mlflow:` for a whole registry.
+        filter_string: of a registry's models, as MLflow takes it.
+        trust: whether a registry's pickled models may be loaded.
         store, tracking_uri: where artifacts and records go.
         address: of a Ray cluster; None starts one on this machine.
         campaign: a name; the same name goes on with the same campaign.
@@ -51,7 +57,7 @@ class Config:
         policy: of sampling.
     """
 
-    catalog: Path
+    catalog: str
     store: str
     tracking_uri: str
     campaign: str
@@ -59,6 +65,8 @@ class Config:
     device_classes: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
     only: str | None = None
+    filter_string: str | None = None
+    trust: bool = False
     keep_going: bool = False
     explain: bool = False
     mlflow_artifacts: ArtifactMode = "copy"
@@ -70,7 +78,8 @@ class BadEntriesError(CatalogError):
 
     def __init__(self, problems: Sequence[CatalogError]) -> None:
         super().__init__(
-            f"{len(problems)} bad {'entry' if len(problems) == 1 else 'entries'}; mend them, or run the others with --keep-going"
+            f"{len(problems)} bad {'entry' if len(problems) == 1 else 'entries'}; mend them, or run the others with --keep-going",
+            code="CP-CATALOG-ENTRIES",
         )
         self.problems = tuple(problems)
 
@@ -83,32 +92,70 @@ def run(config: Config, display: Display) -> Report:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
-    catalog = read_catalog(config.catalog, only=config.only)
-    if catalog.problems and not config.keep_going:
-        raise BadEntriesError(catalog.problems)
+    catalog = _read(config)
+    _refuse_bad_entries(config, catalog.problems)
     store = Store.open(config.store, create=True)
+    digests = FileDigests(store.root / WORK / "digests.json")
+    materials = Materials(store.root, config.tracking_uri, digests)
+    entries, unusable = materials.resolve(catalog.entries)
+    digests.save()
+    problems = (*catalog.problems, *unusable)
+    _refuse_bad_entries(config, problems)
     with Ledger(store, config.campaign) as ledger, display, connect(config.address) as cluster:
         remove_abandoned(str(store.root))
         display.show(Event(kind="note", text=f"Ray has {len(cluster.nodes)} node(s) for {', '.join(cluster.classes)}"))
-        plan = _plan(config, catalog, cluster, store, ledger)
+        materials.shipping = _must_ship(config, cluster, ledger)
+        plan = _plan(config, entries, cluster, store, ledger, digests)
+        bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
         if config.explain:
-            return _explained(config, plan, display, started)
-        campaign = _Campaign(config, plan, cluster, store, ledger, display)
+            return _explained(config, plan, bad, display, started)
+        campaign = _Campaign(config, plan, cluster, store, ledger, materials, display)
         campaign.start(started)
-        return campaign.finish(_problem_outcomes(catalog.problems), started)
+        return campaign.finish(bad, started)
 
 
-def _plan(config: Config, catalog: Catalog, cluster: Cluster, store: Store, ledger: Ledger) -> Plan:
+def _read(config: Config) -> Catalog:
+    if is_registry(config.catalog):
+        return read_registry(
+            config.catalog, config.tracking_uri, filter_string=config.filter_string, trust=config.trust, only=config.only
+        )
+    return read_catalog(Path(config.catalog), only=config.only)
+
+
+def _refuse_bad_entries(config: Config, problems: Sequence[CatalogError]) -> None:
+    if problems and not config.keep_going:
+        raise BadEntriesError(problems)
+
+
+def _must_ship(config: Config, cluster: Cluster, ledger: Ledger) -> bool:
+    """Whether files and code must travel through the store, since some node does not see them where they are.
+
+    Raises:
+        InfrastructureError: a node does not see the store.
+    """
+    blind = cluster.blind_to(ledger.folder / f"lock-{ledger.campaign}")
+    if blind:
+        raise InfrastructureError(
+            f"{len(blind)} node(s) do not see the store's {ledger.folder}, the first is {blind[0].node_id}; put it on storage that "
+            "all nodes mount at the same path",
+            code="CP-STORE-UNSHARED",
+        )
+    return bool(cluster.blind_to(Path.cwd() if is_registry(config.catalog) else Path(config.catalog)))
+
+
+def _plan(config: Config, entries: Sequence[Entry], cluster: Cluster, store: Store, ledger: Ledger, digests: FileDigests) -> Plan:
     auto = auto_classes_of([node.classes for node in cluster.nodes])
     return make_plan(
-        catalog.entries,
-        _probe(cluster, _wanted(config, catalog.entries, auto)),
+        entries,
+        _probe(cluster, _wanted(config, entries, auto)),
         auto=auto,
         device_classes=config.device_classes,
         recipes=config.recipes,
         store=store,
         ledger=ledger,
+        digests=digests,
         policy=config.policy,
+        keep_going=config.keep_going,
     )
 
 
@@ -130,10 +177,19 @@ def _probe(cluster: Cluster, wanted: set[str]) -> Mapping[str, ClassFacts]:
 class _Campaign:
     """One campaign under way: outcomes go to the publisher, and what is final to the tracker and the display."""
 
-    def __init__(self, config: Config, plan: Plan, cluster: Cluster, store: Store, ledger: Ledger, display: Display) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        cluster: Cluster,
+        store: Store,
+        ledger: Ledger,
+        materials: Materials,
+        display: Display,
+    ) -> None:
         self._config, self._plan, self._display = config, plan, display
         self._publisher = Publisher(plan, store, ledger)
-        self._executor = Executor(plan, cluster, str(store.root), ledger, display.show)
+        self._executor = Executor(plan, cluster, str(store.root), ledger, materials, display.show)
         self._tracker = Tracker(config.tracking_uri, config.campaign, store, mode=config.mlflow_artifacts)
         self._final: dict[tuple[str, str], Outcome] = {}
         self._failures: list[str] = []
@@ -143,7 +199,7 @@ class _Campaign:
         """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
         self._display.plan(len(self._plan.items), self._executor.num_builds)
         with ThreadPoolExecutor(max_workers=1) as background:  # MLflow opens while the first builds run
-            opening = background.submit(self._tracker.start, str(self._config.catalog), started)
+            opening = background.submit(self._tracker.start, self._config.catalog, started)
             try:
                 for item in self._plan.items:
                     if item.finished is not None:
@@ -187,26 +243,35 @@ class _Campaign:
 
 def _problem_outcomes(problems: Sequence[CatalogError]) -> list[Outcome]:
     """The outcomes of bad entries that --keep-going passes over."""
-    return [
-        Outcome(
-            model=problem.entry or "?",
-            device_class="auto",
-            verdict="failed",
-            failure="source",
-            reason=str(problem),
-            num_threads=0,
-            source="",
-            source_key="",
-            judge_key="",
-        )
-        for problem in problems
-    ]
+    return [_without_work(problem.entry or "?", "auto", "source", problem) for problem in problems]
 
 
-def _explained(config: Config, plan: Plan, display: Display, started: float) -> Report:
+def _unplaced_outcomes(plan: Plan) -> list[Outcome]:
+    """The outcomes of classes that no node serves, which --keep-going passes over."""
+    return [_without_work(item.model, item.device_class, "infrastructure", item.problem) for item in plan.unplaced]
+
+
+def _without_work(model: str, device_class: str, failure: str, error: ColdpressError) -> Outcome:
+    return Outcome(
+        model=model,
+        device_class=device_class,
+        verdict="failed",
+        failure=failure,
+        code=error.code,
+        reason=str(error),
+        num_threads=0,
+        source="",
+        source_key="",
+        judge_key="",
+    )
+
+
+def _explained(config: Config, plan: Plan, bad: Sequence[Outcome], display: Display, started: float) -> Report:
     """Say of every item what would be done and why; do nothing."""
     for item in plan.items:
         doing = "unchanged" if item.finished else f"build {', '.join(item.builds) or 'nothing'}; judge"
         why = "" if item.finished else f" ({item.why})"
         display.show(Event(kind="note", text=f"{item.entry.name} {item.device_class}: {doing}{why}"))
+    for outcome in bad:
+        display.show(Event(kind="note", text=f"{outcome.model} {outcome.device_class}: nothing ({outcome.coded_reason})"))
     return Report(campaign=config.campaign, started=started, finished=time.time(), outcomes=())

@@ -22,15 +22,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.errors import SpecError
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
-from pipeline.catalog import Entry
+from pipeline.entry import Entry
 from pipeline.isolate import End, run_isolated
 from pipeline.outcome import CandidateReport, pair
 
 if TYPE_CHECKING:
     from freezer.judge import Judgement, Trial
     from freezer.subject import Subject
+
+DRIFT = "CP-DRIFT"
+"""The code of a rejected outcome."""
 
 PROBE_TIMEOUT_S = 120.0
 MEMORY_SHARE = 0.8
@@ -63,7 +67,7 @@ class BuildResult:
 
     Attributes:
         cached: it was there already.
-        failure, message, log_tail: of a build that failed; see isolate.End.
+        failure, code, message, log_tail: of a build that failed; see isolate.End.
         wall_s: of this task's child.
         peak_bytes: of the child and its compilers.
     """
@@ -72,6 +76,7 @@ class BuildResult:
     recipe: str
     cached: bool = False
     failure: str | None = None
+    code: str | None = None
     message: str = ""
     log_tail: str = ""
     wall_s: float = 0.0
@@ -109,6 +114,7 @@ class JudgeResult:
     has_artifact: bool = False
     recipe: str | None = None
     failure: str | None = None
+    code: str | None = None
     log_tail: str = ""
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
@@ -176,6 +182,7 @@ def build(request: BuildRequest) -> BuildResult:
             key=request.key,
             recipe=request.recipe,
             failure=end.failure,
+            code=end.code,
             message=end.message,
             log_tail=end.log_tail,
             wall_s=end.wall_s,
@@ -207,6 +214,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
                 verdict="failed",
                 reason=end.message,
                 failure=end.failure,
+                code=end.code,
                 log_tail=end.log_tail,
                 judge_s=end.wall_s,
             )
@@ -243,14 +251,18 @@ def load_subject(entry: Entry) -> Subject:
         SourceError, SpecError, JudgeError: the model, its samples or its inputs are not as they must be.
     """
     from freezer.samples import read_samples, spec_of_samples
-    from freezer.sources import load_source
+    from freezer.sources import load_source, own_spec
     from freezer.spec import InputSpec
     from freezer.subject import prepare
 
     model = load_source(entry.source)
-    samples = read_samples(entry.samples) if entry.samples else []
-    spec = entry.spec or InputSpec(inputs=spec_of_samples(samples[0]))
-    return prepare(entry.name, model, spec, samples)
+    samples = read_samples(Path(entry.samples)) if entry.samples else []
+    spec = entry.spec or own_spec(model)
+    if spec is None and samples:
+        spec = InputSpec(inputs=spec_of_samples(samples[0]))
+    if spec is None:
+        raise SpecError(f"source {entry.source} does not know its inputs; write `inputs:` or `samples:`")
+    return prepare(entry.name, model, spec, samples, fill_up=entry.fill_up)
 
 
 def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
@@ -266,6 +278,7 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
         key=request.key,
         verdict=judgement.verdict,
         reason=judgement.reason,
+        code=DRIFT if judgement.verdict == "rejected" else None,
         has_artifact=judgement.winner is not None,
         recipe=best.candidate.recipe if best else None,
         speedup=best.speedup.value if best and best.speedup else None,

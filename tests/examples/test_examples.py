@@ -20,7 +20,8 @@ from freezer.sources import find_function, load_source
 from freezer.spec import InputSpec
 from freezer.subject import Subject, call_source
 from freezer.subject import prepare as prepare_subject
-from pipeline.catalog import Catalog, Entry, read_catalog
+from pipeline.catalog import Catalog, read_catalog
+from pipeline.entry import Entry
 
 CATALOG = Path(examples.models.__file__).parent / "catalog.yaml"
 NAMES = ("digits", "resnet18", "bert-small", "vad")
@@ -53,7 +54,7 @@ def _spec(entry: Entry) -> InputSpec:
 
 
 def _subject(entry: Entry) -> Subject:
-    samples = read_samples(entry.samples) if entry.samples else ()
+    samples = read_samples(Path(entry.samples)) if entry.samples else ()
     return prepare_subject(entry.name, load_source(entry.source), _spec(entry), samples)
 
 

@@ -93,9 +93,11 @@ def test_a_transformers_folder_is_loaded_as_what_it_was_saved(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("resnet50", "source 'resnet50': expected python:…, torchscript:…, transformers:…"),
+        ("resnet50", "got 'resnet50', expected python:…, torchscript:…, export:…"),
         ("python:", "expected python:…"),
-        ("pickle:model.pt", "expected python:…"),
+        ("onnx:model.onnx", "expected python:…"),
+        ("model.pt", "a path needs its kind before it, as in torchscript:model.pt"),
+        ("pickle:model.pt", "runs code when it is loaded; add `trust: true`"),
         ("python:module", "expected python:MODULE:FUNCTION"),
         ("torchscript:none.jit", r"none\.jit is not there; paths are relative to the catalog's folder"),
     ],
@@ -110,7 +112,7 @@ def test_a_bad_source_is_named_before_anything_is_loaded(tmp_path: Path, text: s
     [
         ("python:tests.models:none", {}, "module 'tests.models' has no function 'none'; it has: .*mlp"),
         ("python:tests.no_such:mlp", {}, "module 'tests.no_such' cannot be imported: ModuleNotFoundError"),
-        ("python:tests.models:no_model", {}, "gave a str; expected an nn.Module"),
+        ("python:tests.models:no_model", {}, "gave a str, expected an nn.Module"),
         ("python:tests.models:broken", {}, "source python:tests.models:broken: RuntimeError: weights are gone"),
         ("python:tests.models:mlp", {"args": {"width": 1}}, "TypeError: .*unexpected keyword argument 'width'"),
         ("transformers:NoSuchConfig", {"weights": "random"}, "has no class 'NoSuchConfig'"),

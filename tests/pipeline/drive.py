@@ -19,7 +19,7 @@ POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit
 
 def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str | None = None) -> int:
     """Run the campaign; the exit code."""
-    config = Config(catalog=Path(catalog), store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY)
+    config = Config(catalog=catalog, store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY)
     report = run(config, LineDisplay(Console(width=200)))
     if json is not None:
         report.write_json(Path(json))

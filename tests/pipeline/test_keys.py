@@ -12,7 +12,7 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import RECIPES
 from freezer.sources import parse_source
 from freezer.spec import Dim, InputSpec, TensorSpec
-from pipeline.catalog import Entry
+from pipeline.entry import Entry
 from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, make_key, source_key
 
 TOOLCHAIN = {"torch": "2.13.0", "cxx": "g++ 12"}

@@ -14,7 +14,8 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.sources import parse_source
 from freezer.spec import Dim, InputSpec, TensorSpec
 from freezer.store import Store
-from pipeline.catalog import Entry
+from pipeline.entry import Entry
+from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan, auto_classes_of, make_plan
@@ -67,6 +68,7 @@ def plan(entry: Entry, empty: Store, ledger: Ledger) -> Callable[..., Plan]:
             recipes=(),
             store=empty,
             ledger=ledger,
+            digests=FileDigests(empty.root / "digests.json"),
             policy=SamplingPolicy(),
         )
 

@@ -1,0 +1,301 @@
+"""Catalog files: YAML, JSON Lines and Parquet, read into plain records with the place that each stands at.
+
+Nothing here knows what an entry means. What no catalog holds is refused before it costs memory: files beyond a limit, nesting and
+aliases that explode, fields that are given twice, numbers that JSON has not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from freezer.errors import CatalogError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+YAML_BYTES = 16 * 1024 * 1024
+LINE_BYTES = 1024 * 1024
+MAX_DEPTH = 64
+MAX_NODES = 4_000_000
+"""Of a YAML catalog with its aliases written out; a file of the largest size has fewer."""
+
+JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags")
+"""Fields that a Parquet catalog holds as JSON text."""
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One entry as it was written: a mapping of fields, if it is one, and where it stands."""
+
+    place: str
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogFile:
+    """What a file holds: what every entry takes unless it says otherwise, and the entries."""
+
+    defaults: Mapping[str, Any]
+    records: tuple[Record, ...]
+
+
+def read_file(path: Path) -> CatalogFile:
+    """The records of a catalog file, in order.
+
+    Raises:
+        CatalogError: the file is no catalog at all.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise CatalogError(f"{path}: got the suffix {path.suffix!r}, expected {', '.join(_READERS)}", code="CP-CATALOG-KIND")
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "is not there"
+        raise CatalogError(f"{path} cannot be read: it {problem}; name a catalog file", code="CP-CATALOG-UNREADABLE")
+    try:
+        found = reader(path)
+    except OSError as error:
+        raise CatalogError(
+            f"{path} cannot be read: {error.strerror or error}; name a catalog file", code="CP-CATALOG-UNREADABLE"
+        ) from error
+    if not found.records:
+        raise CatalogError(f"{path} lists no models; expected at least one entry", field="models", code="CP-CATALOG-EMPTY")
+    return found
+
+
+def parquet_schema() -> pa.Schema:
+    """The columns of a Parquet catalog. Nulls and columns that are left out are fields that are left out."""
+    import pyarrow as pa
+
+    texts = pa.list_(pa.string())
+    return pa.schema(
+        [
+            *(
+                ("name", pa.string()),
+                ("source", pa.string()),
+                ("args", pa.string()),
+                ("weights", pa.string()),
+                ("seed", pa.int64()),
+            ),
+            *(
+                ("method", pa.string()),
+                ("sha256", pa.string()),
+                ("trust", pa.bool_()),
+                ("inputs", pa.string()),
+                ("dims", pa.string()),
+            ),
+            *(("samples", pa.string()), ("files", texts), ("task_metric", pa.string()), ("limits", pa.string())),
+            *(("device_classes", texts), ("recipes", texts), ("tags", pa.string())),
+        ]
+    )
+
+
+def _read_yaml(path: Path) -> CatalogFile:
+    if path.stat().st_size > YAML_BYTES:
+        raise CatalogError(
+            f"{path}: got {path.stat().st_size / 1e6:.0f} MB of YAML, expected at most {YAML_BYTES / 1e6:.0f} MB; write it as "
+            "JSON Lines (.jsonl) or Parquet (.parquet), or split it",
+            code="CP-CATALOG-SIZE",
+        )
+    root = _compose(_text(path), path)
+    _check_nodes(root, path)
+    try:
+        document = None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
+    if not isinstance(document, dict):
+        raise CatalogError(f"{path}: got a {type(document).__name__}, expected a mapping with `models:`", code="CP-CATALOG-FORM")
+    for key in set(document) - {"defaults", "models"}:
+        raise CatalogError(f"{path}: the field is unknown; expected defaults and models", field=str(key), code="CP-CATALOG-FORM")
+    defaults, models = document.get("defaults") or {}, document.get("models")
+    if not isinstance(defaults, dict):
+        raise CatalogError(
+            f"{path}: got a {type(defaults).__name__}, expected a mapping of fields", field="defaults", code="CP-CATALOG-FORM"
+        )
+    if models is not None and not isinstance(models, list):
+        raise CatalogError(
+            f"{path}: got a {type(models).__name__}, expected a list of entries", field="models", code="CP-CATALOG-FORM"
+        )
+    lines = _lines_of_models(root)
+    records = (Record(place=f"{path.name}:{line}", value=value) for line, value in zip(lines, models or (), strict=True))
+    return CatalogFile(defaults=defaults, records=tuple(records))
+
+
+def _compose(text: str, path: Path) -> Any:
+    """The tree of a YAML text. Its events are looked at first: deep nesting ends the process in the parser's own recursion."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > MAX_DEPTH:
+                    raise CatalogError(
+                        f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs some 10",
+                        code="CP-CATALOG-EXPLODES",
+                    )
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+        return yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
+
+
+def _check_nodes(root: Any, path: Path) -> None:
+    """Refuse fields that are given twice, and aliases that contain themselves or multiply beyond MAX_NODES."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size_of(node: Any) -> int:
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        known = sizes.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in open_nodes:
+            raise CatalogError(
+                f"{path.name}:{node.start_mark.line + 1}: an alias contains itself; write the value out", code="CP-CATALOG-EXPLODES"
+            )
+        open_nodes.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node, path)
+            children = [child for pair in node.value for child in pair]
+        else:
+            children = node.value
+        total = 1 + sum(size_of(child) for child in children)
+        if total > MAX_NODES:
+            raise CatalogError(
+                f"{path.name}:{node.start_mark.line + 1}: with its aliases written out this holds more than {MAX_NODES:,} values; "
+                "write it without aliases",
+                code="CP-CATALOG-EXPLODES",
+            )
+        open_nodes.discard(id(node))
+        sizes[id(node)] = total
+        return total
+
+    if root is not None:
+        size_of(root)
+
+
+def _check_keys(node: Any, path: Path) -> None:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if isinstance(key, yaml.ScalarNode) and key.value in seen:
+            raise CatalogError(
+                f"{path.name}:{line}: {key.value!r} is given twice, first in line {seen[key.value]}; remove one",
+                field=key.value,
+                code="CP-CATALOG-SYNTAX",
+            )
+        if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+            seen[key.value] = line
+
+
+def _lines_of_models(root: Any) -> list[int]:
+    for key, value in root.value:
+        if key.value == "models" and isinstance(value, yaml.SequenceNode):
+            return [item.start_mark.line + 1 for item in value.value]
+    return []
+
+
+def _read_json_lines(path: Path) -> CatalogFile:
+    records = []
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
+            place = f"{path.name}:{number}"
+            if len(line) > LINE_BYTES:
+                raise CatalogError(
+                    f"{place}: the line is longer than {LINE_BYTES / 1e6:.0f} MB; expected one entry in each line",
+                    code="CP-CATALOG-SIZE",
+                )
+            text = _decoded(line, place).strip().removeprefix("\ufeff")
+            if text:
+                records.append(Record(place=place, value=_parsed_json(text, place)))
+    return CatalogFile(defaults={}, records=tuple(records))
+
+
+def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON number")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+        return found
+
+    try:
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        got = text if len(text) < 60 else f"{text[:60]}…"
+        problem = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise CatalogError(
+            f"got {got!r}, which is not JSON: {problem}", place=place, field=field, code="CP-CATALOG-SYNTAX"
+        ) from None
+
+
+def _read_parquet(path: Path) -> CatalogFile:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = parquet_schema()
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise CatalogError(f"{path} is not Parquet: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
+    for name in table.column_names:
+        if name not in schema.names:
+            raise CatalogError(
+                f"{path}: the column is unknown; expected {', '.join(schema.names)}", field=name, code="CP-CATALOG-FORM"
+            )
+        wanted = schema.field(name).type
+        try:
+            table = table.set_column(table.column_names.index(name), name, table.column(name).cast(wanted))
+        except pa.ArrowException:
+            raise CatalogError(
+                f"{path}: got a column of {table.column(name).type}, expected {wanted}", field=name, code="CP-CATALOG-FORM"
+            ) from None
+    rows = table.to_pylist()
+    return CatalogFile(
+        defaults={}, records=tuple(_parquet_record(row, f"{path.name}, row {number}") for number, row in enumerate(rows, start=1))
+    )
+
+
+def _parquet_record(row: Mapping[str, Any], place: str) -> Record:
+    fields = {name: value for name, value in row.items() if value is not None}
+    value = {name: _parsed_json(given, place, name) if name in JSON_FIELDS else given for name, given in fields.items()}
+    return Record(place=place, value=value)
+
+
+def _text(path: Path) -> str:
+    return _decoded(path.read_bytes(), str(path)).removeprefix("\ufeff")
+
+
+def _decoded(content: bytes, place: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CatalogError(
+            f"{place} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8", code="CP-CATALOG-ENCODING"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+_READERS: Mapping[str, Callable[[Path], CatalogFile]] = {
+    ".yaml": _read_yaml,
+    ".yml": _read_yaml,
+    ".json": _read_yaml,
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".parquet": _read_parquet,
+}

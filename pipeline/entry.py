@@ -1,0 +1,348 @@
+"""Entries: one model of a catalog, checked as far as can be told without loading it. Imports no torch.
+
+What comes from outside is parsed by pydantic at the door; the plain dataclass Entry goes on from there. Every complaint names the
+entry, the field, what it got, what was expected and the remedy.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from freezer.device_class import device_class
+from freezer.errors import CatalogError, ColdpressError
+from freezer.fetch import file_name, is_url
+from freezer.limits import Limits
+from freezer.recipes import select
+from freezer.sample_files import match_headers, read_header
+from freezer.sources import Source, module_file, parse_source
+from freezer.spec import InputSpec, declared_spec
+from freezer.store import NAME
+from pipeline.factories import problem_of
+
+LATER = ("preserve", "reset", "threads", "points")
+"""Fields that the design names and this release does not support yet: refused by name, never passed over in silence."""
+
+SAMPLE_SUFFIXES = (".safetensors", ".npz")
+KNOWS_ITS_INPUTS = ("export", "mlflow")
+"""Kinds of sources that carry their inputs, so that an entry may leave them out."""
+
+REGISTRY = "mlflow:"
+DAY_S = 86_400.0
+
+Problems = Literal[
+    "CP-ENTRY-FORM",
+    "CP-ENTRY-FIELD",
+    "CP-ENTRY-NAME",
+    "CP-ENTRY-SOURCE",
+    "CP-ENTRY-INPUTS",
+    "CP-ENTRY-DIMS",
+    "CP-ENTRY-SAMPLES",
+    "CP-ENTRY-LIMITS",
+    "CP-ENTRY-CLASS",
+    "CP-ENTRY-RECIPE",
+    "CP-ENTRY-FILES",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One model of a catalog.
+
+    Attributes:
+        name: of the model in the store, and unless it comes from the registry in MLflow.
+        source: where it comes from.
+        spec: of its inputs; None means: as the samples are, or as the source itself says.
+        samples: file of real input sets, or its URL.
+        task_metric: `MODULE:FUNCTION`, see `freezer.judge.TaskMetric`.
+        limits, device_classes, recipes: what was asked for; `auto` is resolved when the machines are known.
+        files: what a python source reads besides its module; part of its key.
+        search_path: folders in which python modules are looked for.
+        registered_name: of the model in MLflow; None is its name.
+        tags: shown in MLflow with every run and version.
+        fill_up: whether generated input sets join the samples, which are one example and not a sample of the world.
+    """
+
+    name: str
+    source: Source
+    spec: InputSpec | None
+    samples: Path | str | None
+    task_metric: str | None
+    limits: Limits
+    device_classes: tuple[str, ...]
+    recipes: tuple[str, ...]
+    files: tuple[Path, ...]
+    search_path: tuple[str, ...]
+    registered_name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    fill_up: bool = False
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Limits(_Strict):
+    speedup_min: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
+    error_ratio_max: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False)
+    timeout_s: float | None = Field(default=None, gt=0, le=7 * DAY_S, allow_inf_nan=False)
+    memory_gb: float | None = Field(default=None, ge=0.1, le=100_000, allow_inf_nan=False)
+    latency_ms_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    size_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class _Entry(_Strict):
+    name: str
+    source: str
+    args: dict[str, Any] = {}
+    weights: Literal["random"] | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    method: str | None = None
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    trust: bool = False
+    inputs: dict[str, Any] | list[Any] | None = None
+    dims: dict[str, Any] = {}
+    samples: str | None = None
+    files: list[str] = []
+    task_metric: str | None = None
+    limits: _Limits = _Limits()
+    device_classes: list[str] = Field(default=["auto"], min_length=1)
+    recipes: list[str] = Field(default=["auto"], min_length=1)
+    tags: dict[str, str] = {}
+
+
+def read_entry(record: Any, defaults: Mapping[str, Any], *, label: str, place: str, folder: Path) -> Entry:
+    """The entry that a record of a catalog stands for.
+
+    Args:
+        record: a mapping of fields, if it is one.
+        defaults: what the record takes unless it says otherwise.
+        label: the entry's name, or its number where it has none.
+        place: file and line, for errors.
+        folder: which paths are relative to.
+
+    Raises:
+        CatalogError: something about it is wrong.
+    """
+    if not isinstance(record, dict):
+        got = "nothing" if record is None else f"a {type(record).__name__}"
+        raise CatalogError(f"got {got}, expected a mapping of fields", entry=label, place=place, code="CP-ENTRY-FORM")
+    for name in LATER:
+        if name in record or name in defaults:
+            raise CatalogError(
+                "this release does not support the field yet; remove it",
+                entry=label,
+                field=name,
+                place=place,
+                code="CP-ENTRY-LATER",
+            )
+    merged = {**defaults, **record}
+    if isinstance(defaults.get("limits"), dict) and isinstance(record.get("limits"), dict):
+        merged["limits"] = {**defaults["limits"], **record["limits"]}
+    try:
+        parsed = _Entry.model_validate(merged)
+    except ValidationError as error:
+        raise _as_catalog_error(error, label, place) from None
+    return _Reader(parsed, label, place, folder).entry()
+
+
+def _as_catalog_error(error: ValidationError, label: str, place: str) -> CatalogError:
+    """The first thing that pydantic found wrong, and how many more there are."""
+    first, *others = error.errors()
+    location = [str(part) for part in first["loc"]]
+    more = f"; and {len(others)} more in this entry" if others else ""
+    code = "CP-ENTRY-LIMITS" if location[:1] == ["limits"] else "CP-ENTRY-FIELD"
+    message = _in_words(first, location)
+    return CatalogError(f"{message}{more}", entry=label, field=".".join(location), place=place, code=code)
+
+
+def _in_words(problem: Any, location: Sequence[str]) -> str:
+    kind, got, context = problem["type"], f"got {str(problem['input'])[:80]!r}", problem.get("ctx", {})
+    if kind == "missing":
+        return "the field is required; add it"
+    if kind == "extra_forbidden":
+        known = list(_Limits.model_fields if location[0] == "limits" else _Entry.model_fields)
+        close = get_close_matches(location[-1], known, n=1)
+        return "the field is unknown; " + (f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}")
+    expected = {
+        "string_type": "a text; put it in quotes",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "list_type": "a list: [...]",
+        "dict_type": "a mapping: {...}",
+        "model_type": "a mapping: {...}",
+        "finite_number": "a finite number",
+        "too_short": "at least one; remove the field for `auto`",
+        "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
+    }.get(kind)
+    if expected is None:
+        bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
+        expected = f"a number {' and '.join(bounds)}" if bounds else str(context.get("expected", problem["msg"]))
+    return f"{got}, expected {expected}"
+
+
+_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+
+
+class _Reader:
+    """Turns one parsed entry into an Entry."""
+
+    def __init__(self, parsed: _Entry, label: str, place: str, folder: Path) -> None:
+        self._parsed, self._label, self._place, self._folder = parsed, label, place, folder
+        self._search_path = tuple(dict.fromkeys((str(folder), str(Path.cwd()))))
+
+    def entry(self) -> Entry:
+        """The entry, checked as far as can be told without loading its model."""
+        parsed = self._parsed
+        self._check_name()
+        source = self._source()
+        spec = self._spec(source)
+        return Entry(
+            name=parsed.name,
+            source=source,
+            spec=spec,
+            samples=self._samples(spec),
+            task_metric=self._task_metric(),
+            limits=Limits(**{name: value for name, value in parsed.limits.model_dump().items() if value is not None}),
+            device_classes=self._device_classes(),
+            recipes=self._recipes(),
+            files=tuple(self._files()),
+            search_path=self._search_path,
+            registered_name=f"{parsed.name}-frozen" if source.kind == "mlflow" else None,
+            tags=parsed.tags,
+        )
+
+    def _fail(self, field: str, message: str, code: Problems) -> CatalogError:
+        return CatalogError(message, entry=self._label, field=field, place=self._place, code=code)
+
+    def _check_name(self) -> None:
+        name = self._parsed.name
+        if not NAME.fullmatch(name):
+            suggested = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+            raise self._fail(
+                "name",
+                f"got {name!r}, expected lower-case letters and digits, joined by single '.', '_' or '-'"
+                + (f"; write {suggested!r}" if suggested else ""),
+                "CP-ENTRY-NAME",
+            )
+
+    def _source(self) -> Source:
+        parsed = self._parsed
+        settings = {"seed": parsed.seed, "trust": parsed.trust, "search_path": self._search_path, "sha256": parsed.sha256}
+        if parsed.source.startswith(REGISTRY):
+            return self._registry_source(settings)
+        try:
+            source = parse_source(
+                parsed.source, folder=self._folder, args=parsed.args, weights=parsed.weights, method=parsed.method, **settings
+            )
+        except ColdpressError as error:
+            found = CatalogError(str(error), entry=self._label, field="source", place=self._place, code="CP-ENTRY-SOURCE")
+            found.code = error.code if error.code == "CP-TRUST" else "CP-ENTRY-SOURCE"
+            raise found from None
+        if source.kind == "python":
+            self._check_function("source", source.location, parsed.args, gives_module=True)
+        return source
+
+    def _registry_source(self, settings: Mapping[str, Any]) -> Source:
+        location = self._parsed.source.removeprefix(REGISTRY)
+        if not re.fullmatch(r"models:/[^/@]+(@[\w-]+|/\d+|/latest)?", location):
+            raise self._fail(
+                "source",
+                f"got {self._parsed.source!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION",
+                "CP-ENTRY-SOURCE",
+            )
+        return Source(kind="mlflow", location=location, **settings)
+
+    def _check_function(self, field: str, location: str, args: Mapping[str, Any] | None, *, gives_module: bool) -> None:
+        module, _, function = location.partition(":")
+        file = module_file(module, self._search_path)
+        if file is None:
+            looked = ", ".join(self._search_path)
+            raise self._fail(field, f"module {module!r} is not found; looked in {looked} and on PYTHONPATH", "CP-ENTRY-SOURCE")
+        problem = problem_of(file, function, args, gives_module=gives_module)
+        if problem is not None:
+            raise self._fail(field, problem, "CP-ENTRY-SOURCE")
+
+    def _spec(self, source: Source) -> InputSpec | None:
+        given = self._parsed.inputs
+        if given is None:
+            if self._parsed.samples is None and source.kind not in KNOWS_ITS_INPUTS:
+                raise self._fail(
+                    "inputs", "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`", "CP-ENTRY-INPUTS"
+                )
+            if self._parsed.dims:
+                raise self._fail("dims", "dims need `inputs:` whose shapes name them", "CP-ENTRY-DIMS")
+            return None
+        try:
+            return declared_spec(given, self._parsed.dims)
+        except ColdpressError as error:
+            of_dims = str(error).startswith("dim ")
+            raise self._fail(
+                "dims" if of_dims else "inputs", str(error), "CP-ENTRY-DIMS" if of_dims else "CP-ENTRY-INPUTS"
+            ) from None
+
+    def _samples(self, spec: InputSpec | None) -> Path | str | None:
+        given = self._parsed.samples
+        if given is None:
+            return None
+        name = file_name(given) if is_url(given) else given
+        if not name.endswith(SAMPLE_SUFFIXES):
+            raise self._fail(
+                "samples", f"got {name!r}, expected a file that ends in {' or '.join(SAMPLE_SUFFIXES)}", "CP-ENTRY-SAMPLES"
+            )
+        if is_url(given):
+            return given
+        path = (self._folder / given).resolve()
+        if not path.is_file():
+            raise self._fail("samples", f"{path} is not there; paths are relative to the catalog's folder", "CP-ENTRY-SAMPLES")
+        try:
+            sets = read_header(path)
+            if spec is not None:
+                match_headers(sets, spec)
+        except ColdpressError as error:
+            raise self._fail("samples", str(error), "CP-ENTRY-SAMPLES") from None
+        return path
+
+    def _task_metric(self) -> str | None:
+        given = self._parsed.task_metric
+        if given is None:
+            return None
+        kind, _, location = given.partition(":")
+        if kind != "python" or location.count(":") != 1:
+            raise self._fail("task_metric", f"got {given!r}, expected python:MODULE:FUNCTION", "CP-ENTRY-SOURCE")
+        self._check_function("task_metric", location, None, gives_module=False)
+        return location
+
+    def _device_classes(self) -> tuple[str, ...]:
+        for name in self._parsed.device_classes:
+            if name != "auto":
+                try:
+                    device_class(name)
+                except ColdpressError as error:
+                    raise self._fail("device_classes", str(error), "CP-ENTRY-CLASS") from None
+        return tuple(self._parsed.device_classes)
+
+    def _recipes(self) -> tuple[str, ...]:
+        try:
+            select(self._parsed.recipes, portable=False)
+        except ColdpressError as error:
+            raise self._fail("recipes", str(error), "CP-ENTRY-RECIPE") from None
+        return tuple(self._parsed.recipes)
+
+    def _files(self) -> Iterator[Path]:
+        for pattern in self._parsed.files:
+            found: Sequence[str] = sorted(glob.glob(str(self._folder / pattern), recursive=True))
+            if not found:
+                raise self._fail(
+                    "files", f"{pattern!r} matches nothing in {self._folder}; write a path or a glob", "CP-ENTRY-FILES"
+                )
+            yield from (Path(path).resolve() for path in found if Path(path).is_file())

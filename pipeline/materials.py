@@ -1,0 +1,167 @@
+"""Materials: what an entry's model is made of, brought to where workers find it.
+
+resolve   before planning: which version of a registry's model is meant, and the bytes of what a URL names without a digest
+ready     before building: what is left to fetch is fetched, a registry's model becomes a file with its inputs, and where nodes
+          do not share this machine's disk, files and code travel through the store (shipping.py)
+
+STORE/.coldpress/sources/<sha256>/<name>              fetched or shipped files
+STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of a registry's models
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from freezer.errors import CatalogError, ColdpressError, InfrastructureError, SourceError
+from freezer.fetch import fetch, identity, is_url
+from freezer.sources import FILE_KINDS, Source, fetched
+from freezer.spec import declared_spec
+from freezer.store import WORK
+from pipeline.entry import Entry
+from pipeline.keys import SOURCE_RUN, FileDigests
+from pipeline.shipping import ship
+
+if TYPE_CHECKING:
+    from pipeline.tracking.sources import Described, RegistryModel
+
+
+SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
+"""Tags of what was made of a registry's model: its own name, and the version."""
+
+
+class Materials:
+    """Brings the materials of entries into a store.
+
+    Args:
+        store: its root.
+        tracking_uri: of the MLflow whose registry `mlflow:` sources name.
+        digests: remembers what was fetched.
+        shipping: whether some node does not see this machine's files.
+    """
+
+    def __init__(self, store: Path, tracking_uri: str, digests: FileDigests, *, shipping: bool = False) -> None:
+        self._folder = store / WORK / "sources"
+        self._tracking_uri, self._digests = tracking_uri, digests
+        self.shipping = shipping
+        self._ready: dict[str, Entry] = {}
+
+    def resolve(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[CatalogError]]:
+        """The entries with all that their keys need, and what is wrong with the others.
+
+        Raises:
+            InfrastructureError: MLflow is needed, and cannot be reached.
+        """
+        found: list[Entry] = []
+        problems: list[CatalogError] = []
+        for entry in entries:
+            try:
+                found.append(self._resolved(entry))
+            except InfrastructureError:
+                raise
+            except ColdpressError as error:
+                field = "samples" if error.code == "CP-FETCH" and not is_url(entry.source.location) else "source"
+                problems.append(CatalogError(str(error), entry=entry.name, field=field, code=error.code))
+        return found, problems
+
+    def ready(self, entry: Entry) -> Entry:
+        """The entry as a worker can load it; done once for each name.
+
+        Raises:
+            ColdpressError: something cannot be fetched, is not what was pinned, or is not trusted.
+        """
+        if entry.name not in self._ready:
+            made = replace(entry, source=fetched(entry.source, self._folder))
+            if made.source.kind == "mlflow":
+                made = self._of_registry(made)
+            if self.shipping:
+                made = ship(made, self._folder)
+            self._ready[entry.name] = made
+        return self._ready[entry.name]
+
+    def _resolved(self, entry: Entry) -> Entry:
+        source, samples = entry.source, entry.samples
+        pinned_here = source.sha256 is not None and not is_url(source.location)
+        if pinned_here and self._digests.of(Path(source.location)) != f"sha256:{source.sha256}":
+            raise SourceError(
+                f"{source.location} has another digest than `sha256: {source.sha256}`; the file was changed, or the digest is old",
+                code="CP-FETCH-DIGEST",
+            )
+        if source.kind == "mlflow" and SOURCE_VERSION not in entry.tags:
+            from pipeline.tracking.sources import resolve_model
+
+            entry = of_version(entry, resolve_model(self._tracking_uri, source.location))
+        elif source.kind in FILE_KINDS and is_url(source.location) and source.sha256 is None:
+            local = self._fetch_unpinned(source.location)
+            entry = replace(entry, source=replace(source, location=str(local), origin=str(source)))
+        if isinstance(samples, str):
+            entry = replace(entry, samples=self._fetch_unpinned(samples))
+        return entry
+
+    def _fetch_unpinned(self, url: str) -> Path:
+        """The file of a URL; one that the server says is still the same is not fetched again."""
+        said = identity(url)
+        known = self._digests.recall(f"{url}|{said}") if said else None
+        local = fetch(url, self._folder, sha256=known)
+        if said:
+            self._digests.remember(f"{url}|{said}", local.parent.name)
+        return local
+
+    def _of_registry(self, entry: Entry) -> Entry:
+        """The entry with the files of its version for a source, and its inputs where the entry says nothing of them."""
+        from pipeline.tracking.sources import RegistryModel, describe, download, slug
+
+        source = entry.source
+        name, _, version = source.location.removeprefix("models:/").rpartition("/")
+        folder = self._folder / "mlflow" / "-".join((slug(name), version, entry.tags.get(SOURCE_RUN, "")[:8])).rstrip("-")
+        if not folder.is_dir():
+            model = RegistryModel(name=name, version=version, run_id=None, tags={}, model_uri=source.location)
+            download(self._tracking_uri, model, folder)
+        silent = entry.spec is None and entry.samples is None
+        described = describe(folder, inputs=silent)
+        if described.needs_trust and not source.trust:
+            raise SourceError(
+                f"{source} is a pickled module, which runs code when it is loaded; add `trust: true` (--trust for a registry), or "
+                'log it with mlflow.pytorch.log_model(..., serialization_format="pt2")',
+                code="CP-TRUST",
+            )
+        loaded = Source(
+            kind=described.kind,
+            location=str(described.path),
+            seed=source.seed,
+            trust=source.trust,
+            search_path=(*(str(path) for path in described.code), *source.search_path),
+            origin=str(source),
+        )
+        made = replace(entry, source=loaded)
+        return self._with_inputs(made, described, folder) if silent else made
+
+    def _with_inputs(self, entry: Entry, described: Described, folder: Path) -> Entry:
+        spec = declared_spec(described.inputs, described.dims) if described.inputs is not None else None
+        if spec is None and described.kind != "export":
+            raise SourceError(
+                f"{entry.source} has neither a signature nor an input example; write `inputs:` in an entry, or log it with "
+                "input_example=",
+                code="CP-REGISTRY-INPUTS",
+            )
+        samples = None
+        if described.samples and spec is not None:
+            from safetensors.numpy import save_file
+
+            samples = folder.with_name(f"{folder.name}-example.safetensors")
+            unfinished = folder.with_name(f".{os.getpid()}-{folder.name}.safetensors")
+            save_file(described.samples, unfinished)
+            os.replace(unfinished, samples)
+        return replace(entry, spec=spec, samples=samples, fill_up=True)
+
+
+def of_version(entry: Entry, model: RegistryModel) -> Entry:
+    """An entry whose source is one version of a registry's model."""
+    tags = {**entry.tags, SOURCE_MODEL: model.name, SOURCE_VERSION: model.version}
+    if model.run_id:
+        tags[SOURCE_RUN] = model.run_id
+    source = replace(entry.source, location=model.model_uri)
+    return replace(entry, source=source, tags=tags)

@@ -1,0 +1,126 @@
+"""Shipping: an entry whose files and code lie in the store, for workers that do not see this machine's disk.
+
+Files lie under their digest. Python modules, and the files that an entry lists, lie in one tree under the digest of all of them,
+each at its absolute path within the tree: so a module still finds its neighbours, and what it reads beside `__file__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from freezer.manifest import digest_file
+from freezer.sources import FILE_KINDS, module_file
+from pipeline.entry import Entry
+
+
+def ship(entry: Entry, folder: Path) -> Entry:
+    """The entry with every path in `folder`; copying it again copies nothing."""
+    source = entry.source
+    if source.kind in FILE_KINDS:
+        source = replace(source, location=str(_ship_file(Path(source.location), folder)), origin=str(source))
+    elif source.kind == "transformers" and Path(source.location).is_dir():
+        root = Path(source.location)
+        tree = _ship_tree([path for path in root.rglob("*") if path.is_file()], folder)
+        source = replace(source, location=str(_within(tree, root)), origin=str(source))
+    samples = _ship_file(entry.samples, folder) if isinstance(entry.samples, Path) else entry.samples
+    search_path = tuple(dict.fromkeys((*source.search_path, *entry.search_path)))
+    named = [entry.task_metric] if entry.task_metric else []
+    if source.kind == "python":
+        named.append(source.location)
+    files = {*entry.files, *(file for name in named for file in module_closure(name.partition(":")[0], search_path))}
+    if source.kind == "pickle":  # the classes that a pickle names may be anywhere in its code
+        files |= {file for root in source.search_path[:-2] for file in Path(root).rglob("*.py")}
+    if files:
+        tree = _ship_tree(sorted(files), folder)
+        search_path = tuple(str(_within(tree, Path(root))) for root in search_path)
+    return replace(entry, source=replace(source, search_path=search_path), samples=samples, search_path=search_path, files=())
+
+
+def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
+    """The files of a module and of all modules under `search_path` that it imports, found without running any.
+
+    An import that is made at run time, by importlib, is not found: an entry lists such files under `files:`.
+    """
+    found: dict[str, Path] = {}
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current in found:
+            continue
+        file = module_file(current, search_path)
+        if file is None or not any(file.is_relative_to(root) for root in search_path):
+            continue
+        found[current] = file
+        parents = current.split(".")
+        waiting += [".".join(parents[: index + 1]) for index in range(len(parents) - 1)]
+        if file.suffix == ".py":
+            package = current if file.name == "__init__.py" else current.rpartition(".")[0]
+            waiting += _imports(file, package)
+    return set(found.values())
+
+
+def _imports(file: Path, package: str) -> Iterator[str]:
+    """Names of modules that a file imports; of `from a import b` both `a` and `a.b`, which may be one."""
+    for node in ast.walk(ast.parse(file.read_bytes(), filename=str(file))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                above = parts[: len(parts) - node.level + 1]
+                base = ".".join((*above, base) if base else above)
+            if base:
+                yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*")
+
+
+def _ship_file(path: Path, folder: Path) -> Path:
+    if path.is_relative_to(folder):
+        return path
+    dest = folder / digest_file(path).removeprefix("sha256:")
+    _once(dest, lambda partial: shutil.copyfile(path, partial / path.name))
+    return dest / path.name
+
+
+def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
+    """A folder that holds the files at their absolute paths."""
+    digests = {str(file): digest_file(file) for file in files}
+    tree = folder / hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+
+    def copy(partial: Path) -> None:
+        for name in digests:
+            dest = _within(partial, Path(name))
+            dest.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(name, dest)
+
+    _once(tree, copy)
+    return tree
+
+
+def _within(tree: Path, path: Path) -> Path:
+    return tree / path.absolute().relative_to(path.anchor or "/")
+
+
+def _once(dest: Path, fill: Callable[[Path], object]) -> None:
+    """Fill a folder aside and give it its name, unless it is there."""
+    if dest.is_dir():
+        return
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".ship-", dir=dest.parent))
+    try:
+        fill(partial)
+        partial.chmod(0o755)
+        os.replace(partial, dest)
+    except OSError:
+        if not dest.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
