@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from freezer import coldstart
@@ -34,6 +33,7 @@ from freezer.manifest import GoldenSet, Manifest
 from freezer.recipes import EAGER
 from freezer.subject import Subject
 from freezer.target import Target, host_fingerprint
+from freezer.tensor_files import save_tensors
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Golden sets are added, least first, while their tensors stay below this; at least one for each payload is kept."""
@@ -89,9 +89,9 @@ def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, f
     for position, index in enumerate(_golden_indices(subject, candidate)):
         call = judgement.reference.singles[index]
         for name, tensor in subject.sets[index].tensors.items():
-            inputs[f"{position}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)  # one tensor may be two inputs
+            inputs[f"{position}/{name}"] = tensor
         for name, reference, eager in zip(names, call.reference, call.eager, strict=True):
-            outputs[f"{position}/{name}"] = _golden_output(reference, eager).contiguous()
+            outputs[f"{position}/{name}"] = _golden_output(reference, eager)
         native = {
             name: pooled.get(name) if e.numel() < POOL_BELOW else _native(r, e)
             for name, r, e in zip(names, call.reference, call.eager, strict=True)
@@ -99,8 +99,8 @@ def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, f
         sets.append(
             GoldenSet(point=dict(subject.sets[index].point), native_rmse={k: v for k, v in native.items() if v is not None})
         )
-    save_file(inputs, folder / GOLDEN_INPUTS)
-    save_file(outputs, folder / GOLDEN_OUTPUTS)
+    save_tensors(inputs, folder / GOLDEN_INPUTS)
+    save_tensors(outputs, folder / GOLDEN_OUTPUTS)
     return tuple(sets)
 
 
@@ -158,10 +158,8 @@ def _cold(subject: Subject, candidate: Candidate, staging: Path, target: Target)
         staging / payload.path,
         payload.kind,
         staging / GOLDEN_INPUTS,
-        [item.name for item in subject.spec.inputs],
-        constants=subject.spec.constants,
+        spec=subject.spec,
         native=payload.convention == "native",
-        keyword=subject.spec.style == "keyword",
         num_threads=target.num_threads,
     )
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
@@ -15,6 +14,7 @@ from freezer.drift import POOL_BELOW, judge_rmse
 from freezer.errors import CanaryError
 from freezer.frozen_model import FrozenModel
 from freezer.outputs import leaves_of
+from freezer.tensor_files import load_tensors
 
 EAGER_REFERENCE_TOL = 1e-3
 """Relative error of outputs whose reference was eager: OpenVINO's bound for float32; lower precisions get theirs by dtype."""
@@ -50,7 +50,7 @@ def run_canary(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]:
 def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]:
     """How far this machine's outputs are from the golden ones."""
     manifest = artifact.manifest
-    inputs, golden = load_file(artifact.folder / GOLDEN_INPUTS), load_file(artifact.folder / GOLDEN_OUTPUTS)
+    inputs, golden = load_tensors(artifact.folder / GOLDEN_INPUTS), load_tensors(artifact.folder / GOLDEN_OUTPUTS)
     sets = manifest.golden[:1] if manifest.stateful else manifest.golden
     found: list[dict[str, Tensor]] = []
     for index in range(len(sets)):

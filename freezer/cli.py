@@ -248,10 +248,9 @@ def _print_manifest(manifest: Manifest, classes: Mapping[str, Any]) -> None:
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     if path.suffix == ".safetensors":
-        import torch
-        from safetensors.torch import save_file
+        from freezer.tensor_files import save_tensors
 
-        save_file({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}, partial)
+        save_tensors(tensors, partial)
     else:
         import numpy as np
         import torch

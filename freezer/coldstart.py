@@ -1,6 +1,6 @@
-"""`python -m freezer.coldstart FOLDER`: load time, first call and peak memory of a candidate, measured in a fresh process.
+"""`python -m freezer.coldstart`: load time, first call and peak memory of a candidate, measured in a fresh process.
 
-FOLDER holds a candidate's payloads and request.json; one line of JSON is printed. These figures are never part of the steady ones.
+The request is JSON on stdin, the answer one line of JSON on stdout. These figures are never part of the steady ones.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from freezer.errors import JudgeError
+from freezer.spec import InputSpec
 
 TIMEOUT_S = 300
 
@@ -24,21 +25,18 @@ def measure(
     payload: Path,
     kind: str,
     inputs: Path,
-    names: Sequence[str],
     *,
-    constants: Mapping[str, Any],
+    spec: InputSpec,
     native: bool,
-    keyword: bool,
     num_threads: int,
 ) -> dict[str, float]:
     """Times in milliseconds and memory in 1e6 bytes, from a fresh process of the same environment.
 
     Args:
         payload, kind: what to open.
-        inputs: a safetensors file that holds `0/<name>` for each name.
-        names: of all inputs in order, constants among them.
-        constants: by name.
-        native, keyword: how the payload is called.
+        inputs: a file of tensors that holds `0/<path>` for each tensor input.
+        spec: of the inputs.
+        native: whether the payload is called as its source is, or with flat tensors.
         num_threads: intra-op threads.
 
     Raises:
@@ -48,16 +46,16 @@ def measure(
         "payload": str(payload),
         "kind": kind,
         "inputs": str(inputs),
-        "names": list(names),
-        "constants": dict(constants),
+        "spec": spec.to_json(),
         "native": native,
-        "keyword": keyword,
         "num_threads": num_threads,
     }
-    command = [sys.executable, "-m", "freezer.coldstart", json.dumps(request)]
+    command = [sys.executable, "-m", "freezer.coldstart"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ)
+        done = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ
+        )
     except subprocess.CalledProcessError as error:
         raise JudgeError(f"a fresh process could not open and call {payload.name}: {error.stderr[-500:]}") from error
     except subprocess.TimeoutExpired as error:
@@ -72,25 +70,23 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
     import torch
 
     imported = time.perf_counter()
-    from safetensors.torch import load_file
-
     from freezer.build import lowering_module
+    from freezer.subject import bind
+    from freezer.tensor_files import load_tensors
 
     torch.set_num_threads(request["num_threads"])
-    golden = load_file(request["inputs"])
+    spec, golden = InputSpec.from_json(request["spec"]), load_tensors(Path(request["inputs"]))
+    tensors = {item.name: golden[f"0/{item.name}"] for item in spec.tensors}
+    args, kwargs = bind(spec, tensors) if request["native"] else (list(tensors.values()), {})
     before_mb = _peak_mb()
     ready = time.perf_counter()
     run = lowering_module(request["kind"]).open_payload(Path(request["payload"]))
     opened = time.perf_counter()
-    tensors = {name: golden[f"0/{name}"] for name in request["names"] if f"0/{name}" in golden}
-    values = {**request["constants"], **tensors}
-    args = [values[name] for name in request["names"]] if request["native"] else list(tensors.values())
-    keyword = request["native"] and request["keyword"]
     times = []
     for _ in range(2):
         called = time.perf_counter()
         with torch.no_grad():
-            run(**values) if keyword else run(*args)
+            run(*args, **kwargs)
         times.append(time.perf_counter() - called)
     return {
         "import_torch_ms": (imported - started) * 1e3,
@@ -107,4 +103,4 @@ def _peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    print(json.dumps(main(json.load(sys.stdin))))

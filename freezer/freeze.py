@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import select
 from freezer.samples import read_samples, spec_of_samples, tensor_spec
 from freezer.sources import Source, load_source, weights_digest
-from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
+from freezer.spec import ConstantSpec, Dim, InputItem, InputSpec, NestedSpec
 from freezer.subject import Subject, prepare
 from freezer.target import Target, target_here
 
@@ -73,10 +73,12 @@ def freeze(
 
     Args:
         model: in eval mode. It is copied; its weights, mode and buffers are the same afterwards.
-        example_inputs: by parameter name, or positional: a tensor or a sequence. Constants (None, numbers, strings) are baked in.
+        example_inputs: by parameter name, or positional: a tensor or a sequence. A value may be a tuple, list or dict of values.
+            Constants (None, numbers, strings) are baked in.
         out: the folder to write; it must not exist, or be empty.
         name: of the model in the manifest.
-        dims: by input and axis, the dims that may vary: `{"x": {0: Dim(name="batch", min=1, max=16)}}`.
+        dims: by input and axis, the dims that may vary: `{"x": {0: Dim(name="batch", min=1, max=16)}}`; tensors within others are
+            named by their path, `state.0`.
         recipes: names of RECIPES, or `auto` for all that fit.
         device_class: whose limits this process holds; `auto` is the machine's own.
         num_threads: to build, judge and serve with; torch's own count by default.
@@ -222,8 +224,12 @@ def _build_all(subject: Subject, target: Target, recipes: Iterable[str], work: P
 def example_spec(example_inputs: ExampleInputs, dims: Mapping[str, Mapping[int, Dim]]) -> tuple[InputSpec, dict[str, Tensor]]:
     """The input spec and the one sample set that example inputs stand for.
 
+    Args:
+        example_inputs: as of `freeze`.
+        dims: as of `freeze`, by the tensors' paths.
+
     Raises:
-        SpecError: a value is neither a tensor nor a plain constant, or a dim names no input or axis.
+        SpecError: a value is no tensor, no plain constant and no tuple, list or dict of such, or a dim names no input or axis.
     """
     keyword = isinstance(example_inputs, Mapping)
     if isinstance(example_inputs, Mapping):
@@ -231,24 +237,37 @@ def example_spec(example_inputs: ExampleInputs, dims: Mapping[str, Mapping[int, 
     else:
         given = [example_inputs] if isinstance(example_inputs, Tensor) else list(example_inputs)
         values = {f"input_{index}": value for index, value in enumerate(given)}
-    inputs: list[TensorSpec | ConstantSpec] = []
+    example: dict[str, Tensor] = {}
+    items = tuple(_example_item(path, value, dims, example) for path, value in values.items())
+    for path in dims:
+        if path not in example:
+            raise SpecError(f"dims name {path!r}, which is no tensor input; those are {', '.join(example)}")
     used: dict[str, Dim] = {}
-    for input_name, value in values.items():
-        if isinstance(value, Tensor):
-            axes = dims.get(input_name, {})
-            for axis, dim in axes.items():
-                if not 0 <= axis < value.dim():
-                    raise SpecError(f"dims: input {input_name!r} has no axis {axis}; its axes are 0 to {value.dim() - 1}")
-                if used.setdefault(dim.name, dim) != dim:
-                    raise SpecError(f"dim {dim.name!r} is given with two bounds; expected one for all inputs")
-            declared = tensor_spec(input_name, value)
-            shape = tuple(axes[axis].name if axis in axes else size for axis, size in enumerate(declared.shape))
-            inputs.append(TensorSpec(name=input_name, dtype=declared.dtype, shape=shape, range=declared.range))
-        elif value is None or isinstance(value, bool | int | float | str):
-            inputs.append(ConstantSpec(name=input_name, value=value))
-        else:
-            raise SpecError(f"input {input_name!r}: got a {type(value).__name__}, expected a tensor or a plain constant")
-    for input_name in set(dims) - set(values):
-        raise SpecError(f"dims name {input_name!r}, which is no input; inputs are {', '.join(values)}")
-    spec = InputSpec(inputs=tuple(inputs), dims=tuple(used.values()), style="keyword" if keyword else "positional")
-    return spec, {key: value for key, value in values.items() if isinstance(value, Tensor)}
+    for dim in (dim for path in example for dim in dims.get(path, {}).values()):
+        if used.setdefault(dim.name, dim) != dim:
+            raise SpecError(f"dim {dim.name!r} is given with two bounds; expected one for all inputs")
+    return InputSpec(inputs=items, dims=tuple(used.values()), style="keyword" if keyword else "positional"), example
+
+
+def _example_item(path: str, value: Any, dims: Mapping[str, Mapping[int, Dim]], example: dict[str, Tensor]) -> InputItem:
+    """The item that an example value stands for; its tensors go into `example`, by path."""
+    if isinstance(value, Tensor):
+        axes = dims.get(path, {})
+        for axis in axes:
+            if not 0 <= axis < value.dim():
+                raise SpecError(f"dims: input {path!r} has no axis {axis}; its axes are 0 to {value.dim() - 1}")
+        example[path] = value
+        declared = tensor_spec(path, value)
+        return replace(declared, shape=tuple(axes[axis].name if axis in axes else size for axis, size in enumerate(declared.shape)))
+    if value is None or isinstance(value, bool | int | float | str):
+        return ConstantSpec(name=path, value=value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        parts = tuple(_example_item(f"{path}.{key}", part, dims, example) for key, part in value.items())
+        return NestedSpec(name=path, kind="dict", items=parts, keys=tuple(value))
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        parts = tuple(_example_item(f"{path}.{index}", part, dims, example) for index, part in enumerate(value))
+        return NestedSpec(name=path, kind="tuple" if isinstance(value, tuple) else "list", items=parts)
+    raise SpecError(
+        f"input {path!r}: got a {type(value).__name__}, expected a tensor, a plain constant, or a tuple, list or dict of such, "
+        "with texts as keys"
+    )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import ContractError
+from freezer.input_items import InputItem, NestedSpec, put_together, take_apart
 from freezer.ladder import Refusal
 from freezer.manifest import Manifest, Payload
 from freezer.outputs import leaves_of, rebuilder
@@ -28,9 +29,10 @@ class OpenPayload:
 class FrozenModel:
     """A callable that keeps to its input contract.
 
-    Inputs are given by name, or by position in the order of `inputs`. Name, dtype, device, rank and every size are checked, and
-    strides are made contiguous, which is what payloads were built for. The result has the form that the source model gives; a
-    dataclass or ModelOutput comes back as a mapping with the same attributes, keys and positions.
+    Inputs are given by name, or by position in the order of `inputs`; tensors in tuples, lists and dicts as the source takes them,
+    or each by its path (`**{"state.0": h}`). A list does for a tuple, and a tuple for a list. Name, dtype, device, rank and every
+    size are checked, and strides are made contiguous, which is what payloads were built for. The result has the form that the
+    source model gives; a dataclass or ModelOutput comes back as a mapping with the same attributes, keys and positions.
 
     Calls run with the thread count of the payload that serves them; the process's own is put back afterwards.
 
@@ -59,6 +61,9 @@ class FrozenModel:
         self._payloads = tuple(payloads)
         self._checks = tuple((item, getattr(torch, item.dtype)) for item in spec.tensors)
         self._names = tuple(item.name for item in spec.inputs)
+        nested = any(isinstance(item, NestedSpec) for item in spec.inputs)
+        self._items = {item.name: item for item in spec.items} if nested else None
+        """All items by path; None where every input is a leaf, which is quicker."""
         self._constants = spec.constants
         self._dims = {dim.name: dim for dim in spec.dims}
 
@@ -68,7 +73,7 @@ class FrozenModel:
         Raises:
             ContractError: an input is missing, unknown, or not what the contract says.
         """
-        values = self._bind(args, kwargs)
+        values = self._bind(args, kwargs) if self._items is None else self._bind_nested(args, kwargs, self._items)
         tensors, point = self._check(values)
         opened = self._choose(point)
         wanted = opened.payload.num_threads
@@ -98,6 +103,20 @@ class FrozenModel:
                 what = "is given twice" if name in values else "is unknown"
                 raise ContractError(f"input {name!r} {what}; expected {', '.join(self._names)}")
             values[name] = value
+        return values
+
+    def _bind_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any], items: Mapping[str, InputItem]) -> dict[str, Any]:
+        """The leaves that were given, by path: within their wholes, or by paths of their own."""
+        if len(args) > len(self._names):
+            raise ContractError(f"got {len(args)} positional inputs, expected at most {len(self._names)}: {', '.join(self._names)}")
+        values: dict[str, Any] = {}
+        for name, value in (*zip(self._names, args, strict=False), *kwargs.items()):
+            if name not in items:
+                raise ContractError(f"input {name!r} is unknown; expected {', '.join(self._names)}, or their parts by path")
+            for path, leaf in take_apart(items[name], value):
+                if path in values:
+                    raise ContractError(f"input {path!r} is given twice; expected it within {name!r}, or by its path")
+                values[path] = leaf
         return values
 
     def _check(self, values: dict[str, Any]) -> tuple[list[Tensor], dict[str, int]]:
@@ -156,11 +175,12 @@ class FrozenModel:
         with torch.no_grad():
             if opened.payload.convention == "flat":
                 return self._rebuild(opened.run(*tensors))
-            values = {**self._constants, **{item.name: t for (item, _), t in zip(self._checks, tensors, strict=True)}}
+            leaves = {item.name: tensor for (item, _), tensor in zip(self._checks, tensors, strict=True)}
+            values = [put_together(item, leaves) for item in self.inputs.inputs]
             if self.inputs.style == "positional":
-                result = opened.run(*(values[name] for name in self._names))
+                result = opened.run(*values)
             else:
-                result = opened.run(**{name: values[name] for name in self._names})
+                result = opened.run(**dict(zip(self._names, values, strict=True)))
             return self._rebuild(leaves_of(result))
 
 

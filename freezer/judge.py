@@ -21,9 +21,9 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.outputs import leaves_of
 from freezer.recipes import EAGER
 from freezer.reference import Reference, Runner, run_calls, run_reference
-from freezer.samples import InputSet, generate_at, resize
+from freezer.samples import InputSet, generate_at, needs_range, resize
 from freezer.sources import weights_digest
-from freezer.subject import Subject, call_source
+from freezer.subject import Subject, bind
 from freezer.target import Target, threads
 
 Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
@@ -177,14 +177,16 @@ def _time(
 ) -> Sampling:
     """Time eager and all passing candidates at a point."""
     inputs = inputs_at(subject, point)
-    eager = subject.fresh()
-    # Every entrant has copies of its own: a model may write into its inputs, and the sets must stay what they are.
-    entrants: dict[str, list[Callable[[], Any]]] = {
-        EAGER: [partial(call_source, eager, subject.spec, item.cloned()) for item in inputs]
-    }
+    # Every entrant has copies of its own, in the form that a caller gives them: what puts them together is not timed.
+    entrants: dict[str, list[Callable[[], Any]]] = {EAGER: _calls(partial(_call_eager, subject.fresh()), subject, inputs)}
     for trial, model in passing:
-        entrants[trial.candidate.recipe] = [partial(model, **item.cloned()) for item in inputs]
+        entrants[trial.candidate.recipe] = _calls(model, subject, inputs)
     return sample(entrants, policy)
+
+
+def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
+    bound = [bind(subject.spec, item.cloned()) for item in inputs]
+    return [partial(model, *args, **kwargs) for args, kwargs in bound]
 
 
 def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
@@ -195,8 +197,8 @@ def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
     for item in own:
         if len(found) < NUM_TIMED_INPUTS and not any(_equal(item, other) for other in found):
             found.append(item)
-    if any(item.dtype.startswith(("int", "uint")) and item.range is None for item in subject.spec.tensors):
-        return found  # such inputs come from samples alone, or are masks, which the sets already vary
+    if any(needs_range(item) for item in subject.spec.tensors):
+        return found  # such inputs come from samples alone
     return [*found, *(generate_at(subject.spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
 
 

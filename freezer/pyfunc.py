@@ -22,6 +22,7 @@ from torch import Tensor
 from freezer.artifact import MANIFEST, Artifact
 from freezer.errors import ContractError, IntegrityError
 from freezer.frozen_model import FrozenModel
+from freezer.input_items import take_apart
 from freezer.load import load
 from freezer.manifest import Manifest
 from freezer.spec import TensorSpec
@@ -84,8 +85,9 @@ class PyfuncModel:
         """The model's result as numpy arrays, in the structure that the model gives; bfloat16 becomes float32.
 
         Args:
-            model_input: arrays or tensors by input name; one array or tensor for a model of one tensor input; or a DataFrame,
-                whose columns are the inputs where all of them have rank 1, and whose values are the input where there is one.
+            model_input: arrays or tensors by input name or path, or in tuples, lists and dicts as the model takes them; one array
+                or tensor for a model of one tensor input; or a DataFrame, whose columns are the inputs where all of them have
+                rank 1, and whose values are the input where there is one.
             params: MLflow's; a frozen model has none, and whatever is given is refused.
 
         Raises:
@@ -94,9 +96,14 @@ class PyfuncModel:
         if params:
             raise ContractError(f"got params {sorted(params)}; a frozen model takes inputs alone")
         specs = {item.name: item for item in self.model.inputs.tensors}
+        items = {item.name: item for item in self.model.inputs.items}
         loose = _is_frame(model_input)
-        values = _by_name(model_input, specs, loose=loose)
-        ready = {name: _tensor(value, specs[name], loose=loose) if name in specs else value for name, value in values.items()}
+        ready: dict[str, Any] = {}
+        for name, value in _by_name(model_input, specs, loose=loose).items():
+            for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
+                if path in ready:
+                    raise ContractError(f"input {path!r} is given twice; expected it within {name!r}, or by its path")
+                ready[path] = _tensor(leaf, specs[path], loose=loose) if path in specs else leaf
         return _to_numpy(self.model(**ready))
 
     def get_raw_model(self) -> FrozenModel:

@@ -5,6 +5,7 @@ A file holds one set of inputs under their names, or several under `<index>/<nam
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 CODE = "CP-SAMPLES"
 """Of every error about samples."""
+
+COMPLEX128 = "complex128"
+"""The key of a .safetensors file's metadata that lists the tensors stored as pairs of float64; see freezer/tensor_files.py."""
 
 Header = tuple[str, tuple[int, ...]]
 """A tensor's dtype, as torch names it, and its shape."""
@@ -117,10 +121,11 @@ def _safetensors_headers(path: Path) -> Iterator[tuple[str, Header]]:
 
     try:
         with safe_open(path, framework="np") as file:
+            pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 entry = file.get_slice(name)
-                kind = entry.get_dtype()
-                yield name, (_SAFETENSORS.get(kind, kind), tuple(entry.get_shape()))
+                kind, shape = entry.get_dtype(), tuple(entry.get_shape())
+                yield name, (COMPLEX128, shape[:-1]) if name in pairs else (_SAFETENSORS.get(kind, kind), shape)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from freezer.errors import MissingDependencyError, SpecError
-from freezer.sample_files import READ_ERRORS, Header, as_sets, match_headers, unreadable
-from freezer.spec import FLOATING, InputSpec, TensorSpec
+from freezer.sample_files import CODE, READ_ERRORS, Header, as_sets, match_headers, unreadable
+from freezer.spec import COMPLEX, FLOATING, INTEGRAL, InputSpec, TensorSpec
+from freezer.tensor_files import load_tensors
 
 NUM_GENERATED_SETS = 8
 """docs/measuring.md: at least 8 sets from fixed seeds."""
 
-GENERATOR_VERSION = 1
-"""Raised when the same spec would give other values: it is part of a judge's key."""
+FULL_MASKS_EVERY = 4
+"""Of so many generated sets one has masks that mask nothing: what a model is served most often."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +37,8 @@ class InputSet:
 def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
     """Generated input sets: every point of the spec in turn, from fixed seeds, contiguous, on the CPU.
 
-    Floats are standard normal; with a range, uniform in it. Integers are uniform in their range, both ends included; bools are
-    fair coins; an integer input that is named a mask is ones followed by zeros along its last dim.
+    With a range, values are uniform in it, both ends of integers included. Without one, floats and complex numbers are standard
+    normal and bools are fair coins. What is named a mask and has no range is ones followed by zeros along its last dim.
 
     Raises:
         SpecError: an integer input has neither a range nor a mask's name.
@@ -48,26 +50,61 @@ def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[Inp
 def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
     """One generated input set at a point; see `generate`."""
     generator = torch.Generator().manual_seed(seed)
-    return InputSet(point=dict(point), tensors={item.name: _tensor(item, item.at(point), generator) for item in spec.tensors})
+    full = seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 1
+    return InputSet(
+        point=dict(point), tensors={item.name: _tensor(item, item.at(point), generator, full=full) for item in spec.tensors}
+    )
 
 
-def _tensor(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def needs_range(item: TensorSpec) -> bool:
+    """Whether nothing but a range says what may be generated for an input: an integer that is no mask, and not empty."""
+    return item.dtype in INTEGRAL and item.dtype != "bool" and item.range is None and not is_mask(item) and 0 not in item.shape
+
+
+def is_mask(item: TensorSpec) -> bool:
+    """Whether an input is generated as a mask."""
+    return item.range is None and "mask" in item.name.lower() and item.dtype not in COMPLEX
+
+
+def _tensor(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool) -> Tensor:
     dtype: torch.dtype = getattr(torch, item.dtype)
-    if item.dtype == "bool":
-        return torch.randint(0, 2, shape, generator=generator).bool()
+    if is_mask(item):
+        return _mask(item, shape, generator, full=full).to(dtype)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
     if item.dtype in FLOATING:
         if item.range:
             low, high = item.range
             return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
         return torch.randn(shape, generator=generator).to(dtype)
-    if dtype.is_complex:
-        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
-    if item.range:
-        return torch.randint(int(item.range[0]), int(item.range[1]) + 1, shape, generator=generator, dtype=dtype)
-    if "mask" in item.name.lower() and shape:
-        lengths = torch.randint(1, shape[-1] + 1, (*shape[:-1], 1), generator=generator)
-        return (torch.arange(shape[-1]) < lengths).to(dtype)
-    raise SpecError(f"input {item.name!r}: an integer input needs `range: [low, high]` (both included), or samples")
+    if needs_range(item):
+        raise range_is_needed(item)
+    low, high = (int(bound) for bound in item.range or (0, 1))
+    beyond = min(high + 1, torch.iinfo(torch.int64).max)
+    return torch.randint(low, beyond, shape, generator=generator, dtype=torch.int64).to(dtype)
+
+
+def _mask(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool) -> Tensor:
+    """Ones followed by zeros along the last dim, at least one 1; a last dim of 2 or more is masked somewhere, unless `full`.
+
+    A bool, and what is named padding, may as well say what to leave out: all ones would leave everything out, so none is full.
+    """
+    if not shape or 0 in shape:
+        return torch.ones(shape)
+    length = shape[-1]
+    either = item.dtype == "bool" or "pad" in item.name.lower()
+    most = max(1, length - 1) if either else length
+    lengths = torch.randint(1, most + 1, (*shape[:-1], 1), generator=generator)
+    if full and not either:
+        lengths.fill_(length)
+    elif bool((lengths == length).all()):
+        lengths.view(-1)[0] = max(1, length - 1)
+    return torch.arange(length) < lengths
+
+
+def range_is_needed(item: TensorSpec, note: str = "") -> SpecError:
+    """The error for an integer input of which nothing says what it holds."""
+    return SpecError(f"input {item.name!r}: an integer input needs `range: [low, high]` (both included), or samples{note}")
 
 
 def read_samples(path: Path) -> list[dict[str, Tensor]]:
@@ -87,12 +124,9 @@ def read_samples(path: Path) -> list[dict[str, Tensor]]:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
-        import safetensors
-        from safetensors.torch import load_file
-
         try:
-            return dict(load_file(path))
-        except safetensors.SafetensorError as error:
+            return load_tensors(path)
+        except SafetensorError as error:
             raise ValueError(str(error)) from error
     if path.suffix == ".npz":
         try:
@@ -123,15 +157,22 @@ def _ordered(tensors: Mapping[str, Tensor], spec: InputSpec) -> dict[str, Tensor
 
 
 def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Tensor specs that fit one sample set exactly; integers get the range of their values."""
-    return tuple(tensor_spec(name, tensor) for name, tensor in tensors.items())
+    """Tensor specs that fit one sample set exactly; integers get the range of their values.
+
+    Raises:
+        SpecError: a tensor is of a dtype that no input may have; code CP-SAMPLES.
+    """
+    try:
+        return tuple(tensor_spec(name, tensor) for name, tensor in tensors.items())
+    except SpecError as error:
+        raise SpecError(f"samples: {error}", code=CODE) from None
 
 
 def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
     """The spec of one example tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    integral = not tensor.is_floating_point() and not tensor.is_complex() and dtype != "bool" and tensor.numel() > 0
-    low_high = (float(tensor.min()), float(tensor.max())) if integral else None
+    integral = dtype in INTEGRAL and dtype != "bool" and tensor.numel() > 0
+    low_high = (int(tensor.min()), int(tensor.max())) if integral else None
     return TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), range=low_high)
 
 

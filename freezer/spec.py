@@ -9,18 +9,44 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from itertools import product
 from typing import Any, Literal
 
 from freezer.errors import SpecError
+from freezer.input_items import (
+    COMPLEX,
+    DTYPES,
+    FLOATING,
+    INTEGRAL,
+    ConstantSpec,
+    InputItem,
+    NestedSpec,
+    Point,
+    TensorSpec,
+    check_range,
+    item_from_json,
+    item_to_json,
+    walk,
+    with_tensors,
+)
 
-FLOATING = ("float64", "float32", "float16", "bfloat16")
-COMPLEX = ("complex64", "complex128")
-INTEGRAL = ("bool", "uint8", "int8", "int16", "int32", "int64")
-DTYPES = (*FLOATING, *COMPLEX, *INTEGRAL)
-
-Point = Mapping[str, int]
-"""A size for every named dim: `{"batch": 4}`."""
+__all__ = [
+    "COMPLEX",
+    "DTYPES",
+    "FLOATING",
+    "INTEGRAL",
+    "ConstantSpec",
+    "Dim",
+    "InputItem",
+    "InputSpec",
+    "NestedSpec",
+    "OutputSpec",
+    "OutputStructure",
+    "Point",
+    "TensorSpec",
+    "declared_spec",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,90 +65,53 @@ class Dim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
-    """One input tensor.
-
-    Attributes:
-        name: parameter of `forward`, or a made-up name when inputs are positional.
-        dtype: one of DTYPES.
-        shape: ints and dim names.
-        range: bounds of generated values, both included; None lets the dtype decide.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    range: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise SpecError(f"input {self.name!r}: dtype {self.dtype!r} is unknown; expected one of {', '.join(DTYPES)}")
-        for size in self.shape:
-            if isinstance(size, int) and size < 0:
-                raise SpecError(f"input {self.name!r}: got size {size}; expected a size of 0 or more, or a dim's name")
-        if self.range is not None and not self.range[0] <= self.range[1]:
-            raise SpecError(f"input {self.name!r}: got range {list(self.range)}; expected [low, high] with low <= high")
-
-    def at(self, point: Point) -> tuple[int, ...]:
-        """The concrete shape at a point."""
-        return tuple(size if isinstance(size, int) else point[size] for size in self.shape)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConstantSpec:
-    """An input that is no tensor; it is baked into the artifact."""
-
-    name: str
-    value: bool | int | float | str | None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.value, float) and not math.isfinite(self.value):
-            raise SpecError(
-                f"input {self.name!r}: got the constant {self.value}, which a manifest cannot hold; bake it into the model"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:
     """All inputs of a model, in the order of a call.
 
     Attributes:
-        inputs: tensors and constants.
+        inputs: tensors, constants, and tuples, lists and dicts of them.
         dims: the named dims that the shapes use.
         style: how the source model is called; a frozen model accepts both ways.
     """
 
-    inputs: tuple[TensorSpec | ConstantSpec, ...]
+    inputs: tuple[InputItem, ...]
     dims: tuple[Dim, ...] = ()
     style: Literal["keyword", "positional"] = "keyword"
 
     def __post_init__(self) -> None:
-        names = [item.name for item in self.inputs]
-        for name in names:
-            if names.count(name) > 1:
-                raise SpecError(f"input {name!r} is given twice")
+        names: set[str] = set()
+        for item in self.items:
+            if item.name in names:
+                raise SpecError(f"input {item.name!r} is given twice")
+            names.add(item.name)
         bound = [dim.name for dim in self.dims]
         for name in bound:
             if bound.count(name) > 1:
                 raise SpecError(f"dim {name!r} is given twice")
         used = {size for item in self.tensors for size in item.shape if isinstance(size, str)}
-        for item in self.tensors:
-            for size in item.shape:
+        for tensor in self.tensors:
+            for size in tensor.shape:
                 if isinstance(size, str) and size not in bound:
-                    raise SpecError(f"input {item.name!r}: dim {size!r} is unbound; add `{size}: {{min: 1, max: 8}}` to dims")
+                    raise SpecError(f"input {tensor.name!r}: dim {size!r} is unbound; add `{size}: {{min: 1, max: 8}}` to dims")
         for name in bound:
             if name not in used:
                 raise SpecError(f"dim {name!r} is used by no input; remove it or name it in a shape")
 
     @property
+    def items(self) -> Iterator[InputItem]:
+        """The inputs and everything in them, parts after their whole."""
+        for item in self.inputs:
+            yield from walk(item)
+
+    @property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """The inputs that are tensors, in order."""
-        return tuple(item for item in self.inputs if isinstance(item, TensorSpec))
+        """The leaves that are tensors, in order."""
+        return tuple(item for item in self.items if isinstance(item, TensorSpec))
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The inputs that are constants, by name."""
-        return {item.name: item.value for item in self.inputs if isinstance(item, ConstantSpec)}
+        """The leaves that are constants, by path."""
+        return {item.name: item.value for item in self.items if isinstance(item, ConstantSpec)}
 
     def first_point(self) -> dict[str, int]:
         """The point that latency is judged at unless the entry names another: every dim at its least."""
@@ -140,44 +129,29 @@ class InputSpec:
 
     def at(self, point: Point) -> InputSpec:
         """The same inputs with every dim fixed to the point's sizes."""
-        fixed = tuple(
-            TensorSpec(name=i.name, dtype=i.dtype, shape=i.at(point), range=i.range) if isinstance(i, TensorSpec) else i
-            for i in self.inputs
-        )
+        fixed = tuple(with_tensors(item, lambda tensor: replaced(tensor, shape=tensor.at(point))) for item in self.inputs)
         return InputSpec(inputs=fixed, style=self.style)
+
+    def with_ranges(self, ranges: Mapping[str, tuple[float, float]]) -> InputSpec:
+        """The same inputs, with the ranges of some tensors set by path."""
+        changed = tuple(
+            with_tensors(item, lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))) for item in self.inputs
+        )
+        return replaced(self, inputs=changed)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest's form of the spec."""
         return {
             "style": self.style,
             "dims": {dim.name: {"min": dim.min, "max": dim.max} for dim in self.dims},
-            "inputs": [
-                {"name": i.name, "dtype": i.dtype, "shape": list(i.shape), **({"range": list(i.range)} if i.range else {})}
-                if isinstance(i, TensorSpec)
-                else {"name": i.name, "value": i.value}
-                for i in self.inputs
-            ],
+            "inputs": [item_to_json(item) for item in self.inputs],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InputSpec:
         """The spec that `to_json` wrote."""
-        inputs: list[TensorSpec | ConstantSpec] = []
-        for item in data["inputs"]:
-            if "value" in item:
-                inputs.append(ConstantSpec(name=item["name"], value=item["value"]))
-                continue
-            low_high = item.get("range")
-            inputs.append(
-                TensorSpec(
-                    name=item["name"],
-                    dtype=item["dtype"],
-                    shape=tuple(item["shape"]),
-                    range=(low_high[0], low_high[1]) if low_high else None,
-                )
-            )
         dims = tuple(Dim(name=name, min=bounds["min"], max=bounds["max"]) for name, bounds in data["dims"].items())
-        return cls(inputs=tuple(inputs), dims=dims, style=data["style"])
+        return cls(inputs=tuple(item_from_json(item) for item in data["inputs"]), dims=dims, style=data["style"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,8 +211,8 @@ def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapp
     """The spec that a catalog or a command line declares.
 
     Args:
-        inputs: by parameter name, or a list when they are positional; each `{shape, dtype, range}` or `{value}`. A list's items may
-            carry a `name`.
+        inputs: by parameter name, or a list when they are positional; each `{shape, dtype, range}`, `{value}`, or of such
+            `{tuple: [...]}`, `{list: [...]}` or `{dict: {key: ...}}`. A list's items may carry a `name`.
         dims: bounds by name: `{"batch": {"min": 1, "max": 16}}`; min is 1 by default.
 
     Raises:
@@ -252,22 +226,40 @@ def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapp
         if not all(type(value) is int for value in bound.values()):
             raise SpecError(f"dim {name!r}: got {dict(bound)}, expected whole numbers")
         bounds.append(Dim(name=name, min=bound.get("min", 1), max=bound["max"]))
-    items = tuple(_declared_input(str(name), item, positional=not keyword) for name, item in named)
+    items = tuple(_declared_item(str(name), item, positional=not keyword) for name, item in named)
     return InputSpec(inputs=items, dims=tuple(bounds), style="keyword" if keyword else "positional")
 
 
-def _declared_input(name: str, item: Any, *, positional: bool) -> TensorSpec | ConstantSpec:
-    constant = isinstance(item, Mapping) and "value" in item
-    allowed = {"value"} if constant else {"shape", "dtype", "range"}
-    _check_fields(f"input {name!r}", item, allowed | ({"name"} if positional else set()), required="value" if constant else "shape")
+def _declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
+    form = next((key for key in ("value", "tuple", "list", "dict") if isinstance(item, Mapping) and key in item), "shape")
+    allowed = {"shape", "dtype", "range"} if form == "shape" else {form}
+    _check_fields(f"input {name!r}", item, allowed | ({"name"} if positional else set()), required=form)
     name = str(item.get("name", name))
-    if constant:
+    if form == "value":
         value = item["value"]
         if value is not None and not isinstance(value, bool | int | float | str):
             raise SpecError(
                 f"input {name!r}: got a value of type {type(value).__name__}, expected none, a number, a bool or a text"
             )
         return ConstantSpec(name=name, value=value)
+    if form == "dict":
+        return _declared_dict(name, item["dict"])
+    if form in ("tuple", "list"):
+        if not isinstance(item[form], list):
+            raise SpecError(f"input {name!r}: got a {form} that is a {type(item[form]).__name__}, expected a list of inputs")
+        parts = tuple(_declared_item(f"{name}.{index}", part) for index, part in enumerate(item[form]))
+        return NestedSpec(name=name, kind="tuple" if form == "tuple" else "list", items=parts)
+    return _declared_tensor(name, item)
+
+
+def _declared_dict(name: str, given: Any) -> NestedSpec:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise SpecError(f"input {name!r}: got the dict {given!r}, expected inputs by keys that are texts")
+    parts = tuple(_declared_item(f"{name}.{key}", part) for key, part in given.items())
+    return NestedSpec(name=name, kind="dict", items=parts, keys=tuple(given))
+
+
+def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
     shape, low_high = item["shape"], item.get("range")
     if not isinstance(shape, list) or not all(type(size) in (int, str) for size in shape):
         raise SpecError(f"input {name!r}: got shape {shape!r}, expected a list of sizes and dim names")
@@ -275,12 +267,14 @@ def _declared_input(name: str, item: Any, *, positional: bool) -> TensorSpec | C
         isinstance(low_high, list) and len(low_high) == 2 and all(type(x) in (int, float) for x in low_high)
     ):
         raise SpecError(f"input {name!r}: got range {low_high!r}, expected [low, high]")
-    return TensorSpec(
+    tensor = TensorSpec(
         name=name,
         dtype=str(item.get("dtype", "float32")),
         shape=tuple(shape),
         range=(low_high[0], low_high[1]) if low_high else None,
     )
+    check_range(tensor)
+    return tensor
 
 
 def _check_fields(what: str, item: Any, allowed: set[str], *, required: str) -> None:

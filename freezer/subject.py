@@ -6,15 +6,18 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError, SpecError
+from freezer.input_items import put_together
+from freezer.lookups import find_lengths
 from freezer.outputs import flatten, output_specs
-from freezer.samples import InputSet, cover_points, generate, match_samples
-from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
+from freezer.samples import InputSet, cover_points, generate, generate_at, match_samples, needs_range, range_is_needed
+from freezer.spec import DTYPES, ConstantSpec, InputSpec, OutputSpec, OutputStructure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ def prepare(
 ) -> Subject:
     """The subject of a freeze: input sets are made and the eager model is run once to learn its outputs.
 
+    An integer input without a range that sets are generated for gets one here, from the tables that the model looks it up in.
+
     Args:
         name: of the entry.
         model: the source model; it is copied, never run or changed itself.
@@ -69,37 +74,136 @@ def prepare(
 
     Raises:
         SpecError: the samples do not fit the spec, or the spec does not fit `forward`.
-        JudgeError: the eager model does not run on its own inputs.
+        JudgeError: the eager model does not run on its own inputs, writes into them, or gives what cannot be compared.
     """
     check_signature(model, spec)
-    sets = cover_points(match_samples(samples, spec), spec) if samples else generate(spec)
+    matched = match_samples(samples, spec)
+    if fill_up or not samples:
+        spec = with_found_ranges(name, model, spec)
+    sets = cover_points(matched, spec) if samples else generate(spec)
     if samples and fill_up:
         sets = [*sets, *generate(spec)]
-    try:
-        with torch.random.fork_rng(devices=[]):  # a model that draws random numbers leaves the caller's stream as it was
-            result = call_source(copy.deepcopy(model).eval(), spec, sets[0].cloned())
-    except Exception as error:
-        raise JudgeError(f"{name}: the eager model does not run on its inputs: {type(error).__name__}: {error}") from error
-    structure, leaves = flatten(result)
+    structure, leaves = flatten(_first_result(name, model, spec, sets[0]))
     if not leaves:
         raise JudgeError(f"{name}: forward returned no tensor; expected at least one")
+    outputs = output_specs(structure, leaves)
+    _check_outputs(name, outputs, leaves)
     return Subject(
         name=name,
         model=model,
         spec=spec,
         structure=structure,
-        outputs=output_specs(structure, leaves),
+        outputs=outputs,
         sets=tuple(sets),
         scripted=isinstance(model, torch.jit.ScriptModule),
     )
 
 
+def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec:
+    """The spec, with ranges for integer inputs that had none: indices into the tables that the eager model looks them up in.
+
+    Raises:
+        SpecError: a table is found for none, or the model does not run on what the range allows.
+    """
+    wanted = [item for item in spec.tensors if needs_range(item)]
+    if not wanted:
+        return spec
+    zeros = generate_at(spec.with_ranges({item.name: (0, 0) for item in wanted}), spec.first_point(), seed=0).tensors
+    run = partial(_run, model, spec, zeros)
+    lengths, problem = find_lengths(run, {item.name: zeros[item.name] for item in wanted})
+    found = {
+        item.name: (0, min(lengths[item.name] - 1, torch.iinfo(getattr(torch, item.dtype)).max))
+        for item in wanted
+        if lengths.get(item.name, 0) > 0
+    }
+    for item in wanted:
+        if item.name not in found:
+            note = (
+                f"; with zeros the model fails: {_said(problem)}" if problem else "; the model looks it up in no table of its own"
+            )
+            raise range_is_needed(item, note)
+    spec = spec.with_ranges(found)
+    if problem is None:  # else its inputs are wrong in another way, and the first call says how
+        _check_found(name, model, spec, found)
+    return spec
+
+
+def _check_found(name: str, model: nn.Module, spec: InputSpec, found: Mapping[str, tuple[int, int]]) -> None:
+    for item in generate(spec):
+        try:
+            _run(model, spec, item.tensors)
+        except Exception as error:
+            ranges = ", ".join(f"{path!r}: {list(bounds)}" for path, bounds in found.items())
+            raise SpecError(
+                f"{name}: the tables that the model looks integer inputs up in allow {ranges}, but it does not run on such values "
+                f"at {dict(item.point)}: {_said(error)}; write `range: [low, high]` for them, or give samples"
+            ) from error
+
+
+def _run(model: nn.Module, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
+    """What a copy of the model answers. A model that draws random numbers leaves the caller's stream as it was."""
+    with torch.random.fork_rng(devices=[]):
+        return call_source(copy.deepcopy(model).eval(), spec, tensors)
+
+
+def _first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -> Any:
+    """The result of the first call, whose inputs must be the same afterwards.
+
+    Raises:
+        JudgeError: the eager model does not run, or writes into its inputs (code CP-INPUT-WRITTEN).
+    """
+    given = item.cloned()
+    before = {path: _version(tensor) for path, tensor in given.items()}
+    try:
+        result = _run(model, spec, given)
+    except Exception as error:
+        raise JudgeError(f"{name}: the eager model does not run on its inputs: {_said(error)}") from error
+    written = [
+        path for path, tensor in given.items() if _version(tensor) != before[path] or not _same_bytes(tensor, item.tensors[path])
+    ]
+    if written:
+        paths, plural = ", ".join(repr(path) for path in written), "s" if len(written) > 1 else ""
+        raise JudgeError(
+            f"{name}: a call writes into its input{plural} {paths}, which would change what the caller holds; start forward with a "
+            f"copy (`x = x.clone()`), or return the new value",
+            code="CP-INPUT-WRITTEN",
+        )
+    return result
+
+
+def _version(tensor: Tensor) -> int:
+    """Counts what is written into a tensor, even where it leaves the values as they were."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _check_outputs(name: str, outputs: Sequence[OutputSpec], leaves: Sequence[Tensor]) -> None:
+    for output, leaf in zip(outputs, leaves, strict=True):
+        place = f"{name}: output {output.name!r}"
+        if output.dtype not in DTYPES:
+            raise JudgeError(f"{place} is {output.dtype}, expected one of {', '.join(DTYPES)}; cast it at the end of forward")
+        if leaf.layout is not torch.strided or leaf.device.type != "cpu":
+            raise JudgeError(
+                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on the CPU; return .to_dense(), or .cpu()"
+            )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def bind(spec: InputSpec, tensors: Mapping[str, Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """The args and kwargs of a call of the source model; constants take their places."""
-    values = {**spec.constants, **tensors}
+    """The args and kwargs of a call of the source model: tensors, which are given by path, and constants take their places."""
     if spec.style == "positional":
-        return [values[item.name] for item in spec.inputs], {}
-    return [], {item.name: values[item.name] for item in spec.inputs}
+        return [put_together(item, tensors) for item in spec.inputs], {}
+    return [], {item.name: put_together(item, tensors) for item in spec.inputs}
 
 
 def call_source(model: Any, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
@@ -127,7 +231,9 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
         names = [parameter.name for parameter in parameters]
     for item in spec.inputs:
         if item.name not in names:
-            what = "input" if isinstance(item, TensorSpec) else "constant input"
+            what = "constant input" if isinstance(item, ConstantSpec) else "input"
+            head = item.name.partition(".")[0]
+            nested = f"; declare {head!r} as a tuple, list or dict of its parts" if head in names else ""
             raise SpecError(
-                f"{what} {item.name!r} is no parameter of forward({', '.join(names)}); name its parameters, or give a list"
+                f"{what} {item.name!r} is no parameter of forward({', '.join(names)}); name its parameters, or give a list{nested}"
             )

@@ -24,7 +24,7 @@ from pipeline.entry import Entry
 SOURCE_RUN = "coldpress.source_run"
 """The tag with the run that made a registry's version: a registry that was made anew counts its versions from 1 again."""
 
-INPUTS_VERSION = 1
+INPUTS_VERSION = 2
 """Raised when the same spec or samples would give other golden inputs."""
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from freezer.errors import JudgeError
 from freezer.judge import inputs_at
 from freezer.latency import Speedup
+from freezer.legacy import torchscript_deprecations_silenced
 from freezer.limits import Limits
 from freezer.sources import weights_digest
 from freezer.spec import declared_spec
@@ -33,6 +34,13 @@ from tests.models import (
 from tests.steps import BATCH, QUICK, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
+
+
+class Written(Writing):
+    """Answers what Writing answers, and leaves its input alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clone())
 
 
 def test_a_candidate_that_keeps_state_is_published(tmp_path: Path) -> None:
@@ -81,10 +89,14 @@ def test_a_model_that_draws_random_numbers_is_held_to_its_own_noise(tmp_path: Pa
     assert found.verdict == "published", found.reason
 
 
-def test_a_model_that_writes_into_its_inputs_is_judged_on_the_inputs_as_they_were(tmp_path: Path) -> None:
-    subject = subject_of(seeded(Writing), {"x": X})
+def test_judging_leaves_the_sets_as_they_are_whatever_a_candidate_writes(tmp_path: Path) -> None:
+    subject = subject_of(seeded(Written), {"x": X})
+    writing = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.trace(seeded(Writing), X.clone()), str(writing.folder / writing.payloads[0].path))
+    writing = replace(writing, payloads=(replace(writing.payloads[0], convention="native"),))
     before = [item.cloned() for item in subject.sets]
-    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    found = judgement_of(subject, [writing])
     assert found.verdict == "published", found.reason
     assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
 

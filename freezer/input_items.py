@@ -1,0 +1,223 @@
+"""The items that a model takes: a tensor, a constant, or a tuple, list or dict of items. Pure data; imports no torch.
+
+Every item is named by its path: `x`, `state.0`, `opts.scale`. Tensors and constants are leaves; the leaves of all items in order
+are what a flat payload, a file of samples and the manifest know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as replaced
+from typing import Any, Literal
+
+from freezer.errors import ContractError, SpecError
+
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+COMPLEX = ("complex64", "complex128")
+INTEGRAL = ("bool", "uint8", "int8", "int16", "int32", "int64")
+DTYPES = (*FLOATING, *COMPLEX, *INTEGRAL)
+
+Point = Mapping[str, int]
+"""A size for every named dim: `{"batch": 4}`."""
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "bool": (0, 1),
+    "uint8": (0, 2**8 - 1),
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    "float16": (-65504.0, 65504.0),
+    **dict.fromkeys(("bfloat16", "float32"), (-3.3895e38, 3.3895e38)),
+    "float64": (-1.797e308, 1.797e308),
+}
+"""The least and the greatest value of each dtype that has an order."""
+
+PlainValue = bool | int | float | str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """One input tensor.
+
+    Attributes:
+        name: its path: a parameter of `forward`, or a made-up name when inputs are positional, and the keys below it.
+        dtype: one of DTYPES.
+        shape: ints and dim names.
+        range: bounds of generated values, both included; None lets the dtype decide.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SpecError(f"input {self.name!r}: dtype {self.dtype!r} is unknown; expected one of {', '.join(DTYPES)}")
+        for size in self.shape:
+            if isinstance(size, int) and size < 0:
+                raise SpecError(f"input {self.name!r}: got size {size}; expected a size of 0 or more, or a dim's name")
+        if self.range is not None and not self.range[0] <= self.range[1]:
+            raise SpecError(f"input {self.name!r}: got range {list(self.range)}; expected [low, high] with low <= high")
+
+    def at(self, point: Point) -> tuple[int, ...]:
+        """The concrete shape at a point."""
+        return tuple(size if isinstance(size, int) else point[size] for size in self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantSpec:
+    """An input that is no tensor; it is baked into the artifact."""
+
+    name: str
+    value: PlainValue
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, float) and not math.isfinite(self.value):
+            raise SpecError(
+                f"input {self.name!r}: got the constant {self.value}, which a manifest cannot hold; bake it into the model"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NestedSpec:
+    """An input that is a tuple, list or dict of items.
+
+    Attributes:
+        name: its path.
+        kind: what the source model is given; a frozen model takes a list for a tuple and a tuple for a list.
+        items: its parts in order, each named by its own path.
+        keys: of a dict, in the order of `items`.
+    """
+
+    name: str
+    kind: Literal["tuple", "list", "dict"]
+    items: tuple[InputItem, ...]
+    keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("tuple", "list", "dict"):
+            raise SpecError(f"input {self.name!r}: got the kind {self.kind!r}, expected tuple, list or dict")
+        keys = self.keys if self.kind == "dict" else tuple(str(index) for index in range(len(self.items)))
+        if tuple(item.name for item in self.items) != tuple(f"{self.name}.{key}" for key in keys):
+            raise SpecError(f"input {self.name!r}: its parts are {[item.name for item in self.items]}, expected their paths")
+
+
+def check_range(tensor: TensorSpec) -> None:
+    """Hold a range that a person wrote against the dtype.
+
+    Raises:
+        SpecError: the dtype has no order, is integer where a bound is not whole, or does not hold a bound.
+    """
+    if tensor.range is None:
+        return
+    if tensor.dtype in COMPLEX:
+        raise SpecError(f"input {tensor.name!r}: a range means nothing for {tensor.dtype}; leave it out, or give samples")
+    low, high = _BOUNDS[tensor.dtype]
+    whole = tensor.dtype not in INTEGRAL or all(float(bound).is_integer() for bound in tensor.range)
+    if not whole or tensor.range[0] < low or tensor.range[1] > high:
+        kind = "whole numbers" if tensor.dtype in INTEGRAL else "numbers"
+        raise SpecError(
+            f"input {tensor.name!r}: got range {list(tensor.range)}, expected {kind} from {low} to {high} ({tensor.dtype})"
+        )
+
+
+InputItem = TensorSpec | ConstantSpec | NestedSpec
+
+
+def walk(item: InputItem) -> Iterator[InputItem]:
+    """The item and everything below it, parts after their whole."""
+    yield item
+    if isinstance(item, NestedSpec):
+        for part in item.items:
+            yield from walk(part)
+
+
+def with_tensors(item: InputItem, change: Callable[[TensorSpec], TensorSpec]) -> InputItem:
+    """The item with every tensor in it changed."""
+    if isinstance(item, TensorSpec):
+        return change(item)
+    if isinstance(item, ConstantSpec):
+        return item
+    return replaced(item, items=tuple(with_tensors(part, change) for part in item.items))
+
+
+def put_together(item: InputItem, leaves: Mapping[str, Any]) -> Any:
+    """The value that the source model is given for an item.
+
+    Args:
+        item: of a spec.
+        leaves: tensors by path; constants are the item's own.
+    """
+    if isinstance(item, TensorSpec):
+        return leaves[item.name]
+    if isinstance(item, ConstantSpec):
+        return item.value
+    parts = [put_together(part, leaves) for part in item.items]
+    if item.kind == "dict":
+        return dict(zip(item.keys, parts, strict=True))
+    return tuple(parts) if item.kind == "tuple" else parts
+
+
+def take_apart(item: InputItem, value: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a value that is given for an item, by path. What a dict lacks is left out; what a leaf is is not looked at.
+
+    Raises:
+        ContractError: a part is no tuple, list or dict where one is expected, or has other keys or another length.
+    """
+    if not isinstance(item, NestedSpec):
+        yield item.name, value
+    elif item.kind == "dict":
+        if not isinstance(value, Mapping):
+            raise ContractError(f"input {item.name!r}: got {_kind(value)}, expected a dict with {_listed(item.keys)}")
+        for key in value:
+            if key not in item.keys:
+                raise ContractError(f"input {item.name!r}: the key {key!r} is unknown; expected {_listed(item.keys)}")
+        for key, part in zip(item.keys, item.items, strict=True):
+            if key in value:
+                yield from take_apart(part, value[key])
+    else:
+        if not isinstance(value, tuple | list) or len(value) != len(item.items):
+            got = f"{len(value)} items" if isinstance(value, tuple | list) else _kind(value)
+            raise ContractError(f"input {item.name!r}: got {got}, expected a {item.kind} of {len(item.items)}")
+        for part, given in zip(item.items, value, strict=True):
+            yield from take_apart(part, given)
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def _listed(keys: tuple[str, ...]) -> str:
+    return ", ".join(keys) or "no keys"
+
+
+def item_to_json(item: InputItem) -> dict[str, Any]:
+    """The manifest's form of an item."""
+    if isinstance(item, ConstantSpec):
+        return {"name": item.name, "value": item.value}
+    if isinstance(item, NestedSpec):
+        keys = {"keys": list(item.keys)} if item.kind == "dict" else {}
+        return {"name": item.name, "kind": item.kind, **keys, "items": [item_to_json(part) for part in item.items]}
+    return {
+        "name": item.name,
+        "dtype": item.dtype,
+        "shape": list(item.shape),
+        **({"range": list(item.range)} if item.range else {}),
+    }
+
+
+def item_from_json(data: Mapping[str, Any]) -> InputItem:
+    """The item that `item_to_json` wrote."""
+    if "value" in data:
+        return ConstantSpec(name=data["name"], value=data["value"])
+    if "kind" in data:
+        parts = tuple(item_from_json(part) for part in data["items"])
+        return NestedSpec(name=data["name"], kind=data["kind"], items=parts, keys=tuple(data.get("keys", ())))
+    low_high = data.get("range")
+    return TensorSpec(
+        name=data["name"],
+        dtype=data["dtype"],
+        shape=tuple(data["shape"]),
+        range=(low_high[0], low_high[1]) if low_high else None,
+    )

@@ -1,0 +1,105 @@
+"""What a model looks its integer inputs up in: tables of embeddings, whose lengths bound what may be generated.
+
+The eager model is run once, and every operation is watched: values that come from an input unchanged (views, casts, copies, parts
+of it) are followed, and where they index a weight, they must be below its length. Arithmetic is not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_OF_SELF = (
+    *("alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze"),
+    *("t", "transpose", "unbind", "unfold", "unsqueeze", "view", "_reshape_alias", "_unsafe_view"),
+    *("_to_copy", "clone", "constant_pad_nd", "flip", "gather", "index", "index_select", "lift_fresh", "lift_fresh_copy"),
+    *("masked_fill", "masked_fill_", "masked_select", "repeat", "roll"),
+)
+
+_KEEPS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_OF_SELF, ("self",)),
+    "cat": ("tensors",),
+    "stack": ("tensors",),
+    "copy_": ("src",),
+    "where": ("self", "other"),
+}
+"""Operations whose results hold only values of these arguments, and fillings that the model chose itself."""
+
+_EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
+
+
+def find_lengths(call: Callable[[], object], inputs: Mapping[str, Tensor]) -> tuple[dict[str, int], Exception | None]:
+    """For every input that a call looks up in weights, the length of the shortest; and what the call raised.
+
+    Args:
+        call: of the eager model, with the inputs.
+        inputs: integer tensors by name, whose values are all valid as indices.
+    """
+    watch = _Watch(inputs)
+    try:
+        with watch:
+            call()
+    except Exception as error:  # what was seen until then is as good
+        return watch.lengths, error
+    return watch.lengths, None
+
+
+class _Watch(TorchDispatchMode):
+    """Follows the inputs' values through all operations.
+
+    Tensors are known by identity. One that no operation made and that is no input is a weight, or a constant of the model.
+    """
+
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self.lengths: dict[str, int] = {}
+        self._origins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        """Of every tensor that was made: the inputs whose values it holds."""
+        for name, tensor in inputs.items():
+            self._origins[tensor] = frozenset([name])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | (kwargs or {})
+        name = schema.name.rpartition("::")[2]
+        for table, dim, index in _lookups(name, given):
+            if not self._is_made(table):
+                for origin in self._origins.get(index, ()):
+                    self.lengths[origin] = min(self.lengths.get(origin, table.shape[dim]), table.shape[dim])
+        self._follow(name, given, result)
+        return result
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        return tensor in self._origins
+
+    def _follow(self, name: str, given: Mapping[str, Any], result: Any) -> None:
+        sources = [tensor for argument in _KEEPS.get(name, ()) for tensor in _tensors(given.get(argument))]
+        if name in _KEEPS and not any(self._is_made(source) for source in sources):
+            return  # a weight in another form is still one
+        origins: frozenset[str] = frozenset().union(*(self._origins.get(source, ()) for source in sources))
+        for tensor in _tensors(result):
+            self._origins[tensor] = frozenset() if tensor.dtype is torch.bool else origins
+
+
+def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """The tables that an operation reads, along which dim, and by which indices."""
+    if name in _EMBEDDINGS:
+        yield given["weight"], 0, given["indices"]
+    elif name in ("index_select", "gather") and given["self"].dim() > 0:
+        yield given["self"], given["dim"], given["index"]
+    elif name == "index" and not any(index is not None and index.dtype is torch.bool for index in given["indices"]):
+        yield from ((given["self"], dim, index) for dim, index in enumerate(given["indices"]) if index is not None)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,40 @@
+r"""Tensors in .safetensors files, of every dtype that an input or output may have.
+
+safetensors has no complex128. Such a tensor is stored as float64 with a last dim of 2, real and imaginary, and the file's metadata
+names it: `{"complex128": "[\"0/x\"]"}`. Files without one have no metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from freezer.sample_files import COMPLEX128
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a file that `load_tensors` reads. The tensors may share memory, and have any strides."""
+    pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
+    stored = {
+        name: (torch.view_as_real(tensor.resolve_conj()) if name in pairs else tensor).clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    save_file(stored, path, metadata={COMPLEX128: json.dumps(pairs)} if pairs else None)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name.
+
+    Raises:
+        SafetensorError, OSError, ValueError: it cannot be read.
+    """
+    with safe_open(path, framework="pt") as file:
+        pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+    return {name: torch.view_as_complex(tensor) if name in pairs else tensor for name, tensor in tensors.items()}
