@@ -3,7 +3,8 @@
     STORE/.coldpress/ledger/<campaign>@<time>-<pid>-<n>.parquet    one append each: written aside, synced, then renamed
     STORE/.coldpress/ledger/lock-<campaign>                          held by the one driver of a campaign
 
-A row is final once its file has its name. Parts are compacted into one when a campaign ends.
+A row is final once its file has its name. Parts are compacted into one when a campaign ends; the newest row of each key of each
+campaign stays, so that every campaign can be shown again as it was.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,7 +41,7 @@ _SCHEMA = pa.schema(
     ]
 )
 
-Kind = Literal["build", "outcome"]
+Kind = Literal["build", "outcome", "campaign"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +49,8 @@ class Row:
     """One thing that is finished.
 
     Attributes:
-        kind: `build` or `outcome`.
-        key: build_key or judge_key; `data["parts"]` are its parts.
+        kind: `build`, `outcome`, or `campaign` (see campaign_record.py).
+        key: build_key or judge_key, `data["parts"]` are its parts; or the campaign's name.
         time: seconds since the epoch.
         data: the record, as JSON holds it.
     """
@@ -61,15 +64,61 @@ class Row:
     data: Mapping[str, Any]
 
 
+def ledger_folder(store: Store) -> Path:
+    """Where the ledger of a store lies."""
+    return store.root / WORK / "ledger"
+
+
+@contextmanager
+def campaign_lock(folder: Path, campaign: str) -> Iterator[None]:
+    """The right to write for a campaign, which one process at a time has; a process that dies gives it back.
+
+    Raises:
+        InfrastructureError: another process has it.
+        StoreUnreachableError: the lock's file cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / f"lock-{campaign}").open("a")
+    except OSError as error:
+        raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InfrastructureError(
+                f"campaign {campaign!r} is being run by another driver on {folder}; wait for it, or name another with --campaign"
+            ) from None
+        yield
+
+
+def read_parts(paths: Iterable[Path]) -> Iterator[Row]:
+    """The rows of some parts.
+
+    Raises:
+        StoreUnreachableError: a part is damaged.
+    """
+    for path in paths:
+        try:
+            table = pq.read_table(path, schema=_SCHEMA)
+        except FileNotFoundError:
+            continue  # another campaign's driver has just compacted it away
+        except (OSError, pa.ArrowException) as error:
+            raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to go on without its rows") from error
+        for record in table.to_pylist():
+            yield Row(**{**record, "data": json.loads(record["data"])})
+
+
 class Ledger:
     """The ledger of a store, with this driver as the one writer of its campaign. Use it as a context manager."""
 
     def __init__(self, store: Store, campaign: str) -> None:
-        self.folder = store.root / WORK / "ledger"
+        self.folder = ledger_folder(store)
         self.campaign = campaign
         self._rows: dict[tuple[str, str], Row] = {}
+        self._own: dict[tuple[str, str, str], Row] = {}
         self._num_appended = 0
-        self._lock: IO[str] | None = None
+        self._held = ExitStack()
 
     def __enter__(self) -> Ledger:
         """Take the campaign's lock and read everything.
@@ -78,33 +127,16 @@ class Ledger:
             InfrastructureError: another driver runs this campaign.
             StoreUnreachableError: the ledger cannot be read or made.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / f"lock-{self.campaign}").open("a")
-        except OSError as error:
-            raise StoreUnreachableError(f"the ledger {self.folder} cannot be opened: {error}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for row in self._read():
+        with ExitStack() as held:
+            held.enter_context(campaign_lock(self.folder, self.campaign))
+            for row in read_parts(sorted(self.folder.glob("*.parquet"))):
                 self._keep(row)
-        except BlockingIOError:
-            lock.close()
-            raise InfrastructureError(
-                f"campaign {self.campaign!r} is being run by another driver on {self.folder}; wait for it, or name another with "
-                "--campaign"
-            ) from None
-        except BaseException:
-            lock.close()
-            raise
-        self._lock = lock
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with self._held:
             self._compact()
-        finally:
-            if self._lock is not None:
-                self._lock.close()
 
     def find(self, kind: Kind, key: str) -> Row | None:
         """The newest row of a key."""
@@ -130,18 +162,12 @@ class Ledger:
     def _keep(self, row: Row) -> None:
         known = self._rows.get((row.kind, row.key))
         if known is None or known.time <= row.time:
-            self._rows[(row.kind, row.key)] = row
-
-    def _read(self) -> Iterable[Row]:
-        for path in sorted(self.folder.glob("*.parquet")):
-            try:
-                table = pq.read_table(path, schema=_SCHEMA)
-            except FileNotFoundError:
-                continue  # another campaign's driver has just compacted it away
-            except (OSError, pa.ArrowException) as error:
-                raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to go on without its rows") from error
-            for record in table.to_pylist():
-                yield Row(**{**record, "data": json.loads(record["data"])})
+            self._rows[row.kind, row.key] = row
+        if row.campaign == self.campaign:
+            identity = (row.kind, row.key, row.model)  # entries that are the same but for their names share a judge_key
+            own = self._own.get(identity)
+            if own is None or own.time <= row.time:
+                self._own[identity] = row
 
     def _write(self, rows: Iterable[Row], name: str) -> None:
         columns: dict[str, list[Any]] = {field: [] for field in _SCHEMA.names}
@@ -163,7 +189,6 @@ class Ledger:
         mine = sorted(self.folder.glob(f"{self.campaign}@*.parquet"))
         if len(mine) < COMPACT_ABOVE:
             return
-        rows = [row for row in self._rows.values() if row.campaign == self.campaign]
-        self._write(rows, f"{self.campaign}@{time.time_ns()}-{os.getpid()}-0.parquet")
+        self._write(self._own.values(), f"{self.campaign}@{time.time_ns()}-{os.getpid()}-0.parquet")
         for path in mine:
             path.unlink(missing_ok=True)

@@ -77,8 +77,8 @@ class Publisher:
         return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried)
 
     def _finish(self, item: Item, outcome: Outcome) -> None:
-        """Keep a new outcome in the ledger; then its judged folder, whose files are in the store by now, may go."""
-        if outcome.cached:
+        """Keep a new or changed outcome in the ledger; then its judged folder, whose files are in the store by now, may go."""
+        if outcome.cached and self._is_kept(item, outcome):
             return
         parts = {"judge": item.judge.parts, "builds": {name: key.parts for name, key in item.builds.items()}}
         self._ledger.append(
@@ -89,6 +89,11 @@ class Publisher:
             data={"outcome": outcome.to_json(), "parts": parts},
         )
         shutil.rmtree(judged_folder(str(self._store.root), outcome.judge_key), ignore_errors=True)
+
+    def _is_kept(self, item: Item, outcome: Outcome) -> bool:
+        """Whether the ledger says the same already: what was taken over may have come into another version."""
+        row = self._ledger.find("outcome", item.judge.digest)
+        return row is not None and Outcome.from_json(row.data["outcome"]).as_cached() == outcome
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:

@@ -1,19 +1,21 @@
 """The tracker: shows a campaign's final outcomes in MLflow, and goes on without MLflow when it cannot be reached.
 
-The ledger is the truth and is written first. What MLflow missed is logged by the next start of the same campaign.
+The ledger is the truth and is written first; `jobs.replay` brings MLflow up to date from it, with this same class.
 """
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from freezer.artifact import Artifact
-from freezer.errors import InfrastructureError, IntegrityError
-from freezer.store import Store
+from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
+from freezer.manifest import Manifest
+from freezer.store import Store, Version
 from pipeline.outcome import Outcome
+from pipeline.tracking.connection import without_password
 
 if TYPE_CHECKING:
     from pipeline.tracking.projection import Projection
@@ -32,67 +34,124 @@ class Tracker:
         mode: whether MLflow holds whole artifacts, or references to the store.
 
     Attributes:
-        failures: what went wrong, one sentence each; when there is one, nothing more is tried.
+        failures: what went wrong, one sentence each. When MLflow cannot be reached, nothing more is tried; a damaged artifact
+            concerns its own outcome alone.
+        notes: what the store does not hold any more, and MLflow cannot show therefore.
+        num_logged, num_unchanged: outcomes that something was written for, and those that MLflow showed already.
     """
 
     def __init__(self, tracking_uri: str, campaign: str, store: Store, *, mode: ArtifactMode) -> None:
         self._uri, self._campaign, self._store, self._mode = tracking_uri, campaign, store, mode
         self._projection: Projection | None = None
         self.failures: list[str] = []
+        self.notes: list[str] = []
+        self.num_logged = self.num_unchanged = 0
 
-    def start(self, catalog: str, started: float) -> None:
-        """Open MLflow and the campaign's parent run."""
+    def start(self, catalog: str, started: float, *, resume: bool = True) -> None:
+        """Open MLflow and the campaign's parent run.
+
+        Args:
+            catalog: what was asked for, for people.
+            started: seconds since the epoch.
+            resume: whether the campaign goes on, and is not only shown.
+        """
 
         def opened() -> Projection:
             from pipeline.tracking.projection import Projection  # mlflow takes two seconds to import
 
             projection = Projection.open(self._uri, self._campaign)
-            projection.start(catalog, started)
+            projection.start(catalog, started, resume=resume)
             return projection
 
         self._projection = self._tried(opened)
 
-    def log(self, outcomes: Sequence[Outcome]) -> None:
-        """Log the final outcomes of one model, and register what is published. Doing it again changes nothing."""
-        for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
-            if self._projection is not None and not self.failures:
-                self._tried(lambda outcome=outcome: self._log(outcome))  # type: ignore[misc]
+    def log(self, outcomes: Sequence[Outcome], *, reached: float | None = None) -> None:
+        """Log the final outcomes of one model, and register what is published. Doing it again changes nothing.
 
-    def _log(self, outcome: Outcome) -> None:
+        Args:
+            outcomes: of one model.
+            reached: seconds since the epoch; None means now.
+        """
+        for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
+            projection = self._projection
+            if projection is None:
+                return
+            changed = self._tried(lambda outcome=outcome, at=projection: self._log(at, outcome, reached))  # type: ignore[misc]
+            self.num_logged += changed is True
+            self.num_unchanged += changed is False
+
+    def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float | None = None) -> None:
+        """Write the summary and the figures, and end the parent run.
+
+        Args:
+            outcomes: all of the campaign's, in the order to show.
+            exit_code: of the campaign.
+            interrupted: whether it was stopped.
+            finished: seconds since the epoch; None means now.
+        """
+        projection = self._projection
+        if projection is not None:
+            self._tried(lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished))
+
+    def _log(self, projection: Projection, outcome: Outcome, reached: float | None) -> bool:
+        """Log one outcome and register what serves its class; whether anything was missing."""
+        before = projection.num_written
+        version, serving = self._published(outcome)
+        manifest: Manifest | None = None
+        if version is not None and outcome.verdict == "published":
+            manifest = self._store.manifest(version, serving)
+        run_id = projection.log_outcome(outcome, manifest, reached=reached)
+        registered = version is not None and self._register(projection, outcome, version, serving, run_id)
+        return registered or projection.num_written > before
+
+    def _published(self, outcome: Outcome) -> tuple[Version | None, str]:
+        """The version that holds an outcome's artifact, and the class that the artifact was made for."""
+        if outcome.artifact is None or outcome.version is None:
+            return None, ""
+        try:
+            version = self._store.version(f"{outcome.model}:{outcome.version}")
+        except NotPublishedError as error:
+            self.notes.append(f"{outcome.model} for {outcome.device_class} is shown without its artifact: {error}")
+            return None, ""
+        # Its own class; where eager is kept, portable.
+        serving = [name for name, image in version.images.items() if image["digest"] == outcome.artifact]
+        if not serving:
+            raise IntegrityError(
+                f"{outcome.model}:{outcome.version} does not hold {outcome.artifact}, which the ledger says it does"
+            )
+        return version, serving[0]
+
+    def _register(self, projection: Projection, outcome: Outcome, version: Version, serving: str, run_id: str | None) -> bool:
         from pipeline.tracking import registry
 
-        projection = self._projection
-        assert projection is not None, "log is called after start"
-        if outcome.verdict != "published" or outcome.version is None:
-            projection.log_outcome(outcome, None)
-            if outcome.artifact is not None:
-                registry.alias(projection.client, outcome.model, outcome.device_class, outcome.artifact)
-            return
+        changed = registry.alias(projection.client, outcome)
+        if changed is not None:
+            return changed
         with tempfile.TemporaryDirectory(prefix="coldpress-mlflow-") as scratch:
-            version = self._store.version(f"{outcome.model}:{outcome.version}")
-            artifact: Artifact = self._store.materialize(version, outcome.device_class, Path(scratch))
-            run_id = projection.log_outcome(outcome, artifact)
             registry.register(
                 projection.client,
                 projection.experiment_id,
                 outcome,
-                artifact,
+                self._store.materialize(version, serving, Path(scratch)),
                 run_id=run_id,
                 mode=self._mode,
                 store_uri=str(self._store.root),
             )
-
-    def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool) -> None:
-        """Write the summary and the figures, and end the parent run."""
-        projection = self._projection
-        if projection is not None and not self.failures:
-            self._tried(lambda: projection.finish(outcomes, exit_code, interrupted))
+        return True
 
     def _tried(self, call: Callable[[], T]) -> T | None:
         try:
             return call()
-        except (InfrastructureError, IntegrityError) as error:
+        except IntegrityError as error:
+            self.failures.append(f"MLflow does not show everything: {error}")
+        except InfrastructureError as error:
+            self._projection = None
             self.failures.append(
-                f"MLflow: {error}; the store and the ledger are complete, and the same command brings MLflow up to date"
+                f"MLflow: {error}; the store and the ledger are complete, and `{self._replay_command()}` brings MLflow up to date"
             )
-            return None
+        return None
+
+    def _replay_command(self) -> str:
+        uri = without_password(self._uri)
+        words = ["python", "-m", "jobs.replay", self._campaign, "--store", str(self._store.root), "--tracking-uri", uri]
+        return shlex.join([*words, *(("--mlflow-artifacts", self._mode) if self._mode != "copy" else ())])

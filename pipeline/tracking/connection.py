@@ -97,7 +97,7 @@ def reaching(tracking_uri: str) -> Iterator[None]:
             f"MLflow at {tracking_uri} failed: {type(error).__name__}: {lines[0]}; "
             "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
         )
-        raise InfrastructureError(_without_password(message)) from error
+        raise InfrastructureError(without_password(message)) from error
 
 
 def listed(names: Sequence[str]) -> str:
@@ -105,7 +105,8 @@ def listed(names: Sequence[str]) -> str:
     return f"({', '.join(map(repr, names))})"
 
 
-def _without_password(text: str) -> str:
+def without_password(text: str) -> str:
+    """A text with `***` in place of the passwords of the URLs in it."""
     return re.sub(r"(://[^:/@\s]*):[^/@\s]*@", r"\1:***@", text)
 
 

@@ -5,21 +5,22 @@
     log_outcome  a run for each candidate of one outcome
     finish       summary table, figures, counts, the end of the parent run
 
-The ledger is the truth. Every step may be repeated, by this driver or by the next one after a crash: runs are found by their tags
-before they are made, a run that shows what the outcome says is left alone, and one that shows something else is replaced.
-One driver writes for a campaign at a time (the ledger's lease sees to it).
+The ledger is the truth. Every step may be repeated, by this driver, by the next one after a crash, or by a replay: runs are found
+by their tags before they are made, a run that shows what the outcome says is left alone, and one that shows something else is
+replaced. One process writes for a campaign at a time (the ledger's lock sees to it).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from freezer.artifact import Artifact
 from freezer.errors import InfrastructureError
+from freezer.manifest import Manifest
 from pipeline.outcome import Outcome
 from pipeline.tracking import figures
 from pipeline.tracking.connection import connect, database_file, reaching, resolve
@@ -35,6 +36,9 @@ LOGGED_TABLES = "mlflow.loggedArtifacts"
 """The tag by which MLflow's pages and `mlflow.load_table` find tables."""
 
 SUMMARY = "summary.json"
+SHOWN = "coldpress.summary"
+"""The tag with the digest of all that the summary was made of."""
+
 PAGE_SIZE = 1000
 
 
@@ -64,6 +68,7 @@ class Projection:
         experiment_id: of the experiment that holds every campaign.
         tracking_uri: absolute.
         campaign: its name.
+        num_written: runs that were made, completed or replaced; what was there already does not count.
     """
 
     def __init__(self, *, client: MlflowClient, experiment_id: str, tracking_uri: str, campaign: str) -> None:
@@ -71,6 +76,7 @@ class Projection:
         self.experiment_id = experiment_id
         self.tracking_uri = tracking_uri
         self.campaign = campaign
+        self.num_written = 0
         self._parent: str | None = None
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
@@ -92,86 +98,97 @@ class Projection:
         with reaching(uri):
             return cls(client=client, experiment_id=_experiment(client, uri, experiment), tracking_uri=uri, campaign=campaign)
 
-    def start(self, catalog: str, started: float) -> str:
-        """The id of the campaign's parent run, made if it does not exist, and running again if it had ended.
+    def start(self, catalog: str, started: float, *, resume: bool = True) -> str:
+        """The id of the campaign's parent run, made if it does not exist.
 
         Args:
             catalog: what was asked for, for people.
             started: seconds since the epoch.
+            resume: whether the campaign goes on: a parent run that had ended runs again.
         """
         with reaching(self.tracking_uri):
-            found = self._find("campaign")
-            if found:
-                run = found[0]
-                if run.info.status != "RUNNING":
-                    self.client.update_run(run.info.run_id, status="RUNNING")
-            else:
+            candidates = self._find("candidate")
+            run = self._only_parent({item.data.tags.get(PARENT, "") for item in candidates})
+            if run is None:
                 tags = {"coldpress.campaign": self.campaign, "coldpress.kind": "campaign", "coldpress.catalog": catalog}
                 run = self.client.create_run(
                     self.experiment_id, start_time=int(started * 1000), tags=tags, run_name=f"campaign {self.campaign}"
                 )
+            elif resume and run.info.status != "RUNNING":
+                self.client.update_run(run.info.run_id, status="RUNNING")
             self._runs = {}
-            for item in self._find("candidate"):
+            for item in candidates:
                 self._remember(item)
         self._parent = str(run.info.run_id)
         return self._parent
 
-    def log_outcome(self, outcome: Outcome, artifact: Artifact | None = None) -> str | None:
+    def log_outcome(self, outcome: Outcome, manifest: Manifest | None = None, *, reached: float | None = None) -> str | None:
         """Log a run for each candidate, or one for an outcome without candidates.
 
         Args:
             outcome: of one model and device class; call it again when the outcome has changed.
-            artifact: what was published for it, whose manifest goes to the run of its recipe.
+            manifest: of what was published for it, which goes to the run of its recipe.
+            reached: seconds since the epoch; None means now.
 
         Returns:
             The id of the run of the outcome's recipe, which a registered model names as its origin; None where there is none.
         """
         parent = self._started()
-        records = run_records(outcome, self.campaign, artifact.manifest if artifact else None)
+        records = run_records(outcome, self.campaign, manifest)
+        ended = time.time() if reached is None else reached
         runs = self._runs.setdefault((outcome.model, outcome.device_class), {})
         with reaching(self.tracking_uri):
             for recipe in set(runs) - {record.recipe for record in records}:
-                self.client.delete_run(runs.pop(recipe).run_id)
+                self._delete(runs.pop(recipe))
             for record in records:
-                runs[record.recipe] = self._log_record(record, parent, runs.get(record.recipe))
+                runs[record.recipe] = self._log_record(record, parent, runs.get(record.recipe), ended)
         return runs[outcome.recipe].run_id if outcome.recipe in runs else None
 
-    def finish(self, outcomes: Sequence[Outcome], exit_code: int, interrupted: bool) -> None:
-        """Write the campaign's summary, figures and counts, and end its run.
+    def finish(self, outcomes: Sequence[Outcome], exit_code: int, interrupted: bool, *, finished: float | None = None) -> None:
+        """Write the campaign's summary, figures and counts, and end its run; one that has ended with this summary is left alone.
 
         Args:
             outcomes: all of the campaign's, in the order to show.
             exit_code: of the campaign. A campaign whose models failed has finished; one that broke off for infrastructure failed.
             interrupted: whether it was stopped; it may be resumed.
+            finished: seconds since the epoch; None means now.
         """
         parent = self._started()
+        ended_ms = int((time.time() if finished is None else finished) * 1000)
+        shown = _digest_of(outcomes, exit_code, interrupted, ended_ms)
         tags = {
             "coldpress.exit_code": str(exit_code),
             "coldpress.interrupted": str(interrupted).lower(),
             LOGGED_TABLES: json.dumps([{"path": SUMMARY, "type": "table"}]),
+            SHOWN: shown,  # with the last step but one: a summary that broke off is written again
         }
         texts = {
             SUMMARY: summary_table(outcomes),  # not by log_table, which appends to what an earlier finish wrote
             "summary.md": summary_markdown(outcomes, self.campaign, exit_code=exit_code, interrupted=interrupted),
         }
-        drawn = {"speedups.png": figures.speedups(outcomes), "drift.png": figures.drift(outcomes)}
         with reaching(self.tracking_uri):
+            run = self.client.get_run(parent)
+            if run.data.tags.get(SHOWN) == shown and run.info.status != "RUNNING":
+                return
             for path, text in texts.items():
                 self.client.log_text(parent, text, path)
-            for path, figure in drawn.items():
+            for path, figure in {"speedups.png": figures.speedups(outcomes), "drift.png": figures.drift(outcomes)}.items():
                 self.client.log_figure(parent, figure, path)
-            self._log_batch(parent, self._changed(parent, campaign_metrics(outcomes)), {}, tags, int(time.time() * 1000))
+            changed = _changed(run.data.metrics, campaign_metrics(outcomes))
+            self._log_batch(parent, changed, {}, tags, ended_ms)
             status = "KILLED" if interrupted else "FINISHED" if exit_code in (0, 1) else "FAILED"
-            self.client.set_terminated(parent, status=status)
+            self.client.set_terminated(parent, status=status, end_time=ended_ms)
+        self.num_written += 1
 
-    def _log_record(self, record: RunRecord, parent: str, known: LoggedRun | None) -> LoggedRun:
+    def _log_record(self, record: RunRecord, parent: str, known: LoggedRun | None, ended: float) -> LoggedRun:
         if known is not None and known.digest != record.digest:
-            self.client.delete_run(known.run_id)
+            self._delete(known)
             known = None
         if known is not None and known.complete:
             return known
+        self.num_written += 1
         if known is None:
-            started_ms = int((time.time() - record.duration_s) * 1000)
+            started_ms = int((ended - record.duration_s) * 1000)
             tags = {**record.tags, PARENT: parent}
             run = self.client.create_run(self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name)
             known = LoggedRun(run_id=run.info.run_id, digest=record.digest, started_ms=started_ms, complete=False)
@@ -181,6 +198,10 @@ class Projection:
         ended_ms = known.started_ms + int(record.duration_s * 1000)
         self.client.set_terminated(known.run_id, status=record.status, end_time=ended_ms)
         return LoggedRun(run_id=known.run_id, digest=known.digest, started_ms=known.started_ms, complete=True)
+
+    def _delete(self, run: LoggedRun) -> None:
+        self.client.delete_run(run.run_id)
+        self.num_written += 1
 
     def _log_batch(
         self, run_id: str, metrics: Mapping[str, float], params: Mapping[str, str], tags: Mapping[str, str], timestamp_ms: int
@@ -193,12 +214,6 @@ class Projection:
             params=[Param(name, value) for name, value in params.items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
-
-    def _changed(self, run_id: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics whose value is another than the run shows; a verdict that no outcome has any more counts 0."""
-        shown = self.client.get_run(run_id).data.metrics
-        wanted = {**{name: 0.0 for name in shown if name.startswith("outcomes/")}, **metrics}
-        return {name: value for name, value in wanted.items() if shown.get(name) != value}
 
     def _find(self, kind: str) -> list[Run]:
         """The campaign's runs of one kind, oldest first."""
@@ -215,20 +230,47 @@ class Projection:
             if not token:
                 return found
 
+    def _only_parent(self, named: set[str]) -> Run | None:
+        """The campaign's parent run, the one that candidates name; a second one is deleted, see _remember."""
+        found = sorted(self._find("campaign"), key=lambda run: run.info.run_id not in named)
+        for other in found[1:]:
+            self.client.delete_run(other.info.run_id)
+        return found[0] if found else None
+
     def _remember(self, run: Run) -> None:
+        """Take note of a run; a second one of a candidate, which a server that died under a request can leave, is deleted."""
         tags = run.data.tags
         runs = self._runs.setdefault((tags["coldpress.model"], tags["coldpress.device_class"]), {})
-        runs[tags["coldpress.recipe"]] = LoggedRun(
+        logged = LoggedRun(
             run_id=run.info.run_id,
             digest=tags["coldpress.outcome"],
             started_ms=run.info.start_time,
             complete=run.info.status != "RUNNING",
         )
+        recipe = tags["coldpress.recipe"]
+        known = runs.setdefault(recipe, logged)
+        if known is not logged:
+            kept, other = (logged, known) if logged.complete and not known.complete else (known, logged)
+            runs[recipe] = kept
+            self._delete(other)
 
     def _started(self) -> str:
         if self._parent is None:
             raise RuntimeError("the campaign has no parent run yet: call start first")
         return self._parent
+
+
+def _digest_of(outcomes: Sequence[Outcome], *of_the_end: object) -> str:
+    digest = hashlib.sha256(repr(of_the_end).encode())
+    for outcome in outcomes:
+        digest.update(json.dumps(outcome.to_json(), sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _changed(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics whose value is another than a run shows; a verdict that no outcome has any more counts 0."""
+    wanted = {**{name: 0.0 for name in shown if name.startswith("outcomes/")}, **metrics}
+    return {name: value for name, value in wanted.items() if shown.get(name) != value}
 
 
 def _experiment(client: MlflowClient, tracking_uri: str, name: str) -> str:

@@ -1,6 +1,7 @@
 """What MLflow is told about an outcome: one record for each run, and the campaign's summary. Pure functions; no mlflow.
 
-Every tag of ours starts with `coldpress.`; metric names hold a `/`, which makes them sections in MLflow's pages.
+Every tag of ours starts with `coldpress.`, and takes the place of an entry's own tag of that name; metric names hold a `/`, which
+makes them sections in MLflow's pages.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import posixpath
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from pipeline.outcome import CandidateReport, Outcome
 NO_RECIPE = "none"
 """The recipe of the one run of an outcome without candidates."""
 
+MAX_TAG_NAME_CHARS = 250
 MAX_TAG_CHARS = 1000
 """Far below the limit of any MLflow server; longer ones would be hard to read in a table anyway."""
 
@@ -52,6 +56,21 @@ class RunRecord:
     texts: Mapping[str, str]
     status: Literal["FINISHED", "FAILED"]
     duration_s: float
+
+
+def free_tags(outcome: Outcome) -> dict[str, str]:
+    """The tags of the entry, as runs and registered versions take them: what MLflow refuses or reserves in a name becomes `_`."""
+    tags: dict[str, str] = {}
+    for given, text in outcome.tags.items():
+        name = re.sub(r"[^\w\-. :/]", "_", given)[:MAX_TAG_NAME_CHARS] or "_"
+        if posixpath.normpath(name) != name or name.startswith((".", "/", "mlflow.")):
+            name = re.sub(r"[./]", "_", name)
+        tags[name] = _cut(text)
+    return tags
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TAG_CHARS else f"{text[: MAX_TAG_CHARS - 1]}…"
 
 
 def run_records(outcome: Outcome, campaign: str, manifest: Manifest | None) -> tuple[RunRecord, ...]:
@@ -107,7 +126,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
 
 
 def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
-    return _present(
+    return free_tags(outcome) | _present(
         {
             "campaign": campaign,
             "kind": "candidate",
@@ -127,8 +146,7 @@ def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
 
 
 def _present(tags: Mapping[str, str | None]) -> dict[str, str]:
-    cut = {name: text if len(text) <= MAX_TAG_CHARS else f"{text[: MAX_TAG_CHARS - 1]}…" for name, text in tags.items() if text}
-    return {f"coldpress.{name}": text for name, text in cut.items()}
+    return {f"coldpress.{name}": _cut(text) for name, text in tags.items() if text}
 
 
 def _params(outcome: Outcome) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
     create_logged_model -> log_model_artifacts -> finalize READY -> create_model_version -> set the alias
 
-Setting the alias is the only step that a deployment sees, and the last. A registered version looks so:
+Setting the alias is the only step that a deployment sees, and the last; an alias never goes back to an older version of the store,
+in whatever order campaigns are logged. A registered version looks so:
 
     MLmodel            python_function, loader_module freezer.pyfunc, data: artifact, and the signature
     requirements.txt   python_env.yaml
@@ -22,17 +23,23 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
 from freezer.artifact import MANIFEST, Artifact
-from freezer.errors import InfrastructureError
 from freezer.manifest import Manifest
 from pipeline.outcome import Outcome
-from pipeline.tracking.connection import reaching
+from pipeline.tracking.connection import listed, reaching
+from pipeline.tracking.records import free_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
 
 ARTIFACT = "coldpress.artifact"
 """The tag with the artifact's digest. A version that has it is frozen, and never a source (CONTRACT.md)."""
+
+VERSION = "coldpress.version"
+"""The tag with the number of the newest version of the store that holds the artifact."""
+
+STORE = "coldpress.store"
 
 DATA = "artifact"
 LOADER = "freezer.pyfunc"
@@ -51,15 +58,15 @@ def register(
     mode: Literal["copy", "reference"],
     store_uri: str,
 ) -> str:
-    """The registered version of an outcome's artifact, with the alias of its device class set to it.
+    """The registered version of the artifact that serves an outcome's class, with the class's alias set to it.
 
     Makes the client's tracking URI the process's own: MLflow's registry looks a logged model up there and nowhere else.
 
     Args:
         client: from `Projection`.
         experiment_id: that holds the logged model.
-        outcome: with the artifact's digest.
-        artifact: the folder; its files may be links.
+        outcome: with the artifact's digest and version.
+        artifact: the folder; its files may be links. Where eager is kept, it is the portable one.
         run_id: of the run that made it.
         mode: `copy` uploads the artifact, `reference` only says where it is.
         store_uri: of the store that holds it.
@@ -68,14 +75,15 @@ def register(
         InfrastructureError: MLflow cannot be reached or refuses.
         IntegrityError: a file of the artifact is not what its manifest says.
     """
-    if outcome.artifact is None:
+    name, digest = outcome.registered_as, outcome.artifact
+    if digest is None or outcome.version is None:
         raise ValueError(f"{outcome.model} for {outcome.device_class} has no published artifact to register")
-    name, digest = outcome.model, outcome.artifact
     tags = {
+        **free_tags(outcome),
         ARTIFACT: digest,
-        "coldpress.version": str(outcome.version),
-        "coldpress.device_class": outcome.device_class,
-        "coldpress.store": _absolute(store_uri),
+        VERSION: str(outcome.version),
+        "coldpress.device_class": artifact.manifest.device_class,
+        STORE: _absolute(store_uri),
     }
     with reaching(client.tracking_uri):
         version = _find_version(client, name, digest)
@@ -84,29 +92,44 @@ def register(
             if model_id is None:
                 model_id = _upload(client, experiment_id, outcome, artifact, run_id=run_id, mode=mode, tags=tags)
             version = _create_version(client, name, model_id, run_id, tags)
-        client.set_registered_model_alias(name, outcome.device_class, version)
-    return version
+        _point(client, version, outcome)
+    return str(version.version)
 
 
-def alias(client: MlflowClient, name: str, device_class: str, digest: str) -> str:
-    """Set a device class's alias to the version of an artifact that is registered already, and return the version.
+def alias(client: MlflowClient, outcome: Outcome) -> bool | None:
+    """Set the alias of an outcome's class to the version that holds its artifact, when that is registered already.
 
-    This is how a CPU class that keeps eager is served: by the portable artifact.
+    Returns:
+        Whether anything had to be changed; None when no version holds the artifact, which has to be registered then.
 
     Raises:
-        InfrastructureError: no version holds the artifact, or MLflow cannot be reached.
+        InfrastructureError: MLflow cannot be reached or refuses.
     """
     with reaching(client.tracking_uri):
-        version = _find_version(client, name, digest)
-        if version is None:
-            raise InfrastructureError(f"model {name!r} has no registered version of {digest}; register it before its aliases")
-        client.set_registered_model_alias(name, device_class, version)
-    return version
+        version = _find_version(client, outcome.registered_as, str(outcome.artifact))
+        return None if version is None else _point(client, version, outcome)
 
 
-def _find_version(client: MlflowClient, name: str, digest: str) -> str | None:
-    found = client.search_model_versions(f"name = '{name}' AND tags.`{ARTIFACT}` = '{digest}'")
-    return str(min(int(item.version) for item in found)) if found else None
+def _find_version(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
+    found = client.search_model_versions(f"name IN {listed([name])} AND tags.`{ARTIFACT}` = '{digest}'")
+    return min(found, key=lambda version: int(version.version), default=None)
+
+
+def _point(client: MlflowClient, version: ModelVersion, outcome: Outcome) -> bool:
+    """Set the alias, unless it points to what the same store published later; whether anything was changed."""
+    number = outcome.version or 0
+    changed = number > int(version.tags.get(VERSION, 0))
+    if changed:  # the newest version of the store that holds the artifact: unchanged ones are carried over
+        client.set_model_version_tag(version.name, version.version, VERSION, str(number))
+    current = client.get_registered_model(version.name).aliases.get(outcome.device_class)
+    if current is not None:
+        if str(current) == str(version.version):
+            return changed
+        tags = client.get_model_version(version.name, str(current)).tags
+        if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
+            return changed
+    client.set_registered_model_alias(version.name, outcome.device_class, str(version.version))
+    return True
 
 
 def _find_upload(client: MlflowClient, experiment_id: str, digest: str) -> str | None:
@@ -132,10 +155,14 @@ def _upload(
 ) -> str:
     model = client.create_logged_model(
         experiment_id,
-        name=f"{outcome.model}-{outcome.device_class}".replace(".", "-"),  # a logged model's name holds no dot
+        name=f"{outcome.model}-{artifact.manifest.device_class}".replace(".", "-"),  # a logged model's name holds no dot
         source_run_id=run_id,
         tags=tags,
-        params={"recipe": outcome.recipe or "none", "device_class": outcome.device_class, "num_threads": str(outcome.num_threads)},
+        params={
+            "recipe": str(artifact.manifest.recipe.get("name", "none")),
+            "device_class": artifact.manifest.device_class,
+            "num_threads": str(outcome.num_threads),
+        },
         model_type="coldpress",
     )
     manifest = artifact.manifest
@@ -150,8 +177,8 @@ def _upload(
         else:
             from freezer.pyfunc import STORE_POINTER  # here: it imports torch
 
-            pointer = {"store": tags["coldpress.store"], "model": outcome.model, "version": outcome.version}
-            (staging / DATA / STORE_POINTER).write_text(json.dumps({**pointer, "device_class": outcome.device_class}))
+            pointer = {"store": tags[STORE], "model": outcome.model, "version": outcome.version}
+            (staging / DATA / STORE_POINTER).write_text(json.dumps({**pointer, "device_class": manifest.device_class}))
         _write_model_files(staging, manifest, model.model_id, run_id)
         client.log_model_artifacts(model.model_id, str(staging))
     client.finalize_logged_model(model.model_id, "READY")
@@ -206,7 +233,7 @@ def _signature(manifest: Manifest) -> ModelSignature | None:
     return ModelSignature(inputs=given, outputs=given_back)
 
 
-def _create_version(client: MlflowClient, name: str, model_id: str, run_id: str | None, tags: dict[str, str]) -> str:
+def _create_version(client: MlflowClient, name: str, model_id: str, run_id: str | None, tags: dict[str, str]) -> ModelVersion:
     import mlflow
     from mlflow.exceptions import MlflowException
 
@@ -216,8 +243,7 @@ def _create_version(client: MlflowClient, name: str, model_id: str, run_id: str 
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     mlflow.set_tracking_uri(client.tracking_uri)
-    created = client.create_model_version(name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
-    return str(created.version)
+    return client.create_model_version(name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
 
 
 def _absolute(store_uri: str) -> str:

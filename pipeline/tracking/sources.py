@@ -285,14 +285,14 @@ def _chosen(client: MlflowClient, page: Sequence[RegisteredModel], alias: str | 
     chosen: dict[str, ModelVersion] = {}
     wanted: dict[str, str | None] = {}
     for registered in page:
-        number = None if alias is None else registered.aliases.get(alias)
-        if alias is not None and number is None:
+        if alias is not None and alias not in registered.aliases:
             continue
+        number = None if alias is None else str(registered.aliases[alias])  # a database gives an int, a server a text
         newest = sorted(registered.latest_versions or (), key=lambda version: int(version.version), reverse=True)
-        candidates = newest[:1] if number is None else [item for item in newest if str(item.version) == str(number)]
+        candidates = newest[:1] if number is None else [item for item in newest if str(item.version) == number]
         if candidates and _usable(candidates[0]):
             chosen[registered.name] = candidates[0]
-        elif newest and not (candidates and alias):
+        elif not (candidates and alias):
             wanted[registered.name] = number
     for version in _versions(client, list(wanted)):
         number = wanted[version.name]

@@ -138,7 +138,7 @@ def text_of(projection: Projection, run_id: str, path: str) -> str:
 
 
 def test_a_candidate_is_a_run_with_tags_params_and_grouped_metrics(projection: Projection, artifact: Artifact) -> None:
-    run_id = projection.log_outcome(outcome("runs"), artifact)
+    run_id = projection.log_outcome(outcome("runs"), artifact.manifest)
     runs = by_recipe(projection)
     assert set(runs) == {"portable", "torchscript-frozen"}
     winner = runs["portable"]
@@ -189,7 +189,7 @@ def test_a_candidate_is_a_run_with_tags_params_and_grouped_metrics(projection: P
 
 
 def test_the_winners_run_alone_holds_the_manifest(projection: Projection, artifact: Artifact) -> None:
-    projection.log_outcome(outcome("manifest"), artifact)
+    projection.log_outcome(outcome("manifest"), artifact.manifest)
     runs = by_recipe(projection)
     assert json.loads(text_of(projection, runs["portable"].info.run_id, "manifest.json"))["model"] == "tiny"
     assert not projection.client.list_artifacts(runs["torchscript-frozen"].info.run_id)
@@ -232,16 +232,17 @@ def test_infinite_and_missing_figures_are_logged_as_far_as_there_are_any(project
 
 def test_logging_twice_changes_nothing(projection: Projection, artifact: Artifact) -> None:
     both = [outcome("twice"), failed("twice-gone")]
-    first = [projection.log_outcome(item, artifact) for item in both]
+    first = [projection.log_outcome(item, artifact.manifest) for item in both]
     before = {run.info.run_id: run.to_dictionary() for run in runs_of(projection)}
-    assert [projection.log_outcome(item, artifact) for item in both] == first
+    assert [projection.log_outcome(item, artifact.manifest) for item in both] == first
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
     assert resumed.start("catalog.yaml", 1_800_000_000.0) == projection.start("catalog.yaml", 1_700_000_000.0)
     # A resumed campaign takes its own outcomes from the ledger, as cached ones.
-    assert [resumed.log_outcome(item.as_cached(), artifact) for item in both] == first
+    assert [resumed.log_outcome(item.as_cached(), artifact.manifest) for item in both] == first
     assert {run.info.run_id: run.to_dictionary() for run in runs_of(projection)} == before
     assert len(before) == 3
-    assert len(runs_of(projection, "campaign")) == 1
+    (parent,) = runs_of(projection, "campaign")
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs_of(projection)} == {parent.info.run_id}
 
 
 def test_a_run_that_broke_off_is_completed(projection: Projection, artifact: Artifact) -> None:
@@ -253,7 +254,7 @@ def test_a_run_that_broke_off_is_completed(projection: Projection, artifact: Art
     projection.client.log_metric(run.info.run_id, "drift/error_ratio", 1.25, timestamp=123)
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
     resumed.start("catalog.yaml", 0.0)
-    assert resumed.log_outcome(outcome("broke-off"), artifact) == run.info.run_id
+    assert resumed.log_outcome(outcome("broke-off"), artifact.manifest) == run.info.run_id
     completed = by_recipe(projection)["portable"]
     assert completed.info.status == "FINISHED"
     assert completed.data.metrics["speedup/value"] == 2.0
@@ -278,6 +279,24 @@ def test_campaigns_do_not_mix(uri: str, projection: Projection) -> None:
     again = Projection.open(uri, "it's another")
     assert again.start("catalog.yaml", 0.0) == other.start("catalog.yaml", 0.0)
     assert again.log_outcome(outcome("mix")) == other.log_outcome(outcome("mix"))
+
+
+def test_runs_that_a_dying_server_made_twice_are_one_again(projection: Projection, artifact: Artifact) -> None:
+    kept = projection.log_outcome(outcome("doubled"), artifact.manifest)
+    (record, *_) = run_records(outcome("doubled"), projection.campaign, artifact.manifest)
+    for kind_tags in (record.tags, {"coldpress.campaign": projection.campaign, "coldpress.kind": "campaign"}):
+        projection.client.create_run(projection.experiment_id, start_time=123, tags=dict(kind_tags))
+    resumed = Projection.open(projection.tracking_uri, projection.campaign)
+    resumed.start("catalog.yaml", 0.0)
+    assert resumed.log_outcome(outcome("doubled"), artifact.manifest) == kept
+    assert len(runs_of(projection)) == 2
+    assert len(runs_of(projection, "campaign")) == 1
+
+
+def test_runs_bear_the_time_that_their_outcome_was_reached(projection: Projection) -> None:
+    run_id = projection.log_outcome(outcome("timed"), reached=1_700_000_010.0)
+    run = projection.client.get_run(str(run_id))
+    assert (run.info.start_time, run.info.end_time) == (1_700_000_007_500, 1_700_000_010_000)
 
 
 # The summary
@@ -312,6 +331,19 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
 def test_the_end_of_the_parent_run(projection: Projection, exit_code: int, interrupted: bool, status: str) -> None:
     projection.finish([], exit_code, interrupted=interrupted)
     assert runs_of(projection, "campaign")[0].info.status == status
+
+
+def test_a_summary_that_is_shown_already_is_left_alone(projection: Projection) -> None:
+    projection.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0)
+    before = runs_of(projection, "campaign")[0].to_dictionary()
+    again = Projection.open(projection.tracking_uri, projection.campaign)
+    again.start("catalog.yaml", 0.0, resume=False)
+    again.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0)
+    assert again.num_written == 0
+    assert runs_of(projection, "campaign")[0].to_dictionary() == before
+    assert before["info"]["end_time"] == 1_700_000_100_000
+    again.finish([outcome("one", reason="another")], 0, interrupted=False, finished=1_700_000_100.0)
+    assert again.num_written == 1
 
 
 def test_an_interrupted_campaign_is_resumed_and_its_counts_follow(projection: Projection) -> None:
@@ -458,7 +490,7 @@ def uploads(projection: Projection, digest: str) -> list[Any]:
 
 def test_a_registered_artifact_loads_by_its_alias(projection: Projection, artifact: Artifact, source: nn.Module) -> None:
     item = outcome("by.alias", artifact="sha256:" + 64 * "1")
-    run_id = projection.log_outcome(item, artifact)
+    run_id = projection.log_outcome(item, artifact.manifest)
     version = registered(projection, item, artifact, run_id=run_id)
     found = projection.client.get_model_version_by_alias("by.alias", "portable")
     assert (found.version, found.run_id) == (int(version), run_id)
@@ -523,14 +555,64 @@ def test_a_damaged_artifact_is_not_registered(projection: Projection, artifact: 
     assert not projection.client.search_registered_models("name = 'damaged'")
 
 
+def alias_of(projection: Projection, name: str, device_class: str) -> str:
+    return str(projection.client.get_model_version_by_alias(name, device_class).version)
+
+
 def test_a_class_that_keeps_eager_is_served_by_the_portable_artifact(projection: Projection, artifact: Artifact) -> None:
     item = outcome("kept", artifact="sha256:" + 64 * "7")
+    kept = replace(item, device_class="cpu-x86-64-v3", verdict="kept-eager")
+    assert alias(projection.client, kept) is None, "there is nothing yet to point to"
     version = registered(projection, item, artifact)
+    assert alias(projection.client, kept) is True
+    assert alias(projection.client, kept) is False
+    assert alias_of(projection, "kept", "cpu-x86-64-v3") == version
+
+
+def test_what_serves_a_class_that_keeps_eager_is_registered_as_what_it_is(projection: Projection, artifact: Artifact) -> None:
+    kept = outcome("kept.alone", artifact="sha256:" + 64 * "8", device_class="cpu-x86-64-v3", verdict="kept-eager", recipe=None)
+    version = registered(projection, kept, artifact)
+    assert alias_of(projection, "kept.alone", "cpu-x86-64-v3") == version
+    found = projection.client.get_model_version("kept.alone", version)
+    assert found.tags["coldpress.device_class"] == "portable"
+    (upload,) = uploads(projection, str(kept.artifact))
+    assert (upload.name, upload.params["recipe"]) == ("kept-alone-portable", "portable")
+
+
+def test_an_alias_never_goes_back_to_an_older_version_of_the_store(projection: Projection, artifact: Artifact) -> None:
+    old, new = outcome("forward", artifact="sha256:" + 64 * "9"), outcome("forward", artifact="sha256:" + 64 * "b", version=4)
+    first, second = registered(projection, old, artifact), registered(projection, new, artifact)
+    assert alias(projection.client, old) is False
+    assert alias_of(projection, "forward", "portable") == second
+    assert registered(projection, old, artifact) == first
+    assert alias_of(projection, "forward", "portable") == second
+    again = replace(old, version=5)  # the older artifact, carried into a newer version
+    assert alias(projection.client, again) is True
+    assert alias_of(projection, "forward", "portable") == first
+    assert projection.client.get_model_version("forward", first).tags["coldpress.version"] == "5"
+    assert alias(projection.client, new) is False
+    assert alias_of(projection, "forward", "portable") == first
+    elsewhere = replace(old, artifact="sha256:" + 64 * "c", version=1)
+    other = registered(projection, elsewhere, artifact, store_uri="another")
+    assert alias_of(projection, "forward", "portable") == other, "versions of different stores have no order"
+
+
+def test_a_model_is_registered_under_the_name_and_with_the_tags_of_its_entry(projection: Projection, artifact: Artifact) -> None:
+    given = {"team": "risk", "a=b": "1", "/root": "2", "mlflow.runName": "mine", "coldpress.artifact": "mine", "long": "x" * 5000}
+    name = """Joe's "best" model-frozen"""
+    item = outcome("joe", artifact="sha256:" + 64 * "d", registered_name=name, tags=given)
     for _ in range(2):
-        assert alias(projection.client, "kept", "cpu-x86-64-v3", str(item.artifact)) == version
-    assert projection.client.get_model_version_by_alias("kept", "cpu-x86-64-v3").version == int(version)
-    with pytest.raises(InfrastructureError, match="register it before"):
-        alias(projection.client, "kept", "cpu-x86-64-v3", "sha256:" + 64 * "8")
+        run_id = projection.log_outcome(item, artifact.manifest)
+        version = registered(projection, item, artifact, run_id=run_id)
+    expected = {"team": "risk", "a_b": "1", "_root": "2", "mlflow_runName": "mine", "coldpress.artifact": str(item.artifact)}
+    found = projection.client.get_model_version(name, version)
+    assert (version, found.run_id) == ("1", run_id)
+    assert expected.items() <= found.tags.items()
+    assert len(found.tags["long"]) == 1000
+    run = projection.client.get_run(run_id)
+    assert expected.items() <= run.data.tags.items()
+    assert run.info.run_name == "joe · portable · portable"
+    assert not projection.client.search_registered_models("name = 'joe'")
 
 
 def test_by_reference_the_artifact_stays_in_its_store(projection: Projection, artifact: Artifact, tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""What a campaign comprises, as the ledger keeps it: enough to show the campaign again when MLflow has lost it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.outcome import Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One outcome of a campaign, which lies in the ledger under its judge_key.
+
+    Attributes:
+        cached: taken over from an earlier campaign.
+    """
+
+    judge_key: str
+    model: str
+    device_class: str
+    cached: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignRecord:
+    """A campaign: written when it starts, with what is planned, and when it ends, with what was reached.
+
+    Attributes:
+        catalog: what was asked for, for people.
+        started: seconds since the epoch.
+        finished: seconds since the epoch; None of a campaign that goes on, or was killed.
+        exit_code: without regard to MLflow; None until the end.
+        interrupted: stopped by a person.
+        members: its outcomes, in the order of the catalog.
+        problems: the outcomes of bad entries, which no key finds; shown last.
+    """
+
+    catalog: str
+    started: float
+    finished: float | None = None
+    exit_code: int | None = None
+    interrupted: bool = False
+    members: tuple[Member, ...]
+    problems: tuple[Outcome, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The ledger's form; members are lists, since a fleet has tens of thousands."""
+        return {
+            "catalog": self.catalog,
+            "started": self.started,
+            "finished": self.finished,
+            "exit_code": self.exit_code,
+            "interrupted": self.interrupted,
+            "members": [list(asdict(member).values()) for member in self.members],
+            "problems": [outcome.to_json() for outcome in self.problems],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
+        """The record that `to_json` wrote."""
+        members = tuple(
+            Member(judge_key=key, model=model, device_class=name, cached=cached) for key, model, name, cached in data["members"]
+        )
+        problems = tuple(Outcome.from_json(item) for item in data["problems"])
+        return cls(**{**data, "members": members, "problems": problems})
+
+
+def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
+    """The members that some outcomes are."""
+    return tuple(Member(judge_key=o.judge_key, model=o.model, device_class=o.device_class, cached=o.cached) for o in outcomes)
