@@ -135,7 +135,7 @@ class LstmDecoder(nn.Module):
         return self.head(steps), state
 
 
-def lstm_decoder(vocab_size: int = 2048, hidden: int = 256, num_layers: int = 2) -> nn.Module:
+def lstm_decoder(vocab_size: int = 2048, hidden: int = 384, num_layers: int = 2) -> nn.Module:
     """A recurrent language model."""
     with _seeded():
         return LstmDecoder(vocab_size, hidden, num_layers).eval()
@@ -225,6 +225,7 @@ class AudioCodec(nn.Module):
     def encode(self, audio: Tensor) -> Tensor:
         """Codes, int64 [n, samples / 64], of a waveform, float32 [n, samples]."""
         latent = self.encoder(audio.unsqueeze(1)).transpose(1, 2)
+        latent = functional.layer_norm(latent, latent.shape[-1:])
         # The nearest entry of the codebook; |latent|^2 is the same for all of them.
         distances: Tensor = self.codebook.weight.square().sum(dim=1) - 2 * latent @ self.codebook.weight.t()
         return distances.argmin(dim=2)
@@ -242,7 +243,11 @@ class AudioCodec(nn.Module):
 def audio_codec(width: int = 96, num_codes: int = 1024) -> nn.Module:
     """A codec; examples/prepare.py scripts it."""
     with _seeded():
-        return AudioCodec(width, num_codes).eval()
+        model = AudioCodec(width, num_codes)
+        for module in model.modules():
+            if isinstance(module, nn.Conv1d) and module.bias is not None:
+                nn.init.zeros_(module.bias)  # they would drown the waveform, and all codes be one
+        return model.eval()
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from examples.models import digits
 from examples.zoo import SEED, audio_codec, ranker, speaker_embedder
@@ -28,6 +29,8 @@ BERT = {
     "intermediate_size": 1024,
     "num_labels": 5,
 }
+MOBILENET = {"image_size": 192, "num_labels": 100}
+EFFICIENTNET = {"image_size": 160, "width_coefficient": 0.75, "depth_coefficient": 0.6, "hidden_dim": 960, "num_labels": 100}
 
 
 def write_speaker(path: Path) -> str:
@@ -54,14 +57,51 @@ def write_codec(path: Path) -> str:
 
 def write_bert(path: Path) -> str:
     """Write a BERT classifier as a folder that transformers reads."""
+    return _write_folder(path, "BertForSequenceClassification", BERT)
+
+
+def write_mobilenet(path: Path) -> str:
+    """Write a MobileNet likewise."""
+    return _write_folder(path, "MobileNetV2ForImageClassification", MOBILENET, calibrated_on=(16, 3, 192, 192))
+
+
+def write_efficientnet(path: Path) -> str:
+    """Write an EfficientNet likewise."""
+    return _write_folder(path, "EfficientNetForImageClassification", EFFICIENTNET, calibrated_on=(16, 3, 160, 160))
+
+
+def _write_folder(path: Path, architecture: str, config: Mapping[str, Any], *, calibrated_on: tuple[int, ...] | None = None) -> str:
+    """Write a model of a class of transformers with random weights, batch norm's statistics taken from random images of a shape."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    made = getattr(transformers, architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT))
+        model = made(made.config_class(**config)).eval()
+        if calibrated_on is not None:
+            calibrate(model, torch.randn(calibrated_on))
     model.save_pretrained(path)
     return "a folder of transformers with config and weights"
+
+
+def calibrate(model: nn.Module, images: Tensor) -> None:
+    """Give batch norm weights of 1, and take its statistics from images.
+
+    With random weights and statistics of 0 and 1 the signal fades in deep narrow convnets, to 1e-22 or a plain 0, and nothing can
+    be told of drift. The figures depend on the machine's order of additions, so they belong into a file, not into a factory.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        nn.init.ones_(norm.weight)
+        norm.train()
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
+        norm.momentum = momentum
 
 
 ZOO_FILES: Mapping[str, Callable[[Path], str]] = {
@@ -69,6 +109,8 @@ ZOO_FILES: Mapping[str, Callable[[Path], str]] = {
     "ranker.pth": write_ranker,
     "codec.jit": write_codec,
     "bert": write_bert,
+    "mobilenet": write_mobilenet,
+    "efficientnet": write_efficientnet,
 }
 """What writes each file or folder, given a path; it gives a sentence for people."""
 

@@ -1,0 +1,107 @@
+"""The catalog of what can go wrong: it is read without a complaint, and each entry ends as its tags say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import examples.broken
+from examples.broken_files import BROKEN_FILES
+from examples.models import DATA
+from examples.prepare import prepare
+from freezer.device_class import PORTABLE, best_level, detect
+from freezer.store import WORK
+from pipeline.catalog import read_catalog
+
+ROOT = Path(__file__).parents[2]
+BROKEN = Path(examples.broken.__file__).with_name("broken.yaml")
+
+REASONS = {
+    "routes-to-experts": ("broken.py:62", "self.experts[chosen](x)"),
+    "trains-only": ("RuntimeError: this model can only be trained",),
+    "writes-its-input": ("CP-INPUT-WRITTEN", "'x'"),
+    "names": ("forward returned no tensor",),
+    "other-weights": ("the source gave other weights",),
+    "wrong-name": ("'pixels' is no parameter of forward(x)",),
+    "raises": ("FileNotFoundError: weights-of-last-week.bin is not there",),
+    "hangs": ("did not end within 20 s",),
+    "leaves": ("left with exit code 7",),
+    "segfaults": ("died of SIGSEGV",),
+    "eats-memory": ("used more than 1.5 GB",),
+    "talks": ("printed more than 67 MB",),
+    "names-a-gpu": ("cuda:0",),
+    "cut-short": ("cut-short.jit",),
+}
+"""What the reason of an outcome must hold."""
+
+
+@pytest.fixture(scope="session")
+def tags() -> dict[str, dict[str, str]]:
+    """The tags of each entry, as the file has them."""
+    prepare(catalogs=("broken",))
+    return {record["name"]: record["tags"] for record in yaml.safe_load(BROKEN.read_text())["models"]}
+
+
+def test_the_catalog_is_read_without_a_complaint(tags: dict[str, dict[str, str]]) -> None:
+    catalog = read_catalog(BROKEN)
+    assert catalog.problems == ()
+    assert {entry.name: dict(entry.tags) for entry in catalog.entries} == tags
+    assert all("expect" in found for found in tags.values())
+
+
+def test_prepare_makes_each_file_once(tags: dict[str, dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    paths = prepare(catalogs=("broken",))
+    assert {DATA / name for name in BROKEN_FILES} <= set(paths)
+    assert all(line.endswith(": up to date") for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.cluster
+def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    done = _run(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = _outcomes(tmp_path / "store")
+    assert set(found) == {(name, device_class) for name in tags for device_class in (PORTABLE, str(best_level(detect().classes)))}
+    wrong = [
+        f"{name} {device_class}: got {_ending(outcome)} ({outcome['reason']}), expected {expected}"
+        for (name, device_class), outcome in sorted(found.items())
+        if _ending(outcome) not in (expected := _expected(tags[name], device_class)).split(" or ")
+    ]
+    reported = {item["model"]: item["reason"] for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]}
+    wrong += [
+        f"{name}: {words!r} is not in {reported[name]!r}"
+        for name, expected_words in REASONS.items()
+        for words in expected_words
+        if words not in reported[name]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _run(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A campaign with quick sampling; a home of its own, since a local Ray writes a token into it."""
+    script = ROOT / "tests" / "pipeline" / "drive.py"
+    paths = [BROKEN, folder / "store", f"sqlite:///{folder}/mlflow.db", "broken", folder / "out.json"]
+    environment = {**os.environ, "HOME": str(folder), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), *(str(path) for path in paths)]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+
+
+def _outcomes(store: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """All outcomes of a store, with the types of their failures, which only the ledger has."""
+    rows = [row for path in (store / WORK / "ledger").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    return {(row["model"], row["device_class"]): json.loads(row["data"]) for row in rows if row["kind"] == "outcome"}
+
+
+def _ending(outcome: dict[str, Any]) -> str:
+    return f"failed: {outcome['failure']}" if outcome["verdict"] == "failed" else str(outcome["verdict"])
+
+
+def _expected(tags: dict[str, str], device_class: str) -> str:
+    return tags.get("expect-portable", tags["expect"]) if device_class == PORTABLE else tags["expect"]
