@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.outcome import Outcome
+from pipeline.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,7 @@ class CampaignRecord:
         catalog: what was asked for, for people.
         started: seconds since the epoch.
         finished: seconds since the epoch; None of a campaign that goes on, or was killed.
-        exit_code: without regard to MLflow; None until the end.
+        exit_code: without regard to MLflow, which can be brought up to date later; None until the end.
         interrupted: stopped by a person.
         members: its outcomes, in the order of the catalog.
         problems: the outcomes of bad entries, which no key finds; shown last.
@@ -70,3 +71,16 @@ class CampaignRecord:
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
     """The members that some outcomes are."""
     return tuple(Member(judge_key=o.judge_key, model=o.model, device_class=o.device_class, cached=o.cached) for o in outcomes)
+
+
+def planned_members(plan: Plan) -> tuple[Member, ...]:
+    """The members that a campaign is to have."""
+    return tuple(
+        Member(
+            judge_key=item.judge.digest,
+            model=item.entry.name,
+            device_class=item.device_class,
+            cached=item.finished is not None,
+        )
+        for item in plan.items
+    )

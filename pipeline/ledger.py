@@ -13,13 +13,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from freezer.artifact import fsync_file
@@ -42,6 +43,7 @@ _SCHEMA = pa.schema(
 )
 
 Kind = Literal["build", "outcome", "campaign"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +94,8 @@ def campaign_lock(folder: Path, campaign: str) -> Iterator[None]:
         yield
 
 
-def read_parts(paths: Iterable[Path]) -> Iterator[Row]:
-    """The rows of some parts.
+def read_parts(paths: Iterable[Path], *, kinds: Collection[Kind] = KINDS) -> Iterator[Row]:
+    """The rows of some parts, of some kinds.
 
     Raises:
         StoreUnreachableError: a part is damaged.
@@ -105,7 +107,7 @@ def read_parts(paths: Iterable[Path]) -> Iterator[Row]:
             continue  # another campaign's driver has just compacted it away
         except (OSError, pa.ArrowException) as error:
             raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to go on without its rows") from error
-        for record in table.to_pylist():
+        for record in table.filter(pc.is_in(table["kind"], pa.array(kinds, pa.string()))).to_pylist():
             yield Row(**{**record, "data": json.loads(record["data"])})
 
 

@@ -5,7 +5,8 @@ materials    what they are made of, brought to where workers find it            
 cluster      nodes, their device classes, tasks                                        cluster.py
 plan         which builds and judges are needed, and what is finished already          plan.py, keys.py
 execute      builds in parallel, judges alone, each in an isolated child               execute.py, tasks.py, isolate.py
-publish      one version of a model, when all its classes have verdicts                publish.py, ledger.py
+publish      one version of a model, when all its classes have verdicts                publish.py
+record       outcomes, and what the campaign comprises                                 ledger.py, campaign_record.py
 track        the same in MLflow, where it can be made again from the ledger            tracker.py, tracking/
 report       the table, and the JSON                                                   report.py
 """
@@ -15,13 +16,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.device_class import PORTABLE
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, StoreError
 from freezer.limits import SamplingPolicy
 from freezer.store import WORK, Store
+from pipeline.campaign_record import CampaignRecord, members_of, planned_members
 from pipeline.catalog import Catalog, is_registry, read_catalog, read_registry
 from pipeline.cluster import Cluster, connect
 from pipeline.entry import Entry
@@ -110,7 +112,7 @@ def run(config: Config, display: Display) -> Report:
         if config.explain:
             return _explained(config, plan, bad, display, started)
         campaign = _Campaign(config, plan, cluster, store, ledger, materials, display)
-        campaign.start(started)
+        campaign.start(bad, started)
         return campaign.finish(bad, started)
 
 
@@ -187,7 +189,7 @@ class _Campaign:
         materials: Materials,
         display: Display,
     ) -> None:
-        self._config, self._plan, self._display = config, plan, display
+        self._config, self._plan, self._display, self._ledger = config, plan, display, ledger
         self._publisher = Publisher(plan, store, ledger)
         self._executor = Executor(plan, cluster, str(store.root), ledger, materials, display.show)
         self._tracker = Tracker(config.tracking_uri, config.campaign, store, mode=config.mlflow_artifacts)
@@ -195,8 +197,13 @@ class _Campaign:
         self._failures: list[str] = []
         self._interrupted = False
 
-    def start(self, started: float) -> None:
+    def start(self, problems: Sequence[Outcome], started: float) -> None:
         """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
+        self._record(
+            CampaignRecord(
+                catalog=self._config.catalog, started=started, members=planned_members(self._plan), problems=tuple(problems)
+            )
+        )
         self._display.plan(len(self._plan.items), self._executor.num_builds)
         with ThreadPoolExecutor(max_workers=1) as background:  # MLflow opens while the first builds run
             opening = background.submit(self._tracker.start, self._config.catalog, started)
@@ -215,26 +222,42 @@ class _Campaign:
     def _take(self, item: Item, outcome: Outcome, tracker_ready: object) -> None:
         """Take an outcome in; when it was the model's last, publish it, then log it."""
         final = self._publisher.add(item, outcome)
+        self._final |= {(done.model, done.device_class): done for done in final}  # they are, whatever becomes of MLflow
         if final and callable(tracker_ready):
             tracker_ready()
             self._tracker.log(final)
         for done in final:
-            self._final[done.model, done.device_class] = done
             self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
 
     def finish(self, problems: Sequence[Outcome], started: float) -> Report:
-        """The report, with MLflow's summary written."""
+        """The report, with the ledger's record and MLflow's summary written."""
         keys = [(item.entry.name, item.device_class) for item in self._plan.items]
-        outcomes = (*(self._final[key] for key in keys if key in self._final), *problems)
-        report = self._report(outcomes, started)
-        self._tracker.finish(outcomes, report.exit_code, interrupted=self._interrupted)
-        return self._report(outcomes, started)
+        reached = [self._final[key] for key in keys if key in self._final]
+        ended = self._report((*reached, *problems), started, time.time())
+        record = CampaignRecord(
+            catalog=self._config.catalog,
+            started=started,
+            finished=ended.finished,
+            exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # MLflow can be brought up to date later
+            interrupted=self._interrupted,
+            members=members_of(reached),
+            problems=tuple(problems),
+        )
+        try:
+            self._record(record)
+        except StoreError as error:
+            self._failures.append(str(error))
+        self._tracker.finish(ended.outcomes, record.exit_code or 0, interrupted=self._interrupted, finished=ended.finished)
+        return self._report(ended.outcomes, started, ended.finished)
 
-    def _report(self, outcomes: Sequence[Outcome], started: float) -> Report:
+    def _record(self, record: CampaignRecord) -> None:
+        self._ledger.append("campaign", self._config.campaign, model="", device_class="", data=record.to_json())
+
+    def _report(self, outcomes: Sequence[Outcome], started: float, finished: float) -> Report:
         return Report(
             campaign=self._config.campaign,
             started=started,
-            finished=time.time(),
+            finished=finished,
             outcomes=tuple(outcomes),
             infrastructure=(*self._failures, *self._tracker.failures),
             interrupted=self._interrupted,

@@ -36,6 +36,7 @@ class Tracker:
     Attributes:
         failures: what went wrong, one sentence each. When MLflow cannot be reached, nothing more is tried; a damaged artifact
             concerns its own outcome alone.
+        broke_off: MLflow could not be reached.
         notes: what the store does not hold any more, and MLflow cannot show therefore.
         num_logged, num_unchanged: outcomes that something was written for, and those that MLflow showed already.
     """
@@ -44,6 +45,7 @@ class Tracker:
         self._uri, self._campaign, self._store, self._mode = tracking_uri, campaign, store, mode
         self._projection: Projection | None = None
         self.failures: list[str] = []
+        self.broke_off = False
         self.notes: list[str] = []
         self.num_logged = self.num_unchanged = 0
 
@@ -145,7 +147,7 @@ class Tracker:
         except IntegrityError as error:
             self.failures.append(f"MLflow does not show everything: {error}")
         except InfrastructureError as error:
-            self._projection = None
+            self._projection, self.broke_off = None, True
             self.failures.append(
                 f"MLflow: {error}; the store and the ledger are complete, and `{self._replay_command()}` brings MLflow up to date"
             )

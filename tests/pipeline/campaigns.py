@@ -1,0 +1,174 @@
+"""Campaigns whose builds and judges are done beforehand: all that comes after a judge is real, and no Ray is started.
+
+`python -m tests.pipeline.campaigns STORE TRACKING_URI CAMPAIGN NUM HERE=FOLDER portable=FOLDER` runs one with MODELS, and kills
+itself with SIGKILL when NUM outcomes were reached.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console
+
+from freezer.artifact import Artifact, write_artifact
+from freezer.limits import Limits, SamplingPolicy
+from freezer.sources import parse_source
+from freezer.spec import InputSpec, TensorSpec
+from freezer.store import Store
+from pipeline.cluster import Cluster
+from pipeline.entry import Entry
+from pipeline.events import LineDisplay
+from pipeline.execute import Executor
+from pipeline.keys import FileDigests
+from pipeline.ledger import Ledger
+from pipeline.materials import Materials
+from pipeline.outcome import CandidateReport, Outcome
+from pipeline.plan import Item, Plan, make_plan
+from pipeline.report import Report
+from pipeline.run import Config, _Campaign
+from pipeline.tasks import ClassFacts, judged_folder
+from tests.steps import HERE
+
+FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})
+
+Models = Mapping[str, Mapping[str, str]]
+"""For each model and device class, its verdict."""
+
+MODELS: Models = {
+    "first": {HERE: "published", "portable": "published"},
+    "kept": {HERE: "kept-eager", "portable": "published"},
+    "gone": {HERE: "failed", "portable": "failed"},
+}
+
+
+class Judged:
+    """In place of an Executor: the outcomes are known."""
+
+    num_builds = 0
+
+    def __init__(self, plan: Plan, made: Callable[[Item], Outcome], after: Callable[[int], None]) -> None:
+        self._items, self._made, self._after = [item for item in plan.items if item.finished is None], made, after
+
+    def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
+        """Each item's outcome; `after` is told how many were taken in."""
+        for index, item in enumerate(self._items):
+            yield item, self._made(item)
+            self._after(index + 1)
+
+
+def entry(name: str, folder: Path, *, tags: Mapping[str, str], registered_name: str | None, speedup_min: float) -> Entry:
+    """An entry with a source of its own."""
+    (folder / "mod.py").write_text("def make(): ...\n")
+    return Entry(
+        name=name,
+        source=parse_source("python:mod:make", folder=folder, search_path=(str(folder),), args={"model": name}),
+        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(1, 4)),)),
+        samples=None,
+        task_metric=None,
+        limits=Limits(speedup_min=speedup_min),
+        device_classes=(HERE,),
+        recipes=("torchscript-frozen",),
+        files=(),
+        search_path=(str(folder),),
+        tags=tags,
+        registered_name=registered_name,
+    )
+
+
+def judged(item: Item, verdict: str, store: Store, artifact: Artifact) -> Outcome:
+    """An outcome as a judge gives it, with its artifact where judges leave theirs."""
+    if verdict == "published":
+        folder = judged_folder(str(store.root), item.judge.digest)
+        staging = folder.with_name("staging")
+        shutil.copytree(artifact.folder, staging)
+        folder.mkdir(parents=True)
+        write_artifact(artifact.manifest, staging, folder / "artifact")
+    failed = verdict == "failed"
+    recipe = next(iter(item.builds))
+    report = CandidateReport(
+        recipe=recipe, build_key="b", drift={"error_ratio": 1.25}, latency_ms={"p50": 1.0}, speedup=2.0, speedup_ci=(1.8, 2.2)
+    )
+    return Outcome(
+        model=item.entry.name,
+        device_class=item.device_class,
+        verdict=verdict,
+        reason="because",
+        failure="capture" if failed else None,
+        num_threads=2,
+        source=str(item.entry.source),
+        source_key=item.source.digest,
+        judge_key=item.judge.digest,
+        recipe=None if failed else recipe,
+        speedup=None if failed else 2.0,
+        speedup_ci=None if failed else (1.8, 2.2),
+        candidates=() if failed else (report,),
+        registered_name=item.entry.registered_name,
+        tags=item.entry.tags,
+    )
+
+
+def run_judged(
+    store: Store,
+    uri: str,
+    campaign: str,
+    artifacts: Mapping[str, Artifact],
+    *,
+    models: Models = MODELS,
+    problems: tuple[Outcome, ...] = (),
+    after: Callable[[int], None] = lambda _: None,
+    tags: Mapping[str, str] | None = None,
+    registered_name: str | None = None,
+    speedup_min: float = 1.05,
+) -> Report:
+    """Run a campaign to its end; judges leave `artifacts`, by device class, and `after` is called with each outcome's count."""
+    with Ledger(store, campaign) as ledger:
+        digests = FileDigests(store.root / "digests.json")
+        made = {"tags": tags or {}, "registered_name": registered_name, "speedup_min": speedup_min}
+        plan = make_plan(
+            [entry(name, store.root.parent, **made) for name in models],  # type: ignore[arg-type]
+            {HERE: FACTS, "portable": FACTS},
+            auto=[HERE],
+            device_classes=(),
+            recipes=(),
+            store=store,
+            ledger=ledger,
+            digests=digests,
+            policy=SamplingPolicy(),
+        )
+        config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
+        display = LineDisplay(Console(file=io.StringIO()))
+        cluster = cast(Cluster, None)  # nothing is left to be built
+        running = _Campaign(config, plan, cluster, store, ledger, Materials(store.root, uri, digests), display)
+        running._executor = cast(
+            Executor,
+            Judged(
+                plan,
+                lambda item: judged(item, models[item.entry.name][item.device_class], store, artifacts[item.device_class]),
+                after,
+            ),
+        )
+        started = 1_700_000_000.0
+        running.start(problems, started)
+        return running.finish(problems, started)
+
+
+def main(store: str, uri: str, campaign: str, num: str, *folders: str) -> None:
+    """Run MODELS, and die."""
+    artifacts = {name: Artifact.read(Path(folder)) for name, _, folder in (text.partition("=") for text in folders)}
+
+    def die(count: int) -> None:
+        if count == int(num):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run_judged(Store.open(store, create=True), uri, campaign, artifacts, after=die)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
