@@ -2,21 +2,28 @@
 
 `export` and `trace` capture a flat form of the model: tensor inputs in order, a tuple of tensors out, constants baked in. So a
 payload depends on no class of the source: not on its outputs' types, not on its package. A model that came as TorchScript is
-taken `as-is`, and is called as its source is.
+taken `as-is`; `script` compiles a model's own source. Both are called as the source is.
+
+What torch.jit.trace and torch.jit.script give is held against the eager model before anything is built of it: faithful.py.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from freezer.capture_errors import export_sentence, script_sentence, trace_sentence
 from freezer.errors import CaptureError
+from freezer.faithful import Call, EagerAnswers, ask_eager, flat_call, hold, native_call
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.outputs import leaves_of
 from freezer.recipes import CaptureName
@@ -72,21 +79,41 @@ def capture(
         The captured graph, and for each capture tried its name and outcome.
 
     Raises:
-        CaptureError: none worked; the message has a sentence for each.
+        CaptureError: none worked; the message has a sentence for each, and the code is the first that says more than the class's.
     """
+    attempt = Attempt(subject=subject, point=point)
     tried: list[dict[str, str]] = []
+    errors: list[CaptureError] = []
     for name in names:
         try:
-            captured = _CAPTURES[name](subject, point)
+            captured = _CAPTURES[name](attempt)
         except CaptureError as error:
             tried.append({"capture": name, "outcome": str(error)})
+            errors.append(error)
         else:
             tried.append({"capture": name, "outcome": "captured"})
             return captured, tried
-    raise CaptureError("; ".join(f"{item['capture']}: {item['outcome']}" for item in tried))
+    code = next((error.code for error in errors if error.code != CaptureError.code), None)
+    message = "; ".join(f"{item['capture']}: {item['outcome']}" for item in tried)
+    raise CaptureError(message, code=code) from ExceptionGroup("the captures that were tried", errors)
 
 
-def _export(subject: Subject, point: Mapping[str, int] | None) -> Captured:
+class Attempt:
+    """A subject that captures are tried on, and its eager answers, which are asked for when the first capture needs them."""
+
+    def __init__(self, subject: Subject, point: Mapping[str, int] | None) -> None:
+        at_point = tuple(item for item in subject.sets if point is None or dict(item.point) == dict(point))
+        self.subject = replace(subject, sets=at_point)
+        self.point = point
+
+    @functools.cached_property
+    def eager(self) -> EagerAnswers:
+        """What the eager model answers."""
+        return ask_eager(self.subject)
+
+
+def _export(attempt: Attempt) -> Captured:
+    subject, point = attempt.subject, attempt.point
     if subject.scripted:
         raise CaptureError("the source is TorchScript, which torch.export does not take")
     spec = subject.spec
@@ -108,7 +135,7 @@ def _export(subject: Subject, point: Mapping[str, int] | None) -> Captured:
                 strict=False,
             )
     except Exception as error:
-        raise CaptureError(f"torch.export: {_first_line(error)}") from error
+        raise CaptureError(f"torch.export: {export_sentence(error)}") from error
     return Captured(name="export", program=program, convention="flat", mutates=_mutated(program), warnings=_lines(said))
 
 
@@ -135,7 +162,8 @@ def _writes(node: torch.fx.Node) -> bool:
     return schema is None or bool(schema.is_mutable)
 
 
-def _trace(subject: Subject, point: Mapping[str, int] | None) -> Captured:
+def _trace(attempt: Attempt) -> Captured:
+    subject, point = attempt.subject, attempt.point
     if subject.scripted:
         raise CaptureError("the source is TorchScript already")
     example = subject.set_at(point if point is not None else subject.spec.first_point())
@@ -145,9 +173,10 @@ def _trace(subject: Subject, point: Mapping[str, int] | None) -> Captured:
             warnings.simplefilter("always")
             program = torch.jit.trace(flat, tuple(example.cloned().values()), check_trace=False)
     except Exception as error:
-        raise CaptureError(f"torch.jit.trace: {_first_line(error)}") from error
+        raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}") from error
     _restore_buffers(program, FlatModule(subject.fresh(), subject.spec))
-    return Captured(name="trace", program=program, convention="flat", warnings=_lines(said))
+    unheld = _hold("the trace", program, flat_call, attempt, said)
+    return Captured(name="trace", program=program, convention="flat", warnings=(*_lines(said), *unheld))
 
 
 def _restore_buffers(program: nn.Module, initial: nn.Module) -> None:
@@ -159,15 +188,62 @@ def _restore_buffers(program: nn.Module, initial: nn.Module) -> None:
                 buffer.copy_(before[name])
 
 
-def _as_is(subject: Subject, point: Mapping[str, int] | None) -> Captured:
-    if not subject.scripted:
+def _script(attempt: Attempt) -> Captured:
+    subject = attempt.subject
+    if subject.scripted:
+        raise CaptureError("the source is TorchScript already")
+    if isinstance(subject.model, torch.fx.GraphModule):
+        raise CaptureError("the source is an exported program, which torch.jit.script does not take")
+    try:
+        with torch.no_grad(), torchscript_deprecations_silenced(), _new_types(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            program = torch.jit.script(subject.fresh())
+    except Exception as error:
+        raise CaptureError(f"torch.jit.script: {script_sentence(error)}") from error
+    unheld = _hold("the script", program, lambda copied: native_call(copied, subject), attempt, said)
+    return Captured(name="script", program=program, convention="native", warnings=(*_lines(said), *unheld))
+
+
+@contextlib.contextmanager
+def _new_types() -> Iterator[None]:
+    """Let torch.jit.script compile each class anew.
+
+    It keeps the type of a class that it could not compile, and says of the same class the next time that `forward` cannot be
+    redefined, whatever is wrong.
+    """
+    kept = torch.jit._recursive.concrete_type_store
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    try:
+        yield
+    finally:
+        torch.jit._recursive.concrete_type_store = kept
+
+
+def _as_is(attempt: Attempt) -> Captured:
+    if not attempt.subject.scripted:
         raise CaptureError("the source is no TorchScript")
-    return Captured(name="as-is", program=subject.fresh(), convention="native")
+    return Captured(name="as-is", program=attempt.subject.fresh(), convention="native")
 
 
-_CAPTURES: Mapping[CaptureName, Callable[[Subject, Mapping[str, int] | None], Captured]] = {
+def _hold(
+    what: str, program: Any, caller: Callable[[Any], Call], attempt: Attempt, said: Sequence[warnings.WarningMessage]
+) -> tuple[str, ...]:
+    """Hold a program against the eager model; returns a line that says so where it cannot be done. The program keeps its state."""
+    if not attempt.eager.deterministic:
+        return (f"{what} is not held against the model, which answers the same inputs differently",)
+
+    def fresh() -> Call:
+        with torch.no_grad():  # as Subject.fresh
+            return caller(program if attempt.eager.second is None else copy.deepcopy(program))
+
+    hold(what, fresh, attempt.subject, attempt.eager, said)
+    return ()
+
+
+_CAPTURES: Mapping[CaptureName, Callable[[Attempt], Captured]] = {
     "export": _export,
     "trace": _trace,
+    "script": _script,
     "as-is": _as_is,
 }
 
@@ -176,11 +252,6 @@ def _example_point(subject: Subject) -> dict[str, int]:
     """A point whose sizes are all above 1 where the dims allow it: torch.export specializes on sizes 0 and 1."""
     points = list(subject.spec.points())
     return min(points, key=lambda point: (sum(size < 2 for size in point.values()), sum(point.values())))
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
 
 
 def _lines(said: list[warnings.WarningMessage]) -> tuple[str, ...]:

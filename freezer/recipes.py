@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from freezer.errors import UsageError
 
-CaptureName = Literal["export", "trace", "as-is"]
+CaptureName = Literal["export", "trace", "script", "as-is"]
 LoweringName = Literal["inductor", "torchscript", "exported"]
 
 
@@ -43,7 +43,7 @@ EAGER = "eager"
 RECIPES: Mapping[str, Recipe] = {
     "torchscript-frozen": Recipe(
         name="torchscript-frozen",
-        ways=(("as-is", "torchscript"), ("trace", "torchscript")),
+        ways=(("as-is", "torchscript"), ("trace", "torchscript"), ("script", "torchscript")),
         settings={"freeze": True, "optimize_numerics": True},
     ),
     "inductor-frozen": Recipe(
@@ -56,7 +56,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "portable": Recipe(
         name="portable",
-        ways=(("export", "exported"), ("as-is", "torchscript"), ("trace", "torchscript")),
+        ways=(("export", "exported"), ("as-is", "torchscript"), ("trace", "torchscript"), ("script", "torchscript")),
         settings={"freeze": False},
         portable=True,
     ),

@@ -1,30 +1,15 @@
-"""What the graph of a ScriptModule tells: devices that it names, source lines; and a ScriptModule for one of its methods."""
+"""What the graph of a ScriptModule tells: the devices that it names; and a ScriptModule for one of its methods."""
 
 from __future__ import annotations
 
 import math
-import re
-from pathlib import PurePath
 from typing import Any
 
 import torch
 from torch import nn
 
 from freezer.legacy import torchscript_deprecations_silenced
-
-_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)\n(?P<code>(?:.*\n)*?)[^\n]*~ <--- HERE')
-
-
-def source_line(text: str) -> str | None:
-    """The source line that TorchScript marks in an error or a source range, as `model.py:12: y = x.to("cuda")`; None without one.
-
-    Where several are marked (a call inside a call), the first is the innermost.
-    """
-    found = _PLACE.search(text)
-    if found is None:
-        return None
-    lines = found["code"].rstrip("\n").splitlines()
-    return f"{PurePath(found['file']).name}:{found['line']}: {lines[-1].strip() if lines else ''}"
+from freezer.source_lines import marked_in
 
 
 def cuda_constants(module: torch.jit.ScriptModule) -> list[str]:
@@ -51,7 +36,7 @@ def cuda_constants(module: torch.jit.ScriptModule) -> list[str]:
 
 def _note(found: dict[str, str], device: str, users: list[Any]) -> None:
     if device.partition(":")[0] == "cuda" and not found.get(device):
-        found[device] = next(filter(None, (source_line(user.sourceRange()) for user in users)), "")
+        found[device] = next(filter(None, (marked_in(user.sourceRange()) for user in users)), "")
 
 
 def _attribute(module: torch.jit.ScriptModule, node: Any) -> Any:

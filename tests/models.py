@@ -128,3 +128,19 @@ def no_model() -> str:
 def broken() -> nn.Module:
     """A factory that raises."""
     raise RuntimeError("weights are gone")
+
+
+class Halving(nn.Module):
+    """Halves its input until it is small: how often depends on the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        while bool(x.abs().max() > 1):
+            x = x / 2
+        return x
+
+
+class Listing(nn.Module):
+    """A branch that depends on values, in Python that TorchScript does not take either: no capture is right."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensor(sorted(x.tolist(), key=lambda row: row[0]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,8 @@ from freezer.outputs import NamedOutput, leaves_of
 from freezer.recipes import CaptureName
 from freezer.spec import declared_spec
 from freezer.subject import Subject, call_source, prepare
-from tests.models import Branching, Calling, Counter, Mlp, mlp, seeded
+from tests.lines import place_of
+from tests.models import Branching, Calling, Counter, Listing, Mlp, mlp, seeded
 from tests.steps import BATCH, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -124,19 +127,29 @@ def test_export_names_the_buffers_that_a_call_changes() -> None:
 
 def test_captures_are_tried_in_order_and_each_outcome_is_kept() -> None:
     subject = subject_of(Branching(), {"x": X})
-    captured, tried = capture(subject, ["as-is", "export", "trace"], point=None)
-    assert captured.name == "trace"
-    assert [item["capture"] for item in tried] == ["as-is", "export", "trace"]
+    captured, tried = capture(subject, ["as-is", "export", "trace", "script"], point=None)
+    assert captured.name == "script"
+    assert [item["capture"] for item in tried] == ["as-is", "export", "trace", "script"]
     assert tried[0]["outcome"] == "the source is no TorchScript"
-    assert tried[1]["outcome"].startswith("torch.export: ")
-    assert tried[2]["outcome"] == "captured"
-    assert any("TracerWarning" in line for line in captured.warnings)
+    assert tried[1]["outcome"].startswith("torch.export: data-dependent control flow: ")
+    assert tried[2]["outcome"].startswith("the trace differs from the model on input set ")
+    assert tried[3]["outcome"] == "captured"
     assert not any("deprecated" in line for line in captured.warnings)
 
 
-def test_where_none_works_every_reason_is_told() -> None:
-    with pytest.raises(CaptureError, match=r"as-is: the source is no TorchScript; export: torch\.export: "):
-        capture(subject_of(Branching(), {"x": X}), ["as-is", "export"], point=None)
+def test_where_none_works_every_reason_is_told_in_a_sentence_with_the_users_line() -> None:
+    place = re.escape(place_of(Listing.forward, "sorted("))
+    reasons = (
+        f"export: torch.export: .*{place}",
+        "as-is: the source is no TorchScript",
+        f"trace: the trace differs from the model on input set .*{place}",
+        f"script: torch.jit.script: Lambda aren't supported at {place}",
+    )
+    with pytest.raises(CaptureError, match=f"^{'; '.join(reasons)}$") as caught:
+        capture(subject_of(Listing(), {"x": X}), ["export", "as-is", "trace", "script"], point=None)
+    assert caught.value.code == "CP-TRACE-DIFFERS", "the finer code of those that were tried"
+    whole = "".join(traceback.format_exception(caught.value))
+    assert "Could not guard on data-dependent expression" in whole, "the whole texts are in the cause"
 
 
 def test_torchscript_is_taken_as_it_came() -> None:

@@ -118,7 +118,7 @@ def test_a_counter_is_published_and_counts(tmp_path: Path) -> None:
 
 def test_what_no_recipe_gets_right_is_rejected_and_nothing_is_written(tmp_path: Path) -> None:
     model = AttributeCounter().eval()
-    result = quickly(model, {"x": X}, tmp_path / "out")
+    result = quickly(model, {"x": X}, tmp_path / "out", device_class="portable")
     assert (result.verdict, result.artifact) == ("rejected", None)
     assert not (tmp_path / "out").exists()
     assert model.calls == 0

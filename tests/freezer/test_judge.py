@@ -23,6 +23,7 @@ from tests.models import (
     AttributeCounter,
     BakedCounter,
     Branching,
+    Calling,
     Counter,
     Mlp,
     Random,
@@ -61,20 +62,22 @@ def test_a_counter_that_was_baked_in_is_rejected_by_the_sequence_alone(tmp_path:
     assert {row.kind for row in trial.drift.rows if row.problem} == {"sequence"}, "every single call is right"
 
 
-@pytest.mark.parametrize("recipe", ["portable", "torchscript-frozen"])
 @pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter])
-def test_state_that_no_graph_shows_is_rejected(model: type[nn.Module], recipe: str, tmp_path: Path) -> None:
+def test_state_that_no_graph_shows_is_rejected(model: type[nn.Module], tmp_path: Path) -> None:
     subject = subject_of(seeded(model), {"x": X})
-    candidate = candidate_of(subject, recipe, tmp_path / "c")
+    candidate = candidate_of(subject, "portable", tmp_path / "c")
     assert not candidate.stateful, "the graph does not tell; only the gate finds it"
     found = judgement_of(subject, [candidate])
     assert found.verdict == "rejected"
     assert "(sequence)" in found.reason
 
 
-def test_a_trace_that_took_one_branch_is_rejected(tmp_path: Path) -> None:
+def test_a_branch_that_was_lost_is_rejected(tmp_path: Path) -> None:
     subject = subject_of(Branching(), {"x": X})
-    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    only = replace(subject, model=Calling(lambda x: x * 2), sets=subject.sets[:1])
+    found = judgement_of(
+        subject, [replace(candidate_of(only, "torchscript-frozen", tmp_path / "c"), weights=weights_digest(Branching()))]
+    )
     assert found.verdict == "rejected"
     assert "error_ratio" in found.reason
     assert found.winner is None

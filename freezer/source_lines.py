@@ -1,0 +1,55 @@
+"""The line of the user's own source behind an error, a warning or a mark of TorchScript: `model.py:12: if x.sum() > 0:`.
+
+What lies in torch, in freezer or in Python's standard library is not the user's.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+import warnings
+from pathlib import Path, PurePath
+
+import torch
+
+_MARK = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?:.*\n)*?(?P<code>.*)\n *~+( <--- HERE)?\n?')
+_OTHERS = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent, sysconfig.get_path("stdlib")))
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+
+
+def raised_at(error: BaseException | None) -> str | None:
+    """The user's line nearest to where an error, or what it was raised from, arose; None where no line was the user's."""
+    while error is not None:
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if _is_users(frame.filename):
+                return _line(frame.filename, frame.lineno or 0, frame.line or "")
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def warned_at(said: warnings.WarningMessage) -> str | None:
+    """The user's line that a warning is about; None where the line is not the user's."""
+    return _line(said.filename, said.lineno, linecache.getline(said.filename, said.lineno)) if _is_users(said.filename) else None
+
+
+def marked_in(text: str) -> str | None:
+    """The line that TorchScript marks in an error or a source range; None without a mark.
+
+    Where several are marked, a call inside a call, it is the innermost that is the user's, or the innermost where none is.
+    """
+    marks = [(found["file"], int(found["line"]), found["code"]) for found in _MARK.finditer(text)]
+    if not marks:
+        return None
+    return _line(*next((mark for mark in marks if _is_users(mark[0])), marks[0]))
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith("<") or "/site-packages/torch/" in file:  # the second: a file that was scripted on another machine
+        return False
+    return not any(file.startswith(folder) and not any(part in file[len(folder) - 1 :] for part in _PACKAGES) for folder in _OTHERS)
+
+
+def _line(file: str, number: int, code: str) -> str:
+    return f"{PurePath(file).name}:{number}: {code.strip()}"

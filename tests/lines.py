@@ -1,0 +1,15 @@
+"""Places in the source of test models, as messages name them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def place_of(function: Callable[..., Any], part: str) -> str:
+    """`file.py:12: code` of the first line of a function that holds a part."""
+    lines, first = inspect.getsourcelines(function)
+    index = next(index for index, line in enumerate(lines) if part in line)
+    return f"{Path(inspect.getfile(function)).name}:{first + index}: {lines[index].strip()}"
