@@ -27,6 +27,7 @@ from freezer.faithful import Call, EagerAnswers, ask_eager, flat_call, hold, nat
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.outputs import leaves_of
 from freezer.recipes import CaptureName
+from freezer.source_lines import warned_at
 from freezer.spec import InputSpec
 from freezer.subject import Subject, bind
 
@@ -174,18 +175,18 @@ def _trace(attempt: Attempt) -> Captured:
             program = torch.jit.trace(flat, tuple(example.cloned().values()), check_trace=False)
     except Exception as error:
         raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}") from error
-    _restore_buffers(program, FlatModule(subject.fresh(), subject.spec))
+    _restore(program, FlatModule(subject.fresh(), subject.spec))
     unheld = _hold("the trace", program, flat_call, attempt, said)
     return Captured(name="trace", program=program, convention="flat", warnings=(*_lines(said), *unheld))
 
 
-def _restore_buffers(program: nn.Module, initial: nn.Module) -> None:
-    """Put the buffers back to their initial state: tracing runs the model, which may change them."""
-    before = dict(initial.named_buffers())
+def _restore(program: nn.Module, initial: nn.Module) -> None:
+    """Put buffers and parameters back to their initial state: tracing runs the model, which may change them."""
+    before = {**dict(initial.named_buffers()), **dict(initial.named_parameters())}
     with torch.no_grad():
-        for name, buffer in program.named_buffers():
-            if name in before and before[name].shape == buffer.shape:
-                buffer.copy_(before[name])
+        for name, tensor in (*program.named_buffers(), *program.named_parameters()):
+            if name in before and before[name].shape == tensor.shape:
+                tensor.copy_(before[name])
 
 
 def _script(attempt: Attempt) -> Captured:
@@ -255,10 +256,11 @@ def _example_point(subject: Subject) -> dict[str, int]:
 
 
 def _lines(said: list[warnings.WarningMessage]) -> tuple[str, ...]:
-    """One line a warning, torch.jit's deprecation and repetitions left out."""
+    """One line a warning, with the user's own line; torch.jit's deprecation and repetitions are left out."""
     seen: dict[str, None] = {}
     for item in said:
         text = str(item.message).strip().splitlines()[0] if str(item.message).strip() else item.category.__name__
         if "torch.jit." not in text or "deprecated" not in text:
-            seen[f"{item.category.__name__}: {text}"] = None
+            place = warned_at(item)
+            seen[f"{item.category.__name__}: {text}" + (f" At {place}" if place else "")] = None
     return tuple(seen)

@@ -8,6 +8,7 @@ from freezer.errors import CaptureError
 from freezer.source_lines import marked_in, raised_at
 
 _VALUES = "data-dependent"
+_INTERPRETER = "The following operation failed in the TorchScript interpreter"
 
 
 def export_sentence(error: Exception) -> str:
@@ -28,16 +29,18 @@ def trace_sentence(error: Exception) -> str:
 
 
 def script_sentence(error: Exception) -> str:
-    """Why torch.jit.script did not take a model."""
+    """Why torch.jit.script, freeze or save did not take a model."""
     text = str(error).rpartition("The error stack is reproduced here:")[2]  # what went wrong in a method that forward calls
     lines = [line.strip() for line in text.partition("\n  File ")[0].splitlines() if line.strip()]
-    return f"{_first_sentence(lines[0] if lines else type(error).__name__)}{_at(marked_in(text) or raised_at(error))}"
+    if not lines or lines[0].startswith(_INTERPRETER):
+        return run_sentence(error)
+    return f"{_first_sentence(lines[0])}{_at(marked_in(text) or raised_at(error))}"
 
 
 def run_sentence(error: Exception) -> str:
     """Why a captured program does not run: TorchScript's interpreter puts what happened last, behind its own traceback."""
     lines = str(error).strip().splitlines() or ["no message"]
-    last = lines[-1] if lines[0].startswith("The following operation failed in the TorchScript interpreter") else lines[0]
+    last = lines[-1] if lines[0].startswith(_INTERPRETER) else lines[0]
     return f"{type(error).__name__}: {last.removeprefix(f'{type(error).__name__}: ')}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from freezer.capture import Captured
+from freezer.capture_errors import script_sentence
 from freezer.errors import BuildError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.target import Target
@@ -29,7 +30,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
                 module = torch.jit.freeze(module, optimize_numerics=settings["optimize_numerics"])
             torch.jit.save(module, str(path))
         except RuntimeError as error:
-            raise BuildError(f"torchscript: {str(error).strip().splitlines()[-1]}") from error
+            raise BuildError(f"torchscript: {script_sentence(error)}") from error
 
 
 def open_payload(path: Path) -> Callable[..., Any]:

@@ -1,0 +1,149 @@
+"""The user's own line, and what captures raise as one sentence."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.capture import capture
+from freezer.errors import CaptureError
+from freezer.legacy import torchscript_deprecations_silenced
+from freezer.source_lines import marked_in, raised_at, warned_at
+from tests.lines import place_of
+from tests.models import Calling
+from tests.steps import BATCH, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+
+def deep(x: Tensor) -> Tensor:
+    return nn.functional.linear(x, torch.zeros(3, 5))
+
+
+def test_the_line_that_raised_is_the_users_nearest() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        Calling(deep)(X)
+    assert raised_at(caught.value) == place_of(deep, "linear(")
+
+
+def test_the_line_is_found_behind_what_was_raised_from_it() -> None:
+    def outer() -> None:
+        try:
+            deep(X)
+        except RuntimeError as error:
+            raise ValueError("again") from error
+
+    with pytest.raises(ValueError, match="again") as caught:
+        outer()
+    caught.value.__traceback__ = None
+    assert raised_at(caught.value) == place_of(deep, "linear(")
+
+
+def test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users() -> None:
+    class Uncopied:
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError) as caught:
+        copy.deepcopy([Uncopied()])
+    assert raised_at(caught.value) == place_of(Uncopied.__deepcopy__, "raise")
+    error = caught.value.with_traceback(None)
+    assert raised_at(error) is None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        nn.functional.softmax(X)  # without a dim: warned of at the caller's line
+        warnings.warn_explicit("deep", UserWarning, torch.__file__, 1)
+    assert [warned_at(item) for item in said] == [
+        place_of(test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users, "softmax(X)"),
+        None,
+    ]
+
+
+class Called(nn.Module):
+    """What is wrong lies in a function of torch that forward calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return x
+        return x * 2
+
+
+class WithHelper(nn.Module):
+    """What is wrong lies in a method that forward calls."""
+
+    def helper(self, x: Tensor) -> Tensor:
+        return sorted([x], key=lambda item: item.sum())[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.helper(x)
+
+
+class ManyArguments(nn.Module):
+    def forward(self, *tensors: Tensor, **more: Tensor) -> Tensor:
+        return (more["x"] if more else tensors[0]) * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "part"),
+    [
+        (Called, "python value of type 'bool' cannot be used as a value", "if torch"),
+        (WithHelper, "Lambda aren't supported", "sorted("),
+        (
+            ManyArguments,
+            "Compiled functions can't take variable number of arguments or use keyword-only arguments with defaults",
+            "def forward",
+        ),
+    ],
+)
+def test_why_a_model_cannot_be_scripted_is_one_sentence_with_its_own_line(model: type[nn.Module], what: str, part: str) -> None:
+    subject = subject_of(model(), {"x": X})
+    with pytest.raises(CaptureError) as caught:
+        capture(subject, ["script"], point=None)
+    function: Callable[..., Any] = model.helper if model is WithHelper else model.forward
+    assert str(caught.value) == f"script: torch.jit.script: {what} at {place_of(function, part)}"
+    with pytest.raises(CaptureError) as again:
+        capture(subject, ["script"], point=None)
+    assert str(again.value) == str(caught.value), "TorchScript does not keep what it could not compile"
+
+
+def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> None:
+    def to_numpy(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    def branch(x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+    def fixed(x: Tensor) -> Tensor:
+        return x.reshape(2, -1) if x.shape[0] == 2 else x * 2
+
+    for function, dims, sentence in (
+        (to_numpy, {}, f"RuntimeError: .numpy() is not supported for tensor subclasses at {place_of(to_numpy, 'return')}"),
+        (
+            branch,
+            {},
+            "data-dependent control flow: a branch, a size or a number depends on the values of a tensor at "
+            f"{place_of(branch, 'sum(')}",
+        ),
+        (
+            fixed,
+            {"x": {0: BATCH}},
+            "Constraints violated (batch): You marked batch as dynamic but your code specialized it to be a constant (2)",
+        ),
+    ):
+        with pytest.raises(CaptureError) as caught:
+            capture(subject_of(Calling(function), {"x": X}, dims), ["export"], point=None)
+        assert str(caught.value) == f"export: torch.export: {sentence}"
+
+
+def test_a_mark_over_several_lines_is_its_first() -> None:
+    with torchscript_deprecations_silenced(), pytest.raises(RuntimeError) as caught:
+        torch.jit.script(Called())
+    assert "~\n            return x\n" in str(caught.value), "TorchScript marks the whole statement"
+    assert marked_in(str(caught.value)) == place_of(Called.forward, "if torch")
+    assert marked_in("no mark") is None
