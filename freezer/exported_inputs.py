@@ -90,7 +90,8 @@ class _Dims:
             while name in self.bounds:
                 name += "_"
             low = max(1, int(found.lower))
-            upper = int(found.upper) if found.upper.is_finite and int(found.upper) < 2**31 else max(UNBOUNDED_MAX, size)
+            bounded = found.upper.is_Integer and int(found.upper) < 2**31
+            upper = int(found.upper) if bounded else max(UNBOUNDED_MAX, size)
             self._names[key] = name
             self.bounds[name] = {"min": low, "max": max(low, upper)}
         return self._names[key]

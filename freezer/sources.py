@@ -341,8 +341,8 @@ def module_file(module_name: str, search_path: Sequence[str]) -> Path | None:
     folders: Sequence[str] | None = [*search_path, *sys.path]
     spec = None
     parts = module_name.split(".")
-    for index in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: index + 1]), folders)
+    for part in parts:  # by its last name alone: the whole one is looked up among imported packages
+        spec = PathFinder.find_spec(part, folders) if folders is not None else None
         if spec is None:
             return None
         folders = spec.submodule_search_locations

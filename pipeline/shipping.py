@@ -10,6 +10,7 @@ import ast
 import hashlib
 import os
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from pathlib import Path
 from freezer.manifest import digest_file
 from freezer.sources import FILE_KINDS, module_file
 from pipeline.entry import Entry
+
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 def ship(entry: Entry, folder: Path) -> Entry:
@@ -55,7 +58,7 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
         if current in found:
             continue
         file = module_file(current, search_path)
-        if file is None or not any(file.is_relative_to(root) for root in search_path):
+        if file is None or not any(file.is_relative_to(root) for root in search_path) or _is_installed(file):
             continue
         found[current] = file
         parents = current.split(".")
@@ -64,6 +67,12 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
             package = current if file.name == "__init__.py" else current.rpartition(".")[0]
             waiting += _imports(file, package)
     return set(found.values())
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a module is a package's that workers install for themselves: an environment may lie inside of a project."""
+    paths = sysconfig.get_paths()
+    return bool(INSTALLED & set(file.parts)) or any(file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib"))
 
 
 def _imports(file: Path, package: str) -> Iterator[str]:
