@@ -10,63 +10,38 @@ A version that is a frozen artifact of ours is never a source.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.errors import CatalogError, SourceError, UsageError
+from freezer.errors import SourceError, UsageError
 from freezer.store import NAME
-from pipeline.tracking.connection import connect, listed, reaching, resolve
+from pipeline.tracking.connection import connect, reaching, resolve
 from pipeline.tracking.described import MLMODEL, Described, describe
-from pipeline.tracking.registry import ARTIFACT
+from pipeline.tracking.lookup import (
+    SCHEME,
+    RegistryModel,
+    choose,
+    newest_of,
+    not_there,
+    registered_model,
+    search_models,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
-    from mlflow.store.entities import PagedList
 
 __all__ = ["Described", "RegistryModel", "describe", "download", "list_registry", "resolve_model", "slug"]
 
-SCHEME = "models:/"
-MODELS_PAGE = 1000
-"""What MLflow gives at most of registered models in one answer."""
-
-VERSIONS_PAGE = 10_000
-NAMES_PER_SEARCH = 50
-"""Names in one search of versions: they travel in a URL, which servers cut at 8 KB or more."""
-
-LISTED = 20
-"""How many of the models or versions that exist are named to a person."""
-
 SLUG_DIGITS = 8
 SLUG_CHARS = 100
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegistryModel:
-    """One version of a registered model.
-
-    Attributes:
-        name: the registry's own, any text without `/` and `:`.
-        version: a number, as text.
-        run_id: of the run that made it; None where there is none.
-        tags: of the version.
-        model_uri: `models:/NAME/VERSION`.
-    """
-
-    name: str
-    version: str
-    run_id: str | None
-    tags: Mapping[str, str]
-    model_uri: str
 
 
 def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
@@ -85,15 +60,13 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
     address = resolve(tracking_uri)
     client = connect(address)
     with reaching(address):
-        registered = _registered(client, name)
+        registered = registered_model(client, name)
         if alias is not None:
             number = registered.aliases.get(alias)
             if number is None:
                 aliases = ", ".join(f"{known} (version {of})" for known, of in sorted(registered.aliases.items()))
-                raise _unknown(f"model {name!r} has no alias {alias!r}; it has {aliases or 'none'}")
-        if number is None:
-            return _newest(client, name)
-        return _checked(_version(client, name, str(number)))
+                raise not_there(f"model {name!r} has no alias {alias!r}; it has {aliases or 'none'}")
+        return newest_of(client, name) if number is None else version_of(client, name, str(number))
 
 
 def list_registry(tracking_uri: str, filter_string: str | None, alias: str | None) -> Iterator[RegistryModel]:
@@ -116,11 +89,11 @@ def list_registry(tracking_uri: str, filter_string: str | None, alias: str | Non
     token: str | None = None
     while True:
         with reaching(address):
-            page = _search_models(client, filter_string, token)
-            chosen = _chosen(client, page, alias)
+            page = search_models(client, filter_string, token)
+            chosen = choose(client, page, alias)
         for registered in page:
             if registered.name in chosen:
-                yield _model(chosen[registered.name])
+                yield chosen[registered.name]
         token = page.token
         if not token:
             return
@@ -148,11 +121,7 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
     try:
         with reaching(address):
             folder = _download(client, model, staging)
-        if not (folder / MLMODEL).is_file():
-            raise SourceError(
-                f"{model.model_uri} holds no {MLMODEL} file: its files are gone from MLflow's storage; log the model again",
-                code="CP-REGISTRY",
-            )
+        folder.chmod(0o755)
         os.replace(folder, dest)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -188,150 +157,21 @@ def _parse(uri: str) -> tuple[str, str | None, str | None]:
     return name, alias, number if number not in ("", "latest") else None
 
 
-def _registered(client: MlflowClient, name: str) -> RegisteredModel:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise
-    names = [model.name for model in client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])]
-    near = difflib.get_close_matches(name, names, n=3)
-    raise _unknown(f"MLflow has no registered model {name!r}; it has {_some([*near, *(n for n in names if n not in near)])}")
-
-
-def _version(client: MlflowClient, name: str, number: str) -> ModelVersion:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_model_version(name, number)
-    except MlflowException as error:
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise
-    existing = _some(str(version.version) for version in _versions(client, [name]))
-    raise _unknown(f"model {name!r} has no version {number!r}; it has {existing}")
-
-
-def _some(names: Iterable[str]) -> str:
-    all_of = list(names)
-    more = f" and {len(all_of) - LISTED} more" if len(all_of) > LISTED else ""
-    return f"{', '.join(all_of[:LISTED])}{more}" if all_of else "none"
-
-
-def _unknown(message: str) -> SourceError:
-    return SourceError(message, code="CP-REGISTRY")
-
-
-def _newest(client: MlflowClient, name: str) -> RegistryModel:
-    versions = list(_versions(client, [name]))
-    for version in versions:
-        if _usable(version):
-            return _model(version)
-    if any(ARTIFACT in version.tags for version in versions):
-        raise _unknown(
-            f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready; name the model that they were "
-            "made from"
-        )
-    raise _unknown(f"model {name!r} has no version that is ready; log one with mlflow.pytorch.log_model")
-
-
-def _checked(version: ModelVersion) -> RegistryModel:
-    uri = f"{SCHEME}{version.name}/{version.version}"
-    if ARTIFACT in version.tags:
-        raise _unknown(
-            f"{uri} is a frozen artifact (tag {ARTIFACT}), which is never a source; name the model that it was made from, or "
-            f"{SCHEME}{version.name} for the newest version that is not frozen"
-        )
-    if not _usable(version):
-        raise _unknown(f"{uri} is {version.status} ({version.status_message or 'no reason given'}); log it again, or name another")
-    return _model(version)
-
-
-def _usable(version: ModelVersion) -> bool:
-    return ARTIFACT not in version.tags and str(version.status) == "READY"
-
-
-def _model(version: ModelVersion) -> RegistryModel:
-    return RegistryModel(
-        name=str(version.name),
-        version=str(version.version),
-        run_id=version.run_id or None,
-        tags=dict(version.tags),
-        model_uri=f"{SCHEME}{version.name}/{version.version}",
-    )
-
-
-def _search_models(client: MlflowClient, filter_string: str | None, token: str | None) -> PagedList:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.search_registered_models(filter_string, max_results=MODELS_PAGE, order_by=["name ASC"], page_token=token)
-    except MlflowException as error:
-        if error.error_code != "INVALID_PARAMETER_VALUE":
-            raise
-        raise CatalogError(
-            f"MLflow does not understand the filter {filter_string!r}: {error.message}; expected a filter of registered models, "
-            "as \"name LIKE 'credit-%' AND tags.team = 'risk'\"",
-            code="CP-REGISTRY-FILTER",
-        ) from None
-
-
-def _chosen(client: MlflowClient, page: Sequence[RegisteredModel], alias: str | None) -> dict[str, ModelVersion]:
-    """The version to take of each model of a page; models that have none are missing.
-
-    A model comes with its newest version, which nearly always is the one; the versions of the others are searched for together.
-    """
-    chosen: dict[str, ModelVersion] = {}
-    wanted: dict[str, str | None] = {}
-    for registered in page:
-        if alias is not None and alias not in registered.aliases:
-            continue
-        number = None if alias is None else str(registered.aliases[alias])  # a database gives an int, a server a text
-        newest = sorted(registered.latest_versions or (), key=lambda version: int(version.version), reverse=True)
-        candidates = newest[:1] if number is None else [item for item in newest if str(item.version) == number]
-        if candidates and _usable(candidates[0]):
-            chosen[registered.name] = candidates[0]
-        elif not (candidates and alias):
-            wanted[registered.name] = number
-    for version in _versions(client, list(wanted)):
-        number = wanted[version.name]
-        if version.name not in chosen and _usable(version) and number in (None, str(version.version)):
-            chosen[version.name] = version
-    return chosen
-
-
-def _versions(client: MlflowClient, names: Sequence[str]) -> Iterator[ModelVersion]:
-    """All versions of some models, newest first."""
-    for start in range(0, len(names), NAMES_PER_SEARCH):
-        wanted = f"name IN {listed(names[start : start + NAMES_PER_SEARCH])}"
-        token: str | None = None
-        while True:
-            page = client.search_model_versions(
-                wanted, max_results=VERSIONS_PAGE, order_by=["version_number DESC"], page_token=token
-            )
-            yield from page
-            token = page.token
-            if not token:
-                break
-
-
 def _download(client: MlflowClient, model: RegistryModel, staging: Path) -> Path:
     """Where a version's files lie now, under `staging`."""
-    from mlflow.artifacts import download_artifacts
+    from mlflow.artifacts import download_artifacts, list_artifacts
 
     location = client.get_model_version_download_uri(model.name, model.version)
     if location.startswith(SCHEME):  # a logged model, which only the tracking side can resolve
         location = client.get_logged_model(location.removeprefix(SCHEME)).artifact_location
     try:
-        return Path(
-            download_artifacts(
-                artifact_uri=location, dst_path=str(staging), tracking_uri=client.tracking_uri, registry_uri=client.tracking_uri
-            )
+        folder = download_artifacts(
+            artifact_uri=location, dst_path=str(staging), tracking_uri=client.tracking_uri, registry_uri=client.tracking_uri
         )
-    except OSError as error:
-        if "No such" not in str(error):
+    except Exception as error:  # every storage has its own; whether it answers tells a lost model from a lost storage
+        if MLMODEL in {item.path for item in list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)}:
             raise
-        raise SourceError(
-            f"the files of {model.model_uri} are gone from {location}; log the model again", code="CP-REGISTRY"
-        ) from error
+        raise not_there(f"the files of {model.model_uri} are gone from {location}; log the model again") from error
+    if not (Path(folder) / MLMODEL).is_file():
+        raise not_there(f"{model.model_uri} holds no {MLMODEL} file in {location}; log the model again")
+    return Path(folder)
