@@ -18,8 +18,9 @@ def export_sentence(error: Exception) -> str:
         where = raised_at(error)
         return f"{_VALUES} control flow: a branch, a size or a number depends on the values of a tensor{_at(where)}"
     if text.startswith("Constraints violated"):
-        what = text.partition("!")[0]
-        return f"{what}: {'. '.join(_first_sentence(line) for line in re.findall(r'^  - (.*)$', text, re.MULTILINE)[:2])}"
+        why = ", ".join(_first_sentence(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)[:2])
+        fixes = [line.strip() for line in text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
+        return f"{text.partition('!')[0]}: {why}{', suggested: ' if fixes else ''}{', '.join(fixes)}"
     return f"{_first_line(error)}{_at(raised_at(error))}"
 
 

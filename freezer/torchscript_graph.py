@@ -15,9 +15,11 @@ from freezer.source_lines import marked_in
 def cuda_constants(module: torch.jit.ScriptModule) -> list[str]:
     """The CUDA devices that `forward` names as constants, each with the source line of its first use: `cuda:0 (model.py:12: …)`.
 
-    They are what moving a module to another device does not change. Calls of submodules are looked into. A device that is named
-    only where the inputs are on a GPU already is told too.
+    They are what moving a module to another device does not change. Calls of submodules are looked into; other methods are not.
+    A device that is named only where the inputs are on a GPU already is told too.
     """
+    if "forward" not in module._c._method_names():
+        return []
     graph: Any = module.inlined_graph  # held: its nodes die with it
     found: dict[str, str] = {}
     for node in graph.findAllNodes("aten::cuda"):

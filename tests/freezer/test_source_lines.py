@@ -133,7 +133,8 @@ def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> N
         (
             fixed,
             {"x": {0: BATCH}},
-            "Constraints violated (batch): You marked batch as dynamic but your code specialized it to be a constant (2)",
+            "Constraints violated (batch): You marked batch as dynamic but your code specialized it to be a constant (2), "
+            "suggested: batch = 2",
         ),
     ):
         with pytest.raises(CaptureError) as caught:
