@@ -17,9 +17,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import freezer
 from freezer.device_class import best_level, detect
+from freezer.legacy import torchscript_deprecations_silenced
 from freezer.store import Store
 
 pytestmark = pytest.mark.cluster
@@ -39,6 +41,17 @@ models:
   - {{name: hangs, source: "python:campaign_models:hangs", inputs: [{{shape: [1, 16]}}], limits: {{timeout_s: 5}}}}
   - {{name: fat, source: "python:campaign_models:eats_memory", inputs: [{{shape: [1, 16]}}], limits: {{memory_gb: 1.2}}}}
   - {{name: wrong-name, source: "python:campaign_models:good", inputs: {{y: {{shape: [1, 16]}}}}}}
+"""
+
+SHIPPED = """
+defaults: {{recipes: [torchscript-frozen]}}
+models:
+  - {{name: good, source: "python:campaign_models:good", inputs: [{{shape: [batch, 16]}}], dims: {{batch: {{min: 1, max: 8}}}}}}
+  - name: file
+    source: torchscript:linear.pt
+    inputs: {{input: {{shape: [n, 16]}}}}
+    dims: {{n: {{min: 2, max: 8}}}}
+    samples: samples.safetensors
 """
 
 SLOW_CATALOG = """
@@ -253,7 +266,8 @@ def test_mlflow_that_is_down_stops_nothing_and_is_caught_up_later(tmp_path: Path
 
 
 def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+    store = [] if "--store" in arguments else ["--store", str(folder / "store")]
+    paths = [*store, "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
     return run([sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, *arguments], folder)
 
 
@@ -291,9 +305,17 @@ def test_a_worker_told_to_be_of_a_lesser_class_builds_and_judges_under_its_limit
         assert host["classes"][0] == "cpu-x86-64-v3"
 
 
+HIDES = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+"""Whether a process may be started from which a folder is hidden, as it is from another machine."""
+
+
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of one node with labels, started as people start one, with a home and a folder of its own."""
+    """The address of a cluster of one node with labels, which does not see the folder `driver` where name spaces can hide it."""
+    (tmp_path / "driver").mkdir()
+    hidden = []
+    if HIDES:
+        hidden = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {tmp_path}/driver && exec "$@"', "sh"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -304,7 +326,7 @@ def head(tmp_path: Path) -> Iterator[str]:
     with (
         (tmp_path / "ray.log").open("w") as log,
         subprocess.Popen(
-            [ray, "start", "--head", *place, *options],
+            [*hidden, ray, "start", "--head", *place, *options],
             env=environment(tmp_path),
             cwd=tmp_path,
             stdout=log,
@@ -325,17 +347,28 @@ def head(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
-def test_a_campaign_joins_a_cluster_by_its_address(tmp_path: Path, head: str) -> None:
-    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
-    done = optimize(tmp_path, "--address", head, "--json", str(tmp_path / "out.json"))
+def test_a_campaign_joins_a_cluster_that_shares_nothing_with_it_but_the_store(tmp_path: Path, head: str) -> None:
+    folder = tmp_path / "driver"
+    write_catalog(folder, SHIPPED.format())
+    save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, folder / "samples.safetensors")
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(torch.nn.Linear(16, 3)), str(folder / "linear.pt"))
+    done = optimize(folder, "--address", head, "--json", str(folder / "out.json"), "--store", str(tmp_path / "store"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Ray has 1 node(s) for portable, {LEVEL}" in done.stdout
-    assert outcomes(tmp_path)["good", "portable"]["verdict"] == "published"
-    refused = optimize(
-        tmp_path, "--address", head, "--device-class", "cpu-x86-64-v3" if LEVEL != "cpu-x86-64-v3" else "cpu-x86-64-v4"
-    )
+    assert {model: outcome["verdict"] for (model, name), outcome in outcomes(folder).items() if name == "portable"} == {
+        "good": "published",
+        "file": "published",
+    }
+    assert (tmp_path / "store" / ".coldpress" / "sources").is_dir() == HIDES
+    other = "cpu-x86-64-v3" if LEVEL != "cpu-x86-64-v3" else "cpu-x86-64-v4"
+    refused = optimize(folder, "--address", head, "--device-class", other, "--store", str(tmp_path / "store"))
     assert refused.returncode == 3
-    assert "no node serves" in refused.stderr
+    assert "CP-NO-NODE: entry 'good': no node serves" in refused.stderr
+    if HIDES:
+        unseen = optimize(folder, "--address", head, "--store", str(folder / "store"))
+        assert unseen.returncode == 3
+        assert "CP-STORE-UNSHARED: 1 node(s) do not see the store" in unseen.stderr
 
 
 def test_a_cluster_that_does_not_answer_is_infrastructure(tmp_path: Path) -> None:
