@@ -7,6 +7,7 @@ import re
 from freezer.errors import CaptureError
 from freezer.source_lines import marked_in, raised_at
 
+_FILE = re.compile(r'(\s+at)?\s+File "')
 _VALUES = "data-dependent"
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 
@@ -32,7 +33,7 @@ def trace_sentence(error: Exception) -> str:
 def script_sentence(error: Exception) -> str:
     """Why torch.jit.script, freeze or save did not take a model."""
     text = str(error).rpartition("The error stack is reproduced here:")[2]  # what went wrong in a method that forward calls
-    lines = [line.strip() for line in text.partition("\n  File ")[0].splitlines() if line.strip()]
+    lines = [line.strip() for line in _FILE.split(text, 1)[0].splitlines() if line.strip()]
     if not lines or lines[0].startswith(_INTERPRETER):
         return run_sentence(error)
     return f"{_first_sentence(lines[0])}{_at(marked_in(text) or raised_at(error))}"

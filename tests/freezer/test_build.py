@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from freezer.build import Candidate
+from freezer.build import Candidate, build
 from freezer.errors import BuildError, CaptureError
 from freezer.manifest import digest_file
+from freezer.outputs import leaves_of
+from freezer.recipes import RECIPES
 from freezer.sources import weights_digest
+from freezer.target import target_here
 from tests.conftest import Frozen
-from tests.models import Branching, Counter, Mlp, mlp, seeded
-from tests.steps import BATCH, candidate_of, random_inputs, subject_of
+from tests.lines import place_of
+from tests.models import AttributeCounter, Branching, Calling, Counter, Halving, Mlp, ReassignedCounter, mlp, seeded
+from tests.steps import BATCH, HERE, candidate_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -42,6 +51,83 @@ def test_a_candidate_is_what_it_wrote(tmp_path: Path) -> None:
         Candidate.read(tmp_path)
 
 
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+@pytest.mark.parametrize("model", [Branching, Halving])
+def test_control_flow_that_depends_on_values_is_served_right_both_ways(model: type[nn.Module], recipe: str, tmp_path: Path) -> None:
+    subject = subject_of(model(), {"x": X}, {"x": {0: BATCH}})
+    candidate = candidate_of(subject, recipe, tmp_path / "candidate")
+    assert candidate.capture == "script"
+    assert candidate.tried[-1] == {"capture": "script", "outcome": "captured"}
+    served = candidate.open(subject)
+    for x in (X.abs(), -X.abs(), X * 100, random_inputs(4, 4)):
+        assert torch.equal(served(x), model()(x))
+        assert torch.equal(served(x=x), model()(x))
+
+
+class Pair(NamedTuple):
+    total: Tensor
+    sign: Tensor
+
+
+def named(x: Tensor) -> Pair:
+    return Pair(x * 2, x > 0) if bool(x.sum() > 0) else Pair(x * 3, x < 0)
+
+
+def by_name(x: Tensor) -> dict[str, Tensor]:
+    return {"z": x * 2, "a": x} if bool(x.sum() > 0) else {"z": x * 3, "a": x + 1}
+
+
+def listed(x: Tensor) -> list[Tensor]:
+    return [x, x * 2] if bool(x.sum() > 0) else [x, x * 3]
+
+
+def nested(x: Tensor) -> tuple[Tensor, tuple[dict[str, Tensor], None]]:
+    return (x, ({"deep": x * 2}, None)) if bool(x.sum() > 0) else (x, ({"deep": x * 3}, None))
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+@pytest.mark.parametrize("function", [named, by_name, listed, nested])
+def test_a_script_answers_in_the_form_of_its_source(function: Callable[[Tensor], Any], recipe: str, tmp_path: Path) -> None:
+    subject = subject_of(Calling(function), {"x": X})
+    candidate = candidate_of(subject, recipe, tmp_path / "candidate")
+    assert candidate.capture == "script"
+    for x in (X.abs(), -X.abs()):
+        expected, got = function(x), candidate.open(subject)(x)
+        assert type(got).__name__ == type(expected).__name__
+        assert list(got) == list(expected) if isinstance(expected, dict) else len(got) == len(expected)
+        assert getattr(got, "_fields", None) == getattr(expected, "_fields", None)
+        assert all(torch.equal(one, other) for one, other in zip(leaves_of(got), leaves_of(expected), strict=True))
+
+
+@pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter, Counter])
+def test_a_script_keeps_its_state_when_it_is_frozen(model: type[nn.Module], tmp_path: Path) -> None:
+    subject = subject_of(seeded(model), {"x": X})
+    only_script = replace(RECIPES["torchscript-frozen"], ways=(("script", "torchscript"),))
+    (tmp_path / "candidate").mkdir()
+    candidate = build(subject, only_script, target_here(HERE, torch.get_num_threads()), tmp_path / "candidate")
+    served, eager = candidate.open(subject), seeded(model)
+    assert all(torch.equal(served(X), eager(X)) for _ in range(4))
+    assert torch.equal(candidate.open(subject)(X), seeded(model)(X)), "opened anew, it is in its initial state"
+
+
+class Unsaved(nn.Module):
+    """Calls Python, which TorchScript compiles around and cannot save."""
+
+    @torch.jit.ignore
+    def python(self, x):  # type: ignore[no-untyped-def]
+        return x * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.python(x)
+        return y if bool(x.sum() > 0) else -y
+
+
+def test_what_torchscript_cannot_save_is_one_sentence_with_the_users_line(tmp_path: Path) -> None:
+    place = re.escape(place_of(Unsaved.forward, "self.python"))
+    with pytest.raises(BuildError, match=rf"^torchscript: Could not export Python function call 'python' at {place}$"):
+        candidate_of(subject_of(Unsaved(), {"x": X}), "torchscript-frozen", tmp_path / "candidate")
+
+
 def test_inductor_refuses_a_model_that_changes_itself(tmp_path: Path) -> None:
     subject = subject_of(seeded(Counter), {"x": X})
     with pytest.raises(BuildError, match=r"a call changes model\.count, and freezing would bake the first values in"):
@@ -50,7 +136,9 @@ def test_inductor_refuses_a_model_that_changes_itself(tmp_path: Path) -> None:
 
 
 def test_what_no_capture_takes_is_a_capture_error(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"export: torch\.export: "):
+    with pytest.raises(
+        CaptureError, match=r"^export: torch\.export: data-dependent control flow: .* at models\.py:\d+: return x \* 2 if"
+    ):
         candidate_of(subject_of(Branching(), {"x": X}), "inductor-frozen", tmp_path / "candidate")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import get_args
 
 import pytest
 
 from freezer.errors import UsageError
-from freezer.recipes import LOWERINGS, RECIPES, select
+from freezer.recipes import LOWERINGS, RECIPES, CaptureName, select
 
 
 def names(*wanted: str, portable: bool = False) -> list[str]:
@@ -36,6 +37,13 @@ def test_a_recipe_is_of_one_piece(key: str) -> None:
     recipe = RECIPES[key]
     assert recipe.name == key
     assert {lowering for _, lowering in recipe.ways} <= set(LOWERINGS)
+    assert {capture for capture, _ in recipe.ways} <= set(get_args(CaptureName))
+
+
+def test_torchscript_is_the_last_resort_and_a_script_the_very_last() -> None:
+    through_torchscript = [("as-is", "torchscript"), ("trace", "torchscript"), ("script", "torchscript")]
+    assert list(RECIPES["torchscript-frozen"].ways) == through_torchscript
+    assert list(RECIPES["portable"].ways) == [("export", "exported"), *through_torchscript]
 
 
 @pytest.mark.parametrize("kind", LOWERINGS)
