@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from freezer.device_class import detect, device_class
 from freezer.errors import ColdpressError, IncompatibleError, StoreUnreachableError, UsageError
 from freezer.ladder import rungs
 from freezer.manifest import Manifest
-from freezer.sources import parse_source
+from freezer.sources import fetched, parse_source
 from freezer.spec import declared_spec
 from freezer.store import Store, Version
 
@@ -58,23 +59,34 @@ def main() -> None:
 
 
 def _fail(error: ColdpressError, code: int) -> None:
-    Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(error.coded, style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
 
 @app.command()
 def freeze(
-    source: Annotated[str, typer.Argument(help="python:MODULE:FUNCTION, torchscript:FILE or transformers:NAME.")],
-    inputs: Annotated[
+    source: Annotated[
         str,
-        typer.Option(help="""JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}'; or a samples file (.safetensors, .npz)."""),
+        typer.Argument(
+            help="python:MODULE:FUNCTION, torchscript:FILE, export:FILE, pickle:FILE or transformers:NAME; FILE may be a URL."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="""JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}'; or a samples file (.safetensors, .npz). An exported """
+            "program knows its own."
+        ),
+    ] = None,
     dims: Annotated[str, typer.Option(help="""Bounds of named dims: '{"batch": {"min": 1, "max": 16}}'.""")] = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
     args: Annotated[str, typer.Option(help="""Arguments of the source: '{"hidden": 256}'.""")] = "{}",
     weights: Annotated[str | None, typer.Option(help="`random` makes a transformers model from a config class.")] = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    method: Annotated[str | None, typer.Option(help="Of a file with several methods. Default: forward.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The digest that the file must have.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Load pickles, which run code.")] = False,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
     recipe: Annotated[list[str] | None, typer.Option(help="A recipe. Repeatable. Default: all that fit.")] = None,
@@ -85,19 +97,21 @@ def freeze(
     from freezer.freeze import freeze_source
 
     here = Path.cwd()
-    samples = Path(inputs) if inputs.endswith((".safetensors", ".npz")) else None
+    samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
     if weights not in (None, "random"):
         raise UsageError(f"--weights {weights}: expected `random`, or nothing")
-    result = freeze_source(
-        parse_source(source, folder=here, args=_parsed(args, "args"), weights=weights, seed=seed, search_path=(str(here),)),
-        spec=None if samples else declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")),
-        samples=samples,
-        out=out,
-        name=name,
-        device_class=device_class_,
-        num_threads=threads,
-        recipes=tuple(recipe or ("auto",)),
-    )
+    settings = {"args": _parsed(args, "args"), "weights": weights, "seed": seed, "method": method, "sha256": sha256, "trust": trust}
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
+        result = freeze_source(
+            fetched(parse_source(source, folder=here, search_path=(str(here),), **settings), Path(cache)),
+            spec=declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None,
+            samples=samples,
+            out=out,
+            name=name,
+            device_class=device_class_,
+            num_threads=threads,
+            recipes=tuple(recipe or ("auto",)),
+        )
     for failed, why in result.failures.items():
         console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
     console.print(f"{result.verdict}: {result.reason}", markup=False, soft_wrap=True)

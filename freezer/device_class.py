@@ -94,7 +94,9 @@ def device_class(name: str) -> DeviceClass:
     try:
         return DEVICE_CLASSES[name]
     except KeyError:
-        raise UsageError(f"unknown device class {name!r}; expected one of {', '.join(DEVICE_CLASSES)}") from None
+        raise UsageError(
+            f"unknown device class {name!r}; expected one of {', '.join(DEVICE_CLASSES)}", code="CP-DEVICE-CLASS"
+        ) from None
 
 
 def can_run(artifact: str, machine: str) -> bool:

@@ -28,7 +28,7 @@ from freezer.judge import Judgement, TaskMetric, judge
 from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import select
 from freezer.samples import read_samples, spec_of_samples, tensor_spec
-from freezer.sources import Source, load_source, weights_digest
+from freezer.sources import Source, load_source, own_spec, weights_digest
 from freezer.spec import ConstantSpec, Dim, InputItem, InputSpec, NestedSpec
 from freezer.subject import Subject, prepare
 from freezer.target import Target, target_here
@@ -128,9 +128,7 @@ def freeze_source(
         SourceError: the model cannot be loaded.
         UsageError, JudgeError: as of `freeze`.
     """
-    model = load_source(source)
-    sets = read_samples(samples) if samples else []
-    subject = prepare(name, model, spec or InputSpec(inputs=spec_of_samples(sets[0])), sets)
+    subject = load_subject(source, name=name, spec=spec, samples=samples)
     return freeze_subject(
         subject,
         out=out,
@@ -142,6 +140,27 @@ def freeze_source(
         task_metric=None,
         provenance={"source": str(source)},
     )
+
+
+def load_subject(source: Source, *, name: str, spec: InputSpec | None, samples: Path | None, fill_up: bool = False) -> Subject:
+    """The subject that a source names: its model, spec and input sets.
+
+    Args:
+        source: of sources.parse_source.
+        name: of the entry.
+        spec: of its inputs; None takes what the source itself tells, or the samples' own shapes.
+        samples: a file of real input sets.
+        fill_up: add generated sets to the samples.
+
+    Raises:
+        SourceError, SpecError, JudgeError: the model, its samples or its inputs are not as they must be.
+    """
+    model = load_source(source)
+    sets = read_samples(samples) if samples else []
+    spec = spec or own_spec(model) or (InputSpec(inputs=spec_of_samples(sets[0])) if sets else None)
+    if spec is None:
+        raise SpecError(f"source {source} does not tell its inputs; declare them (`inputs:`), or give samples")
+    return prepare(name, model, spec, sets, fill_up=fill_up)
 
 
 def freeze_subject(

@@ -130,7 +130,8 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
         if candidate.weights != weights:
             raise JudgeError(
                 f"{subject.name}: the source gave other weights when {candidate.recipe} was built; make it deterministic: seed it, "
-                "or load the weights from a file"
+                "or load the weights from a file",
+                code="CP-WEIGHTS-DIFFER",
             )
 
 

@@ -85,7 +85,7 @@ def prepare(
         sets = [*sets, *generate(spec)]
     structure, leaves = flatten(_first_result(name, model, spec, sets[0]))
     if not leaves:
-        raise JudgeError(f"{name}: forward returned no tensor; expected at least one")
+        raise JudgeError(f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS")
     outputs = output_specs(structure, leaves)
     _check_outputs(name, outputs, leaves)
     return Subject(
@@ -109,8 +109,7 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     if not wanted:
         return spec
     zeros = generate_at(spec.with_ranges({item.name: (0, 0) for item in wanted}), spec.first_point(), seed=0).tensors
-    run = partial(_run, model, spec, zeros)
-    lengths, problem = find_lengths(run, {item.name: zeros[item.name] for item in wanted})
+    lengths, problem = find_lengths(partial(_Source(name, model), spec, zeros), {item.name: zeros[item.name] for item in wanted})
     found = {
         item.name: (0, min(lengths[item.name] - 1, torch.iinfo(getattr(torch, item.dtype)).max))
         for item in wanted
@@ -129,9 +128,10 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
 
 
 def _check_found(name: str, model: nn.Module, spec: InputSpec, found: Mapping[str, tuple[int, int]]) -> None:
+    source = _Source(name, model)
     for item in generate(spec):
         try:
-            _run(model, spec, item.tensors)
+            source(spec, item.tensors)
         except Exception as error:
             ranges = ", ".join(f"{path!r}: {list(bounds)}" for path, bounds in found.items())
             raise SpecError(
@@ -140,10 +140,19 @@ def _check_found(name: str, model: nn.Module, spec: InputSpec, found: Mapping[st
             ) from error
 
 
-def _run(model: nn.Module, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
-    """What a copy of the model answers. A model that draws random numbers leaves the caller's stream as it was."""
-    with torch.random.fork_rng(devices=[]):
-        return call_source(copy.deepcopy(model).eval(), spec, tensors)
+class _Source:
+    """A copy of the model. If it draws random numbers, the caller's stream is left as it was."""
+
+    def __init__(self, name: str, model: nn.Module) -> None:
+        try:
+            with torch.no_grad():
+                self._copy = copy.deepcopy(model).eval()
+        except Exception as error:
+            raise JudgeError(f"{name}: the model cannot be copied, which every freeze begins with: {_said(error)}") from error
+
+    def __call__(self, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            return call_source(self._copy, spec, tensors)
 
 
 def _first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -> Any:
@@ -154,10 +163,11 @@ def _first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) 
     """
     given = item.cloned()
     before = {path: _version(tensor) for path, tensor in given.items()}
+    source = _Source(name, model)
     try:
-        result = _run(model, spec, given)
+        result = source(spec, given)
     except Exception as error:
-        raise JudgeError(f"{name}: the eager model does not run on its inputs: {_said(error)}") from error
+        raise JudgeError(f"{name}: the eager model does not run on its inputs: {_said(error)}", code="CP-EAGER") from error
     written = [
         path for path, tensor in given.items() if _version(tensor) != before[path] or not _same_bytes(tensor, item.tensors[path])
     ]
@@ -188,10 +198,13 @@ def _check_outputs(name: str, outputs: Sequence[OutputSpec], leaves: Sequence[Te
     for output, leaf in zip(outputs, leaves, strict=True):
         place = f"{name}: output {output.name!r}"
         if output.dtype not in DTYPES:
-            raise JudgeError(f"{place} is {output.dtype}, expected one of {', '.join(DTYPES)}; cast it at the end of forward")
+            raise JudgeError(
+                f"{place} is {output.dtype}, expected one of {', '.join(DTYPES)}; cast it at the end of forward", code="CP-OUTPUTS"
+            )
         if leaf.layout is not torch.strided or leaf.device.type != "cpu":
             raise JudgeError(
-                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on the CPU; return .to_dense(), or .cpu()"
+                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on the CPU; return .to_dense(), or .cpu()",
+                code="CP-OUTPUTS",
             )
 
 

@@ -35,15 +35,20 @@ def target_here(name: str, num_threads: int) -> Target:
     """
     wanted, machine = device_class(name), detect()
     if wanted.kind == "cuda":
-        raise UsageError(f"{name}: this release has no lowering that builds for a GPU; name a CPU class, or auto")
+        raise UsageError(
+            f"{name}: this release has no lowering that builds for a GPU; name a CPU class, or auto", code="CP-DEVICE-CLASS"
+        )
     if name not in machine.classes:
         reason = machine.why_not.get(name, "the hardware is of another kind")
-        raise UsageError(f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}")
+        raise UsageError(
+            f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
+        )
     if not limits_hold(name, machine):
         limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
         raise UsageError(
             f"this process may use more than {name}, so its packed weights would not fit that class; set {limits} before "
-            f"Python starts, or use `coldpress freeze --device-class {name}`, which does"
+            f"Python starts, or use `coldpress freeze --device-class {name}`, which does",
+            code="CP-DEVICE-CLASS",
         )
     return Target(device_class=wanted, num_threads=num_threads)
 

@@ -190,7 +190,10 @@ def connect(address: str | None) -> Iterator[Cluster]:
             _init_local()
     except (OSError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InfrastructureError(f"Ray at {joined or 'this machine'} cannot be reached: {lines[0]}") from error
+        raise InfrastructureError(
+            f"Ray at {joined or 'this machine'} cannot be reached: {lines[0]}; start it with `ray start --head`, or mend --address",
+            code="CP-RAY",
+        ) from error
     try:
         yield Cluster(_nodes(), joined=bool(joined))
     finally:
@@ -244,10 +247,11 @@ def _nodes() -> list[Node]:
             labelled = labelled or any(name.startswith(LABEL) for name in labels)
             found.append(Node(node_id=node["NodeID"], num_cpus=num_cpus, classes=(*classes, PORTABLE)))
     if not found:
-        raise InfrastructureError("the cluster has no node with a CPU; start workers with `ray start`")
+        raise InfrastructureError("the cluster has no node with a CPU; start workers with `ray start`", code="CP-RAY")
     if not labelled:
         raise InfrastructureError(
             "no node of the cluster carries a label coldpress.dev/<device class>; start workers with "
-            f"`ray start --labels=coldpress.dev/{next((c for c in detect().classes if c != PORTABLE), 'cpu-x86-64-v3')}=true`"
+            f"`ray start --labels=coldpress.dev/{next((c for c in detect().classes if c != PORTABLE), 'cpu-x86-64-v3')}=true`",
+            code="CP-NO-NODE",
         )
     return found

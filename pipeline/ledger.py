@@ -89,7 +89,8 @@ def campaign_lock(folder: Path, campaign: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InfrastructureError(
-                f"campaign {campaign!r} is being run by another driver on {folder}; wait for it, or name another with --campaign"
+                f"campaign {campaign!r} is being run by another driver on {folder}; wait for it, or name another with --campaign",
+                code="CP-CAMPAIGN-RUNNING",
             ) from None
         yield
 

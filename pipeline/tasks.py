@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.errors import SpecError
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
 from pipeline.entry import Entry
@@ -245,24 +244,11 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
 
 
 def load_subject(entry: Entry) -> Subject:
-    """The subject of an entry: its model, spec and input sets.
+    """The subject of an entry; see `freezer.freeze.load_subject`."""
+    from freezer.freeze import load_subject as load
 
-    Raises:
-        SourceError, SpecError, JudgeError: the model, its samples or its inputs are not as they must be.
-    """
-    from freezer.samples import read_samples, spec_of_samples
-    from freezer.sources import load_source, own_spec
-    from freezer.spec import InputSpec
-    from freezer.subject import prepare
-
-    model = load_source(entry.source)
-    samples = read_samples(Path(entry.samples)) if entry.samples else []
-    spec = entry.spec or own_spec(model)
-    if spec is None and samples:
-        spec = InputSpec(inputs=spec_of_samples(samples[0]))
-    if spec is None:
-        raise SpecError(f"source {entry.source} does not know its inputs; write `inputs:` or `samples:`")
-    return prepare(entry.name, model, spec, samples, fill_up=entry.fill_up)
+    samples = Path(entry.samples) if entry.samples else None
+    return load(entry.source, name=entry.name, spec=entry.spec, samples=samples, fill_up=entry.fill_up)
 
 
 def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:

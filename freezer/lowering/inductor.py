@@ -28,7 +28,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     if captured.mutates and settings["freezing"]:
         raise BuildError(
             f"inductor: a call changes {', '.join(captured.mutates)}, and freezing would bake the first values in; "
-            "torchscript-frozen keeps state"
+            "torchscript-frozen keeps state",
+            code="CP-STATE",
         )
     config: dict[str, Any] = {"freezing": settings["freezing"], "compile_threads": 1}
     device_class = target.device_class

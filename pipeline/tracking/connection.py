@@ -97,7 +97,7 @@ def reaching(tracking_uri: str) -> Iterator[None]:
             f"MLflow at {tracking_uri} failed: {type(error).__name__}: {lines[0]}; "
             "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
         )
-        raise InfrastructureError(without_password(message)) from error
+        raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
 
 
 def listed(names: Sequence[str]) -> str:

@@ -83,14 +83,14 @@ def run_records(outcome: Outcome, campaign: str, manifest: Manifest | None) -> t
     """
     if outcome.candidates:
         return tuple(_candidate_record(outcome, candidate, campaign, manifest) for candidate in outcome.candidates)
-    problem = outcome.reason or outcome.failure or outcome.verdict
+    why = {"problem": outcome.reason or outcome.failure or outcome.verdict, "failure": outcome.failure, "code": outcome.code}
     name = f"{outcome.model} · {outcome.device_class} · {_verdict_text(outcome)}"
     return (
         RunRecord(
             recipe=NO_RECIPE,
             name=name,
             digest=_digest(outcome, NO_RECIPE),
-            tags=_tags(outcome, NO_RECIPE, campaign) | _present({"problem": problem, "failure": outcome.failure}),
+            tags=_tags(outcome, NO_RECIPE, campaign) | _present(why),
             params=_params(outcome),
             metrics={},
             texts={"log.txt": outcome.log_tail} if outcome.log_tail else {},
@@ -104,6 +104,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
     own = {
         "problem": candidate.problem,
         "failure": candidate.failure,
+        "code": outcome.code,
         "build_key": candidate.build_key,
         "winner": str(outcome.verdict == "published" and candidate.recipe == outcome.recipe).lower(),
     }
