@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,8 @@ from torch import Tensor
 POOL_BELOW = 64
 SMALL_TENSOR = 1000
 """Elements below which dynamo's `same()` takes the larger multiplier."""
+
+NOTHING_COMPARED = "no output was compared"
 
 _OPENVINO: Mapping[str, tuple[float, float, float]] = {
     "float32": (0.999, 1e-4, 1e-3),
@@ -128,8 +130,16 @@ def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate,
         for call in calls:
             if len(call.candidate) == len(names):
                 pools.setdefault(call.kind, _Pool()).add(call, index)
-        rows.extend(_row(recipe, name, index, call, pools.get(call.kind), gate, float64=float64) for call in calls)
+        found = [_row(recipe, name, index, call, pools.get(call.kind), gate, float64=float64) for call in calls]
+        if found and _nothing_finite([call.eager[index] for call in calls]):
+            found[0] = replace(found[0], problem=f"all that eager gives is NaN or Inf, {NOTHING_COMPARED}; mend the model")
+        rows.extend(found)
     return _report(rows, gate)
+
+
+def _nothing_finite(eager: Sequence[Tensor]) -> bool:
+    """Whether an output has elements, and not one of them in any call is a number that can be compared."""
+    return all(_comparable(e) and not torch.isfinite(e).any() for e in eager) and any(e.numel() for e in eager)
 
 
 class _Pool:
@@ -315,7 +325,7 @@ def _report(rows: Sequence[Row], gate: Gate) -> DriftReport:
         max_abs_err=_finite(max(errors, default=None)),
         sqnr_db=min(sqnrs, default=None),
         margin=min(margins, default=None),
-        nearest_miss=_nearest_miss(failed, gate) if failed else (None if rows else "no output was compared"),
+        nearest_miss=_nearest_miss(failed, gate) if failed else (None if rows else NOTHING_COMPARED),
         rows=tuple(rows),
     )
 

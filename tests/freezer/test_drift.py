@@ -267,6 +267,18 @@ def test_no_figure_is_no_pass() -> None:
     assert not drift(call(r, e, nan.float())).passed
 
 
+def test_an_output_that_is_never_a_number_is_no_pass() -> None:
+    nan = torch.full((100,), math.nan, dtype=torch.float64)
+    report = drift(call(nan, nan.float(), nan.float()), call(nan, nan.float(), nan.float(), index=1))
+    assert not report.passed
+    assert "all that eager gives is NaN or Inf, no output was compared; mend the model" in (report.nearest_miss or "")
+    some = nan.clone()
+    some[0] = 1.0
+    assert drift(call(some, some.float(), some.float()), call(nan, nan.float(), nan.float(), index=1)).passed
+    empty = torch.zeros(0, dtype=torch.float64)
+    assert drift(call(empty, empty.float(), empty.float())).passed
+
+
 def test_the_report_holds_the_worst_of_all_rows() -> None:
     report = drift(call(*rounded(2000, 1e-3, 1e-3)), call(*rounded(2000, 1e-3, 2e-3), index=1))
     assert report.error_ratio == pytest.approx(2, rel=1e-3)
