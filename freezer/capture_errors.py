@@ -8,6 +8,7 @@ from freezer.errors import CaptureError
 from freezer.source_lines import marked_in, raised_at
 
 _FILE = re.compile(r'(\s+at)?\s+File "')
+_ADDRESS = re.compile(r" at:? 0x[0-9a-f]+")  # two runs say the same
 _VALUES = "data-dependent"
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 
@@ -52,7 +53,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _first_sentence(line: str) -> str:
-    return line.partition(". ")[0].strip().rstrip(".:")
+    return _ADDRESS.sub("", line.partition(". ")[0]).strip().rstrip(".:")
 
 
 def _at(where: str | None) -> str:

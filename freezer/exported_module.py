@@ -7,6 +7,8 @@ of which torch.jit.trace keeps the sizes of its example for ever: operations of 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -96,14 +98,14 @@ def _take_traced_sizes(node: fx.Node) -> None:
         node.target = held
         return
     name = node.target._schema.name.removeprefix("aten::")
-    if name == "slice":
-        node.target = sliced
+    if name in _OWN:
+        node.target = _OWN[name]
         return
     for functions in (torch, torch._C._nn):
-        if callable(function := getattr(functions, name, None)):
+        if isinstance(function := getattr(functions, name, None), BuiltinFunctionType):  # what Python wraps takes other arguments
             node.target = function
             return
-    if hasattr(Tensor, name):
+    if hasattr(torch._C.TensorBase, name) and name not in vars(Tensor):
         node.op, node.target = "call_method", name
 
 
@@ -116,3 +118,6 @@ def held(condition: bool, message: str) -> None:
     """Raise RuntimeError where a condition on sizes does not hold. A trace, which has no sizes to hold, skips it."""
     if not torch._C._get_tracing_state():
         torch._check(condition, lambda: message)
+
+
+_OWN: dict[str, Callable[..., Any]] = {"slice": sliced, "split": torch.split}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -84,6 +85,16 @@ class WithHelper(nn.Module):
         return self.helper(x)
 
 
+@dataclass
+class Answer:
+    total: Tensor
+
+
+class Structured(nn.Module):
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(total=x * 2)
+
+
 class ManyArguments(nn.Module):
     def forward(self, *tensors: Tensor, **more: Tensor) -> Tensor:
         return (more["x"] if more else tensors[0]) * 2
@@ -110,6 +121,13 @@ def test_why_a_model_cannot_be_scripted_is_one_sentence_with_its_own_line(model:
     with pytest.raises(CaptureError) as again:
         capture(subject, ["script"], point=None)
     assert str(again.value) == str(caught.value), "TorchScript does not keep what it could not compile"
+
+
+def test_no_address_is_told_so_that_two_runs_say_the_same() -> None:
+    with pytest.raises(
+        CaptureError, match=r"torch\.jit\.script: Failed to get source for <function Answer\.__init__> using inspect\.getsource$"
+    ):
+        capture(subject_of(Structured(), {"x": X}), ["script"], point=None)
 
 
 def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> None:
