@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import importlib.util
 import os
-import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from freezer.errors import MissingDependencyError, SourceError
 from freezer.fetch import fetch, is_url
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.python_modules import find_function, on_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -190,7 +187,7 @@ def _sentence(error: Exception) -> str:
 
 def _load_python(source: Source) -> Any:
     factory = find_function(source.location, source.search_path)
-    with _on_path(source.search_path):  # a factory may import its neighbours when it is called
+    with on_path(source.search_path):  # a factory may import its neighbours when it is called
         return factory(**source.args)
 
 
@@ -286,7 +283,7 @@ def _load_pickle(source: Source) -> Any:
 
     if not source.trust:
         raise SourceError(f"source {source} is a pickle, and is not trusted; add `trust: true`", code="CP-TRUST")
-    with _on_path(source.search_path):
+    with on_path(source.search_path):
         return torch.load(source.location, map_location="cpu", weights_only=False)
 
 
@@ -315,50 +312,6 @@ def own_spec(model: nn.Module) -> InputSpec | None:
     """The inputs that a loaded model itself tells of: those of an exported program."""
     found: InputSpec | None = getattr(model, "meta", {}).get(OWN_SPEC)
     return found
-
-
-def find_function(location: str, search_path: Sequence[str]) -> Callable[..., Any]:
-    """The function that `MODULE:FUNCTION` names.
-
-    Raises:
-        SourceError: there is no such module or function, or the module cannot be imported.
-    """
-    module_name, _, function_name = location.partition(":")
-    with _on_path(search_path):
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:
-            raise SourceError(f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        known = ", ".join(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
-        raise SourceError(f"module {module_name!r} has no function {function_name!r}; it has: {known or 'none'}")
-    return function  # type: ignore[no-any-return]
-
-
-def module_file(module_name: str, search_path: Sequence[str]) -> Path | None:
-    """The file of a module, found without importing anything; None when there is none."""
-    folders: Sequence[str] | None = [*search_path, *sys.path]
-    spec = None
-    parts = module_name.split(".")
-    for part in parts:  # by its last name alone: the whole one is looked up among imported packages
-        spec = PathFinder.find_spec(part, folders) if folders is not None else None
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations
-    return Path(spec.origin) if spec is not None and spec.origin else None
-
-
-@contextlib.contextmanager
-def _on_path(folders: Sequence[str]) -> Iterator[None]:
-    added = [folder for folder in folders if folder not in sys.path]
-    sys.path[:0] = added
-    try:
-        yield
-    finally:
-        for folder in added:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(folder)
 
 
 def weights_digest(model: nn.Module) -> str:

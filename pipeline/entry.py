@@ -20,9 +20,10 @@ from freezer.device_class import device_class
 from freezer.errors import CatalogError, ColdpressError
 from freezer.fetch import file_name, is_url
 from freezer.limits import Limits
+from freezer.python_modules import module_file
 from freezer.recipes import select
 from freezer.sample_files import match_headers, read_header
-from freezer.sources import Source, module_file, parse_source
+from freezer.sources import Source, parse_source
 from freezer.spec import InputSpec, declared_spec
 from freezer.store import NAME
 from pipeline.factories import problem_of

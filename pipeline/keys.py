@@ -17,8 +17,9 @@ from typing import Any
 from freezer.fetch import is_url
 from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import FORMAT_VERSION, digest_file
+from freezer.python_modules import module_file
 from freezer.recipes import Recipe
-from freezer.sources import FILE_KINDS, module_file
+from freezer.sources import FILE_KINDS
 from pipeline.entry import Entry
 
 SOURCE_RUN = "coldpress.source_run"

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.manifest import digest_file
-from freezer.sources import FILE_KINDS, module_file
+from freezer.python_modules import module_file
+from freezer.sources import FILE_KINDS
 from pipeline.entry import Entry
 
 INSTALLED = {"site-packages", "dist-packages"}

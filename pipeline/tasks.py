@@ -228,7 +228,8 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     from freezer.assemble import assemble
     from freezer.build import Candidate
     from freezer.judge import judge as judge_candidates
-    from freezer.sources import find_function, weights_digest
+    from freezer.python_modules import find_function
+    from freezer.sources import weights_digest
     from freezer.target import host_fingerprint, target_here
 
     entry, target = request.entry, target_here(request.device_class, request.num_threads)

@@ -15,8 +15,9 @@ import examples.models
 from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, VAD_HIDDEN, digits, digits_accuracy, voice_activity
 from examples.prepare import SAMPLE_SIZES, digits_split, prepare
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.python_modules import find_function
 from freezer.samples import match_samples, read_samples
-from freezer.sources import find_function, load_source
+from freezer.sources import load_source
 from freezer.spec import InputSpec
 from freezer.subject import Subject, call_source
 from freezer.subject import prepare as prepare_subject

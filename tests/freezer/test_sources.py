@@ -12,7 +12,8 @@ from torch import nn
 
 from freezer.errors import SourceError
 from freezer.legacy import torchscript_deprecations_silenced
-from freezer.sources import Source, find_function, load_source, module_file, parse_source, weights_digest
+from freezer.python_modules import find_function, module_file
+from freezer.sources import Source, load_source, parse_source, weights_digest
 from tests.models import Counter, Mlp, mlp, seeded
 from tests.steps import random_inputs
 

@@ -229,7 +229,8 @@ def elsewhere(entry: Entry, folder: Path) -> str:
 import pickle, sys
 from pathlib import Path
 from freezer.samples import read_samples
-from freezer.sources import find_function, load_source
+from freezer.python_modules import find_function
+from freezer.sources import load_source
 entry = pickle.loads(Path(sys.argv[1]).read_bytes())
 assert len(read_samples(entry.samples)) == 1
 if entry.task_metric:
