@@ -12,7 +12,7 @@ from freezer.errors import InfrastructureError, StoreError, UsageError
 from freezer.store import Store
 from pipeline.replay import replay
 
-USAGE, INFRASTRUCTURE = 2, 3
+USAGE, INFRASTRUCTURE, INTERRUPTED = 2, 3, 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -45,6 +45,9 @@ def main(
     except (InfrastructureError, StoreError) as error:
         _say(errors, error.coded)
         sys.exit(INFRASTRUCTURE)
+    except KeyboardInterrupt:
+        _say(errors, "interrupted; the same command goes on from here")
+        sys.exit(INTERRUPTED)
     sys.exit(INFRASTRUCTURE if done.failures else 0)
 
 

@@ -480,6 +480,32 @@ def test_mlflow_or_a_store_that_cannot_be_reached_is_infrastructure(
     assert (gone.exit_code, "is not there" in gone.stderr) == (3, True)
 
 
+def test_an_interrupt_is_told_as_one(empty: Store, artifacts: dict[str, Artifact]) -> None:
+    run_judged(empty, DOWN, "one", artifacts, models={"gone": MODELS["gone"]})
+    with socket.socket() as mute:  # takes the call, and never answers
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "jobs.replay",
+            "one",
+            "--store",
+            str(empty.root),
+            "--tracking-uri",
+            address,
+        ]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = mute.accept()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+            connection.close()
+    assert (process.returncode, said) == (130, "interrupted; the same command goes on from here\n")
+
+
 def test_a_version_that_the_store_lost_is_said_and_the_rest_is_shown(
     empty: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
