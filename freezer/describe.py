@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from freezer.manifest import Manifest, Payload
+from freezer.spec import NestedSpec, TensorSpec
 
 
 def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
@@ -32,8 +33,11 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tupl
 
 def _contract(manifest: Manifest) -> Iterator[tuple[str, str]]:
     spec = manifest.inputs
-    for item in spec.tensors:
-        yield "input", f"{item.name}: {item.dtype} [{', '.join(str(size) for size in item.shape)}]"
+    for item in spec.items:
+        if isinstance(item, TensorSpec):
+            yield "input", f"{item.name}: {item.dtype} [{', '.join(str(size) for size in item.shape)}]"
+        elif isinstance(item, NestedSpec):
+            yield "input", f"{item.name}: a {item.kind} of {', '.join(part.name for part in item.items) or 'nothing'}"
     for name, value in spec.constants.items():
         yield "constant", f"{name} = {value!r}"
     if spec.dims:

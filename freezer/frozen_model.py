@@ -140,8 +140,9 @@ class FrozenModel:
             tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         for name, value in values.items():
             if isinstance(value, Tensor) or value != self._constants[name]:
+                got = "a tensor" if isinstance(value, Tensor) else repr(value)
                 raise ContractError(
-                    f"input {name!r}: got {value!r}, but {self._constants[name]!r} was baked in when the model was frozen"
+                    f"input {name!r}: got {got}, but {self._constants[name]!r} was baked in when the model was frozen"
                 )
         return tensors, point
 

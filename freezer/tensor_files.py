@@ -37,4 +37,5 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
         pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-    return {name: torch.view_as_complex(tensor) if name in pairs else tensor for name, tensor in tensors.items()}
+    # A copy: the file aligns to 8 bytes, and torch reads complex128 by 16, which ends in a segmentation fault where it is not.
+    return {name: torch.view_as_complex(tensor.clone()) if name in pairs else tensor for name, tensor in tensors.items()}

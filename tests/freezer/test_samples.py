@@ -65,6 +65,61 @@ def test_values_are_of_their_kind() -> None:
     assert (brain.dtype, wave.dtype) == (torch.bfloat16, torch.complex128)
 
 
+def masks_of(name: str, dtype: str, *shape: int) -> list[torch.Tensor]:
+    return [item.tensors[name] for item in generate(declared_spec({name: {"shape": list(shape), "dtype": dtype}}, {}))]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "uint8", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["attention_mask", "key_padding_mask", "Mask"])
+def test_masks_are_ones_then_zeros_and_mask_something(name: str, dtype: str) -> None:
+    for shape in [(3, 7), (1, 2), (2, 1, 5, 5), (4,)]:
+        masks = masks_of(name, dtype, *shape)
+        for mask in masks:
+            assert mask.dtype == getattr(torch, dtype)
+            assert mask.shape == shape
+            lengths = mask.to(torch.int64).sum(-1, keepdim=True)
+            assert torch.equal(mask.to(torch.int64), (torch.arange(shape[-1]) < lengths).to(torch.int64)), "ones, then zeros"
+            assert lengths.min() >= 1
+        whole = [bool((mask != 0).all()) for mask in masks]
+        either = dtype == "bool" or name == "key_padding_mask"
+        assert whole == [not either and index % 4 == 3 for index in range(8)], "where ones may mean masked, no row is all ones"
+
+
+def test_masks_of_one_element_or_none_and_those_with_a_range() -> None:
+    assert all((mask == 1).all() for mask in masks_of("mask", "int64", 3, 1))
+    assert all((mask == 1).all() for mask in masks_of("mask", "float32"))
+    assert masks_of("mask", "bool", 2, 0)[0].shape == (2, 0)
+    ranged = generate(declared_spec({"mask": {"shape": [1000], "dtype": "int64", "range": [0, 4]}}, {}))[0].tensors["mask"]
+    assert ranged.unique().tolist() == [0, 1, 2, 3, 4]
+    within = declared_spec({"opts": {"dict": {"mask": {"shape": [2, 4], "dtype": "bool"}}}}, {})
+    assert generate(within)[0].tensors["opts.mask"][:, 0].all()
+
+
+def test_ranges_reach_the_ends_of_every_dtype() -> None:
+    for dtype, low, high in [("bool", 1, 1), ("uint8", 254, 255), ("int8", -128, -127), ("int64", 2**63 - 3, 2**63 - 1)]:
+        (found,) = generate(spec_of(dtype=dtype, range=[low, high]), num_sets=1)
+        values = found.tensors["x"].to(torch.int64).unique().tolist()
+        assert low <= values[0] <= values[-1] <= high
+        assert dtype == "int64" or values == list(dict.fromkeys([low, high]))
+
+
+def test_empty_inputs_need_no_range() -> None:
+    for item in generate(declared_spec({"x": {"shape": [0, 4], "dtype": "int64"}, "y": {"shape": ["n", 0]}}, {"n": {"max": 3}})):
+        assert item.tensors["x"].shape == (0, 4)
+        assert item.tensors["y"].shape == (item.point["n"], 0)
+
+
+def test_samples_of_other_dtypes_are_refused() -> None:
+    with pytest.raises(SpecError, match="samples: input 'x': dtype 'uint16' is unknown") as caught:
+        spec_of_samples({"x": torch.zeros(2, dtype=torch.uint16)})
+    assert caught.value.code == "CP-SAMPLES"
+
+
+def test_the_range_of_integers_is_exact() -> None:
+    (spec,) = spec_of_samples({"x": torch.tensor([-(2**63), 2**63 - 1])})
+    assert spec.range == (-(2**63), 2**63 - 1)
+
+
 def test_an_integer_input_needs_a_range() -> None:
     with pytest.raises(SpecError, match=r"input 'x': an integer input needs `range: \[low, high\]`"):
         generate(spec_of(dtype="int64"))
