@@ -66,6 +66,8 @@ def _rewrite(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
+        if node.target is torch.ops.aten.full.default and isinstance(node.args[1], bool) and node.kwargs.get("dtype") is not None:
+            node.args = (node.args[0], int(node.args[1]))  # TorchScript fills with no bool, and says so in an internal assertion
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
         elif node.target in _CASTS and _changes_nothing(node):

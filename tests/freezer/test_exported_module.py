@@ -35,7 +35,7 @@ class Attending(nn.Module):
         size, length = x.shape[0], x.shape[1]
         places = self.table(torch.arange(length, device=x.device))
         h = (x + places).to(torch.float32) * self.weight * options["scale"]
-        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        mask = torch.full((length, length), True, dtype=torch.bool).tril()
         h = nn.functional.scaled_dot_product_attention(h[:, : length - 1], h, h, attn_mask=mask[: length - 1])
         scores = self.last(h.reshape(size, -1, 4)) / length
         return {
@@ -154,9 +154,12 @@ def test_a_decomposed_program_is_taken_too(attending: torch.export.ExportedProgr
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch's own
         program = attending.run_decompositions()
     subject = subject_of_program(loaded(program, tmp_path))
-    captured, _ = capture(subject, ["export"], point=None)
     x, scale = random_inputs(3, 5, 4), random_inputs(4)
-    torch.testing.assert_close(captured.program.module()(x, scale)[0], subject.model(x, options={"scale": scale})["scores"])
+    expected = subject.model(x, options={"scale": scale})["scores"]
+    exported, _ = capture(subject, ["export"], point=None)
+    torch.testing.assert_close(exported.program.module()(x, scale)[0], expected)
+    traced, _ = capture(subject, ["trace"], point=None)
+    torch.testing.assert_close(traced.program(x, scale)[0], expected)
 
 
 def test_state_is_kept(tmp_path: Path) -> None:
