@@ -218,7 +218,7 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
 
 
 def _signature(manifest: Manifest) -> ModelSignature | None:
-    """Named tensors, with -1 for named dims; None where numpy has no such dtype (bfloat16), and freezer checks alone."""
+    """Tensors by path, with -1 for named dims; None where numpy has no such dtype (bfloat16), and freezer checks alone."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
