@@ -65,8 +65,10 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
         )
     models = {slug(model.name): model for model in list_registry(tracking_uri, filter_string, alias[1:] or None)}
     if not models:
-        which = f" that match {filter_string!r}" if filter_string else ""
-        raise CatalogError(f"the registry at {tracking_uri} has no models{which} to freeze", code="CP-CATALOG-EMPTY")
+        which = (f" with the alias {alias[1:]!r}" if alias else "") + (f" that match {filter_string!r}" if filter_string else "")
+        raise CatalogError(
+            f"the registry has no models{which} to freeze; check --tracking-uri, the alias and --filter", code="CP-CATALOG-EMPTY"
+        )
     records = [
         Record(place=model.model_uri, value={"name": name, "source": f"{REGISTRY}{model.model_uri}"})
         for name, model in models.items()

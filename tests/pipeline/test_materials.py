@@ -121,6 +121,8 @@ def test_a_whole_registry_is_a_catalog(registry: str) -> None:
     ] == ["exported"]
     with pytest.raises(Exception, match="has no models that match"):
         read_registry("mlflow:", registry, filter_string="name = 'none'", trust=False, only=None)
+    with pytest.raises(Exception, match="has no models with the alias 'nobody' to freeze"):
+        read_registry("mlflow:@nobody", registry, filter_string=None, trust=False, only=None)
     with pytest.raises(Exception, match="expected mlflow: for the newest version"):
         read_registry("mlflow:exported", registry, filter_string=None, trust=False, only=None)
 
