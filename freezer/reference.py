@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from freezer.outputs import leaves_of
+from freezer.errors import JudgeError
+from freezer.outputs import flatten
 from freezer.subject import Subject, call_source
 
 SEQUENCE_CALLS = 4
@@ -135,7 +136,14 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False) ->
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         # Clones: a model that writes into its inputs must not change them for the others.
         given = {name: _widen(tensor) if wide else tensor.clone() for name, tensor in tensors.items()}
-        return leaves_of(call_source(model, subject.spec, given))
+        structure, leaves = flatten(call_source(model, subject.spec, given))
+        if not wide and structure != subject.structure:
+            raise JudgeError(
+                f"{subject.name}: the result's form, or a constant in it, changes from call to call, which no artifact follows; got "
+                f"{structure.to_json()}, expected {subject.structure.to_json()}; return tensors instead",
+                code="CP-OUTPUTS",
+            )
+        return leaves
 
     return run
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from freezer.errors import JudgeError
 from freezer.reference import run_calls, run_reference, sequence_of
 from tests.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
 from tests.steps import BATCH, random_inputs, subject_of
@@ -100,3 +101,12 @@ def test_inputs_that_a_model_writes_into_now_and_then_stay_what_they_are() -> No
     run_reference(subject)
     assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
     assert torch.equal(X, random_inputs(2, 4))
+
+
+def test_a_constant_that_changes_with_the_inputs_is_refused() -> None:
+    subject = subject_of(Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X}, {"x": {0: BATCH}})
+    with pytest.raises(JudgeError, match="a constant in it, changes from call to call") as caught:
+        run_reference(subject)
+    assert caught.value.code == "CP-OUTPUTS"
+    fixed = subject_of(Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X})
+    assert len(run_reference(fixed).calls) > 8
