@@ -139,7 +139,7 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False) ->
         structure, leaves = flatten(call_source(model, subject.spec, given))
         if not wide and structure != subject.structure:
             raise JudgeError(
-                f"{subject.name}: the result's form, or a constant in it, changes from call to call, which no artifact follows; got "
+                f"{subject.name}: the result's form, or a constant in it, changes from call to call, which none follows; got "
                 f"{structure.to_json()}, expected {subject.structure.to_json()}; return tensors instead",
                 code="CP-OUTPUTS",
             )
