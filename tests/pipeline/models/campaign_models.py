@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 
 import torch
@@ -37,35 +35,11 @@ def raises() -> nn.Module:
     raise ValueError("no weights at hand")
 
 
-def segfaults() -> nn.Module:
-    """A factory whose process dies."""
-    os.kill(os.getpid(), signal.SIGSEGV)
-    return nn.Identity()
-
-
-def exits() -> nn.Module:
-    """A factory that leaves without a word."""
-    os._exit(7)
-
-
 def hangs() -> nn.Module:
     """A factory that never returns, and ignores SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(3600)
     return nn.Identity()
-
-
-def eats_memory() -> nn.Module:
-    """A factory that allocates without end."""
-    kept = []
-    while True:
-        kept.append(bytearray(50_000_000))
-
-
-def talks() -> nn.Module:
-    """A factory that prints without end."""
-    while True:
-        sys.stdout.write("x" * 1_000_000 + "\n")
 
 
 class Halves(nn.Module):
