@@ -26,6 +26,7 @@ BROKEN = Path(examples.broken.__file__).with_name("broken.yaml")
 
 REASONS = {
     "routes-to-experts": ("broken.py:62", "self.experts[chosen](x)"),
+    "turns-nan": ("all that eager gives is NaN or Inf",),
     "trains-only": ("RuntimeError: this model can only be trained",),
     "writes-its-input": ("CP-INPUT-WRITTEN", "'x'"),
     "names": ("forward returned no tensor",),
