@@ -177,11 +177,14 @@ class FrozenModel:
             if opened.payload.convention == "flat":
                 return self._rebuild(opened.run(*tensors))
             leaves = {item.name: tensor for (item, _), tensor in zip(self._checks, tensors, strict=True)}
-            values = [put_together(item, leaves) for item in self.inputs.inputs]
-            if self.inputs.style == "positional":
-                result = opened.run(*values)
+            if self._items is None:
+                values = {**self._constants, **leaves}
             else:
-                result = opened.run(**dict(zip(self._names, values, strict=True)))
+                values = {item.name: put_together(item, leaves) for item in self.inputs.inputs}
+            if self.inputs.style == "positional":
+                result = opened.run(*(values[name] for name in self._names))
+            else:
+                result = opened.run(**{name: values[name] for name in self._names})
             return self._rebuild(leaves_of(result))
 
 
