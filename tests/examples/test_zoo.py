@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from examples.zoo_files import ALIAS, BERT, MAX_RECORDINGS, REGISTERED, ZOO_FILE
 from freezer.outputs import leaves_of
 from freezer.sources import KINDS, load_source, weights_digest
 from freezer.subject import Subject, call_source
+from freezer.target import threads
 from pipeline.catalog import read_catalog
 from pipeline.entry import Entry
 from pipeline.keys import FileDigests
@@ -31,6 +32,13 @@ NAMES = (
     *("lstm-decoder", "recommender", "ranker", "speaker-embedder", "codec-encoder", "codec-decoder", "digits-champion"),
 )
 """In the order of the catalog."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Nothing is timed here, and threads that wait for each other on a busy machine take many times as long."""
+    with threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")
