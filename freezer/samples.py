@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -157,7 +157,7 @@ def _ordered(tensors: Mapping[str, Tensor], spec: InputSpec) -> dict[str, Tensor
 
 
 def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Tensor specs that fit one sample set exactly; integers get the range of their values.
+    """Tensor specs that fit one sample set exactly; see `tensor_spec`.
 
     Raises:
         SpecError: a tensor is of a dtype that no input may have; code CP-SAMPLES.
@@ -169,11 +169,13 @@ def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
-    """The spec of one example tensor."""
+    """The spec of one example tensor. Integers get the range of its values; a mask of zeros and ones needs none."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    integral = dtype in INTEGRAL and dtype != "bool" and tensor.numel() > 0
-    low_high = (int(tensor.min()), int(tensor.max())) if integral else None
-    return TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), range=low_high)
+    plain = TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape))
+    if dtype not in INTEGRAL or dtype == "bool" or tensor.numel() == 0:
+        return plain
+    low, high = int(tensor.min()), int(tensor.max())
+    return plain if is_mask(plain) and low >= 0 and high <= 1 else replace(plain, range=(low, high))
 
 
 def cover_points(sets: Sequence[InputSet], spec: InputSpec) -> list[InputSet]:

@@ -16,6 +16,7 @@ from freezer.errors import JudgeError, SpecError
 from freezer.input_items import put_together
 from freezer.lookups import find_lengths
 from freezer.outputs import flatten, output_specs
+from freezer.sample_files import CODE
 from freezer.samples import InputSet, cover_points, generate, generate_at, match_samples, needs_range, range_is_needed
 from freezer.spec import DTYPES, ConstantSpec, InputSpec, OutputSpec, OutputStructure
 
@@ -50,12 +51,12 @@ class Subject:
         """The first input set at a point.
 
         Raises:
-            SpecError: no set is there.
+            SpecError: no set is there; code CP-SAMPLES.
         """
         for item in self.sets:
             if dict(item.point) == dict(point):
                 return item
-        raise SpecError(f"no input set has the sizes {dict(point)}; add samples of these sizes")
+        raise SpecError(f"no input set has the sizes {dict(point)}; add samples of these sizes", code=CODE)
 
 
 def prepare(

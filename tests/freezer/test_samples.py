@@ -115,6 +115,12 @@ def test_samples_of_other_dtypes_are_refused() -> None:
     assert caught.value.code == "CP-SAMPLES"
 
 
+def test_an_example_of_a_mask_stands_for_masks_not_for_its_own_values() -> None:
+    (ones, counts) = spec_of_samples({"attention_mask": torch.ones(2, 6, dtype=torch.int64), "mask_ids": torch.tensor([0, 7])})
+    assert (ones.range, counts.range) == (None, (0, 7))
+    assert (generate(InputSpec(inputs=(ones,)))[0].tensors["attention_mask"] == 0).any()
+
+
 def test_the_range_of_integers_is_exact() -> None:
     (spec,) = spec_of_samples({"x": torch.tensor([-(2**63), 2**63 - 1])})
     assert spec.range == (-(2**63), 2**63 - 1)
