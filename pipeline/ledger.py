@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,8 @@ import pyarrow.parquet as pq
 from freezer.artifact import fsync_file
 from freezer.errors import InfrastructureError, StoreUnreachableError
 from freezer.store import WORK, Store
+
+_Key = TypeVar("_Key")
 
 COMPACT_ABOVE = 32
 """Parts from which a closing ledger makes one."""
@@ -119,6 +121,7 @@ class Ledger:
         self.folder = ledger_folder(store)
         self.campaign = campaign
         self._rows: dict[tuple[str, str], Row] = {}
+        self._of_models: dict[tuple[str, str, str], Row] = {}
         self._own: dict[tuple[str, str, str], Row] = {}
         self._num_appended = 0
         self._held = ExitStack()
@@ -141,9 +144,9 @@ class Ledger:
         with self._held:
             self._compact()
 
-    def find(self, kind: Kind, key: str) -> Row | None:
-        """The newest row of a key."""
-        return self._rows.get((kind, key))
+    def find(self, kind: Kind, key: str, *, model: str | None = None) -> Row | None:
+        """The newest row of a key; of one model, where entries that are the same but for their names share it."""
+        return self._rows.get((kind, key)) if model is None else self._of_models.get((kind, key, model))
 
     def nearest(self, kind: Kind, model: str, device_class: str) -> Row | None:
         """The newest row of a model and device class, whatever its key."""
@@ -163,14 +166,11 @@ class Ledger:
         return row
 
     def _keep(self, row: Row) -> None:
-        known = self._rows.get((row.kind, row.key))
-        if known is None or known.time <= row.time:
-            self._rows[row.kind, row.key] = row
+        identity = (row.kind, row.key, row.model)
+        _newest(self._rows, (row.kind, row.key), row)
+        _newest(self._of_models, identity, row)
         if row.campaign == self.campaign:
-            identity = (row.kind, row.key, row.model)  # entries that are the same but for their names share a judge_key
-            own = self._own.get(identity)
-            if own is None or own.time <= row.time:
-                self._own[identity] = row
+            _newest(self._own, identity, row)
 
     def _write(self, rows: Iterable[Row], name: str) -> None:
         columns: dict[str, list[Any]] = {field: [] for field in _SCHEMA.names}
@@ -195,3 +195,9 @@ class Ledger:
         self._write(self._own.values(), f"{self.campaign}@{time.time_ns()}-{os.getpid()}-0.parquet")
         for path in mine:
             path.unlink(missing_ok=True)
+
+
+def _newest(rows: dict[_Key, Row], key: _Key, row: Row) -> None:
+    known = rows.get(key)
+    if known is None or known.time <= row.time:
+        rows[key] = row

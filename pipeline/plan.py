@@ -198,17 +198,18 @@ def _finished(
     entry: Entry, name: str, judge: Key, builds: Mapping[str, Key], store: Store, ledger: Ledger
 ) -> tuple[Outcome | None, str]:
     """The finished outcome of a judge key, if it still holds, and why or why not in one line."""
-    row = ledger.find("outcome", judge.digest)
+    row = ledger.find("outcome", judge.digest, model=entry.name)
     if row is None:
+        other = ledger.find("outcome", judge.digest)
+        if other is not None:
+            return None, f"the same work was done under the name {other.model!r}"
         return None, _why_new(judge, builds, ledger.nearest("outcome", entry.name, name))
     outcome = Outcome.from_json(row.data["outcome"])
-    if outcome.model != entry.name:
-        return None, f"the same work was done under the name {outcome.model!r}"
     if not is_kept(outcome.failure, outcome.code) or outcome.verdict == "unstable":
         return None, f"was {outcome.verdict} ({outcome.failure or 'disturbed'}), which is never kept"
     if outcome.version is not None and outcome.version not in store.versions(entry.name):
         return None, f"version {outcome.version} is gone from the store"
-    return outcome.as_cached(), "unchanged"
+    return replace(outcome.as_cached(), tags=dict(entry.tags), registered_name=entry.registered_name), "unchanged"
 
 
 def _why_new(judge: Key, builds: Mapping[str, Key], nearest: Row | None) -> str:

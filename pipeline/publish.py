@@ -92,7 +92,7 @@ class Publisher:
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger says the same already: what was taken over may have come into another version."""
-        row = self._ledger.find("outcome", item.judge.digest)
+        row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         return row is not None and Outcome.from_json(row.data["outcome"]).as_cached() == outcome
 
 

@@ -120,3 +120,12 @@ with Ledger(Store.open(sys.argv[1]), "full") as ledger:
         assert ledger.find("build", "small") is not None
         assert ledger.find("build", "large") is None
     assert not list(ledger.folder.glob(".*partial"))
+
+
+def test_entries_that_share_a_key_keep_their_own_rows(store: Store) -> None:
+    with Ledger(store, "test") as ledger:
+        for model in ("one", "other"):
+            ledger.append("outcome", "shared", model=model, device_class="portable", data={"of": model})
+    with Ledger(store, "later") as again:
+        assert [again.find("outcome", "shared", model=model).data["of"] for model in ("one", "other")] == ["one", "other"]  # type: ignore[union-attr]
+        assert again.find("outcome", "shared", model="third") is None
