@@ -338,9 +338,10 @@ def _nearest_miss(failed: Sequence[Row], gate: Gate) -> str:
     """The worst row in one sentence, and the least limit that would have passed."""
     worst = max(failed, key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0))
     where = f"output {worst.output!r}, input set {worst.set_index} ({worst.kind}): {worst.problem}"
-    if worst.error_ratio is None or worst.bound is None or not math.isfinite(worst.error_ratio):
+    ratio = worst.error_ratio
+    if ratio is None or worst.bound is None or not gate.error_ratio_max < ratio < math.inf:
         return where  # no error_ratio_max would have passed
-    return f"{where}; limits.error_ratio_max: {math.ceil(worst.error_ratio)} would have passed"
+    return f"{where}; limits.error_ratio_max: {math.ceil(ratio)} would have passed"
 
 
 def rows_as_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -245,8 +245,9 @@ def _decide(
     if target.device_class.name == PORTABLE:
         return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0], passing[0]
     if sampling is None or not sampling.stable:
-        dropped = sampling.num_dropped if sampling else 0
-        return "unstable", f"other processes disturbed {dropped} rounds; nothing can be told of speed", None, passing[0]
+        kept, dropped = (len(sampling.samples_ms[EAGER]), sampling.num_dropped) if sampling else (0, 0)
+        reason = f"{kept} undisturbed rounds were had within the time limit, {dropped} were dropped; that tells nothing of speed"
+        return "unstable", reason, None, passing[0]
     ranked = sorted(passing, key=lambda t: -(t.speedup.value if t.speedup else 0.0))
     fastest = ranked[0]
     found = [(trial, _over_limit(trial, limits)) for trial in ranked]
