@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from freezer.errors import SourceError
+from freezer.samples import tensor_spec
 from freezer.spec import InputSpec, declared_spec
 
 UNBOUNDED_MAX = 8
@@ -56,7 +57,7 @@ class _Dims:
     def item(self, value: Any, path: str) -> dict[str, Any]:
         """One input, or a part of one."""
         if isinstance(value, Tensor):
-            return self._tensor(value, next(self._shapes))
+            return self._tensor(value, next(self._shapes), path)
         if isinstance(value, tuple | list):
             kind = "tuple" if isinstance(value, tuple) else "list"
             return {kind: [self.item(part, f"{path}.{index}") for index, part in enumerate(value)]}
@@ -71,12 +72,10 @@ class _Dims:
             f"the program's input {path!r} is a {type(value).__name__}; write `inputs:` for it, or export it otherwise"
         )
 
-    def _tensor(self, value: Tensor, symbols: Any) -> dict[str, Any]:
-        dtype = str(value.dtype).removeprefix("torch.")
+    def _tensor(self, value: Tensor, symbols: Any, path: str) -> dict[str, Any]:
+        example = tensor_spec(path, value)
         shape = [self._size(size, symbol, axis) for axis, (size, symbol) in enumerate(zip(value.shape, symbols, strict=True))]
-        integral = not value.is_floating_point() and not value.is_complex() and dtype != "bool" and value.numel() > 0
-        ranged = {"range": [int(value.min()), int(value.max())]} if integral else {}
-        return {"shape": shape, "dtype": dtype, **ranged}
+        return {"shape": shape, "dtype": example.dtype, **({"range": list(example.range)} if example.range else {})}
 
     def _size(self, size: int, symbol: Any, axis: int) -> int | str:
         """The size of an axis: the name of a dim where the program lets it vary of its own, else the example's."""

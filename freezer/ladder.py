@@ -18,7 +18,7 @@ class Refusal:
 
     Attributes:
         rung: the device class.
-        reason: `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `tampered`, `does_not_open`, `canary`.
+        reason: `class_mismatch`, `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `tampered`, `does_not_open`, `canary`.
         got, expected: what was found and what the artifact needs.
     """
 

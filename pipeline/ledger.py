@@ -167,10 +167,10 @@ class Ledger:
 
     def _keep(self, row: Row) -> None:
         identity = (row.kind, row.key, row.model)
-        _newest(self._rows, (row.kind, row.key), row)
-        _newest(self._of_models, identity, row)
+        keep_newest(self._rows, (row.kind, row.key), row)
+        keep_newest(self._of_models, identity, row)
         if row.campaign == self.campaign:
-            _newest(self._own, identity, row)
+            keep_newest(self._own, identity, row)
 
     def _write(self, rows: Iterable[Row], name: str) -> None:
         columns: dict[str, list[Any]] = {field: [] for field in _SCHEMA.names}
@@ -197,7 +197,8 @@ class Ledger:
             path.unlink(missing_ok=True)
 
 
-def _newest(rows: dict[_Key, Row], key: _Key, row: Row) -> None:
+def keep_newest(rows: dict[_Key, Row], key: _Key, row: Row) -> None:
+    """Put a row under its key, unless a newer one is there."""
     known = rows.get(key)
     if known is None or known.time <= row.time:
         rows[key] = row

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from freezer.errors import InfrastructureError, UsageError
 from freezer.store import Store
 from pipeline.campaign_record import CampaignRecord, Member
-from pipeline.ledger import Row, campaign_lock, ledger_folder, read_parts
+from pipeline.ledger import Row, campaign_lock, keep_newest, ledger_folder, read_parts
 from pipeline.outcome import Outcome
 from pipeline.tracker import ArtifactMode, Tracker
 
@@ -190,16 +190,10 @@ class History:
         paths = sorted(self._folder.glob("*.parquet"))
         for row in read_parts(paths, kinds=("campaign", "outcome")):
             if row.kind == "campaign":
-                _keep_newest(self._records, row.key, row)
+                keep_newest(self._records, row.key, row)
             elif row.kind == "outcome":
-                _keep_newest(self._outcomes.setdefault((row.key, row.model), {}), row.campaign, row)
+                keep_newest(self._outcomes.setdefault((row.key, row.model), {}), row.campaign, row)
         self._parts = {path.name for path in paths}
-
-
-def _keep_newest(rows: dict[str, Row], name: str, row: Row) -> None:
-    known = rows.get(name)
-    if known is None or known.time <= row.time:
-        rows[name] = row
 
 
 def _outcome(row: Row, *, cached: bool) -> Outcome:

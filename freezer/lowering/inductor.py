@@ -31,6 +31,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             "torchscript-frozen keeps state",
             code="CP-STATE",
         )
+    if not captured.program.graph_signature.user_inputs:
+        raise BuildError("inductor: the model takes no tensor, and Inductor compiles none without; torchscript-frozen does")
     config: dict[str, Any] = {"freezing": settings["freezing"], "compile_threads": 1}
     device_class = target.device_class
     if device_class.kind == "cpu":

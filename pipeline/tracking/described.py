@@ -162,7 +162,7 @@ class _Example:
             declared = {name: self._from_spec(spec, name, dims) for name, spec in self._named().items()}
             keyword = all(spec.name for spec in self._specs)
         elif self.samples is not None:
-            declared = {name: _from_array(array, dims if self._rows else None) for name, array in self.samples.items()}
+            declared = {name: _from_array(name, array, dims if self._rows else None) for name, array in self.samples.items()}
             keyword = list(self.samples) != [NAMELESS]
         else:
             return None, {}
@@ -190,7 +190,7 @@ class _Example:
                 raise _unclear(
                     f"the signature's input {name!r} has the shape {given}, and no input example says what axis {axis} is"
                 )
-        return {"shape": shape, "dtype": dtype, **_range(array, dtype)}
+        return {"shape": shape, "dtype": dtype, **_range(array, dtype, name)}
 
     def _arrays(self, example: Any) -> dict[str, np.ndarray[Any, Any]] | None:
         import numpy as np
@@ -226,17 +226,18 @@ class _Dims:
         return name
 
 
-def _from_array(array: np.ndarray[Any, Any], rows: _Dims | None) -> dict[str, Any]:
+def _from_array(name: str, array: np.ndarray[Any, Any], rows: _Dims | None) -> dict[str, Any]:
     shape: list[int | str] = [int(size) for size in array.shape]
     if rows is not None and shape:
         shape[0] = rows.batch(array.shape[0])
-    return {"shape": shape, "dtype": array.dtype.name, **_range(array, array.dtype.name)}
+    return {"shape": shape, "dtype": array.dtype.name, **_range(array, array.dtype.name, name)}
 
 
-def _range(array: np.ndarray[Any, Any] | None, dtype: str) -> dict[str, Any]:
+def _range(array: np.ndarray[Any, Any] | None, dtype: str, name: str) -> dict[str, Any]:
     if array is None or not array.size or dtype not in INTEGRAL or dtype == "bool":
         return {}
-    return {"range": [int(array.min()), int(array.max())]}
+    low, high = int(array.min()), int(array.max())
+    return {} if "mask" in name.lower() and low >= 0 and high <= 1 else {"range": [low, high]}  # a mask is generated as one
 
 
 def _unclear(message: str) -> SourceError:

@@ -18,6 +18,8 @@ from freezer.manifest import digest_file
 from freezer.outputs import leaves_of
 from freezer.recipes import RECIPES
 from freezer.sources import weights_digest
+from freezer.spec import declared_spec
+from freezer.subject import prepare
 from freezer.target import target_here
 from tests.conftest import Frozen
 from tests.lines import place_of
@@ -133,6 +135,16 @@ def test_inductor_refuses_a_model_that_changes_itself(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"a call changes model\.count, and freezing would bake the first values in"):
         candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
     assert candidate_of(subject, "portable", tmp_path / "portable").stateful
+
+
+def test_inductor_says_that_it_needs_a_tensor(tmp_path: Path) -> None:
+    class Constant(nn.Module):
+        def forward(self) -> Tensor:
+            return torch.arange(4.0)
+
+    subject = prepare("constant", Constant(), declared_spec({}, {}))
+    with pytest.raises(BuildError, match="the model takes no tensor, and Inductor compiles none without"):
+        candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
 
 
 def test_what_no_capture_takes_is_a_capture_error(tmp_path: Path) -> None:
