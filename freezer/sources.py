@@ -214,20 +214,14 @@ def _load_torchscript(source: Source) -> Any:
 
 
 def _load_export(source: Source) -> Any:
-    import torch
-
     from freezer.exported_inputs import spec_of
     from freezer.exported_module import module_of
 
     _check_archive(source)
     with _no_pickles(source):
-        if source.method is None:
-            programs = {"forward": torch.export.load(source.location)}
-        else:
-            from torch.export.pt2_archive._package import load_pt2
-
-            programs = load_pt2(source.location).exported_programs
-    wanted = source.method or "forward"
+        programs = _programs(source.location)
+    lone = next(iter(programs)) if len(programs) == 1 else "forward"
+    wanted = source.method or next((name for name in ("model", "forward") if name in programs), lone)
     if wanted not in programs:
         raise SourceError(
             f"source {source} has no method {wanted!r}; it has {', '.join(sorted(programs)) or 'none'}", code="CP-SOURCE-METHOD"
@@ -235,6 +229,17 @@ def _load_export(source: Source) -> Any:
     module = module_of(programs[wanted])
     vars(module)["meta"] = {OWN_SPEC: spec_of(programs[wanted])}
     return module
+
+
+def _programs(path: str) -> dict[str, Any]:
+    """The programs of a .pt2 by name: torch.export.save calls its one `model`; before torch 2.8 it wrote another kind of zip."""
+    import torch
+    from torch.export.pt2_archive._package import load_pt2
+
+    with zipfile.ZipFile(path) as archive:
+        if "serialized_exported_program.json" in archive.namelist():
+            return {"model": torch.export.load(path)}
+    return dict(load_pt2(path).exported_programs)
 
 
 def _check_archive(source: Source) -> None:

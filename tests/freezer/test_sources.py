@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from freezer.errors import SourceError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.python_modules import find_function, module_file
-from freezer.sources import Source, load_source, parse_source, weights_digest
+from freezer.sources import Source, load_source, own_spec, parse_source, weights_digest
 from tests.models import Counter, Mlp, mlp, seeded
 from tests.steps import random_inputs
 
@@ -172,3 +173,121 @@ def test_strides_do_not_matter_to_the_digest() -> None:
     other.load_state_dict(one.state_dict())
     other.weight = nn.Parameter(other.weight.detach().t().contiguous().t())
     assert weights_digest(one) == weights_digest(other)
+
+
+# Exported programs
+
+
+class Two(nn.Module):
+    """A model with nested inputs, a constant among them."""
+
+    def forward(self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor], scale: float = 1.0) -> torch.Tensor:
+        out: torch.Tensor = x * scale + state[0] + state[1]
+        return out
+
+
+def exported(path: Path) -> Path:
+    """A program of Two for batches of 2 to 16."""
+    batch = torch.export.Dim("batch", min=2, max=16)
+    x = torch.ones(3, 4)
+    shapes = {"x": {0: batch}, "state": ({0: batch}, {0: batch}), "scale": None}
+    program = torch.export.export(Two(), (x, (x, x)), {"scale": 2.0}, dynamic_shapes=shapes)
+    torch.export.save(program, str(path))
+    return path
+
+
+def test_an_exported_program_knows_its_inputs(tmp_path: Path) -> None:
+    exported(tmp_path / "two.pt2")
+    model = load("export:two.pt2", tmp_path)
+    x = torch.ones(5, 4)
+    assert torch.equal(model(x, (x, x), scale=2.0), x * 4)
+    spec = own_spec(model)
+    assert spec is not None
+    assert [(item.name, item.shape) for item in spec.tensors] == [
+        ("x", ("batch", 4)),
+        *((f"state.{i}", ("batch", 4)) for i in (0, 1)),
+    ]
+    assert [(dim.name, dim.min, dim.max) for dim in spec.dims] == [("batch", 2, 16)]
+    assert spec.constants == {"scale": 2.0}
+    assert own_spec(mlp()) is None
+
+
+def test_a_method_of_an_archive_or_a_script_is_named(tmp_path: Path) -> None:
+    from torch.export.pt2_archive._package import package_pt2
+
+    programs = {name: torch.export.export(mlp(hidden), (X,)) for name, hidden in (("forward", 8), ("encode", 5))}
+    package_pt2(str(tmp_path / "both.pt2"), exported_programs=programs)
+    assert torch.equal(load("export:both.pt2", tmp_path, method="encode")(X), mlp(5)(X))
+    assert torch.equal(load("export:both.pt2", tmp_path)(X), mlp()(X))
+    with pytest.raises(SourceError, match="has no method 'decode'; it has encode, forward") as caught:
+        load("export:both.pt2", tmp_path, method="decode")
+    assert caught.value.code == "CP-SOURCE-METHOD"
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(mlp()), str(tmp_path / "mlp.jit"))
+    with pytest.raises(SourceError, match="got method 'encode', expected one of forward") as caught:
+        load("torchscript:mlp.jit", tmp_path, method="encode")
+    assert caught.value.code == "CP-SOURCE-METHOD"
+
+
+class Surprise:
+    """What a pickle may do when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("surprise"),))
+
+
+def test_nothing_is_unpickled_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exported(tmp_path / "two.pt2")
+    with zipfile.ZipFile(tmp_path / "two.pt2") as archive:
+        contents = {info.filename: archive.read(info) for info in archive.infolist()}
+    torch.save(Surprise(), tmp_path / "surprise.pt")
+    examples = next(name for name in contents if "sample_inputs" in name)
+    contents[examples] = (tmp_path / "surprise.pt").read_bytes()
+    with zipfile.ZipFile(tmp_path / "bad.pt2", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    with pytest.raises(
+        SourceError, match="holds pickled objects, which run code when they are loaded; add `trust: true`"
+    ) as caught:
+        load("export:bad.pt2", tmp_path)
+    assert caught.value.code == "CP-TRUST"
+    assert not (tmp_path / "surprise").exists()
+
+
+def test_compiled_code_in_an_archive_needs_trust(tmp_path: Path) -> None:
+    exported(tmp_path / "two.pt2")
+    with zipfile.ZipFile(tmp_path / "two.pt2", "a") as archive:
+        archive.writestr("two/data/aotinductor/model/model.so", b"")
+    with pytest.raises(SourceError, match=r"holds compiled code .*, which loading it would run"):
+        load("export:two.pt2", tmp_path)
+    (tmp_path / "no.pt2").write_bytes(b"no zip")
+    with pytest.raises(SourceError, match=r"is no \.pt2 archive"):
+        load("export:no.pt2", tmp_path)
+
+
+def test_a_pickled_module_is_loaded_only_with_trust(tmp_path: Path) -> None:
+    torch.save(mlp(), tmp_path / "mlp.pth")
+    assert torch.equal(load("pickle:mlp.pth", tmp_path, trust=True)(X), mlp()(X))
+    torch.save(mlp().state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(SourceError, match=r"gave a OrderedDict, expected an nn\.Module"):
+        load("pickle:weights.pth", tmp_path, trust=True)
+
+
+def test_a_pinned_file_is_held_to_its_digest_before_it_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "bad.pth").write_bytes(b"anything")
+    with pytest.raises(SourceError, match=r"got sha256 .*, expected 0000") as caught:
+        load("pickle:bad.pth", tmp_path, trust=True, sha256="0" * 64)
+    assert caught.value.code == "CP-FETCH-DIGEST"
+
+
+def test_torchscript_that_names_a_gpu_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    class OnGpu(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to("cuda:0") * 2
+
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(OnGpu()), str(tmp_path / "gpu.jit"))
+    with pytest.raises(SourceError, match=r"names the device cuda:0 .* in its graph, and this worker has no GPU") as caught:
+        load("torchscript:gpu.jit", tmp_path)
+    assert caught.value.code == "CP-SOURCE-DEVICE"

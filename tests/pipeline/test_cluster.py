@@ -269,11 +269,19 @@ def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -
     write_catalog(tmp_path, text)
     done = optimize(tmp_path)
     assert done.returncode == 2
+    assert "CP-ENTRY-NAME: catalog.yaml:" in done.stderr
     assert "entry 'Bad', field 'name'" in done.stderr
     assert not (tmp_path / "store").exists(), "nothing was started"
-    going = optimize(tmp_path, "--keep-going", "--explain")
-    assert going.returncode == 0, going.stderr
-    assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in going.stdout
+    explained = optimize(tmp_path, "--keep-going", "--explain")
+    assert explained.returncode == 0, explained.stderr
+    assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
+    assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
+    going = optimize(tmp_path, "--keep-going", "--json", str(tmp_path / "out.json"))
+    assert going.returncode == 1, going.stderr
+    found = outcomes(tmp_path)
+    assert found["good", "portable"]["verdict"] == "published"
+    assert found["Bad", "auto"]["verdict"] == "failed"
+    assert found["Bad", "auto"]["reason"].startswith("CP-ENTRY-NAME: catalog.yaml:")
 
 
 def test_a_class_that_no_node_serves_is_an_error_before_any_work(tmp_path: Path) -> None:
