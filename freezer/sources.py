@@ -86,7 +86,7 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
     kind, colon, location = text.partition(":")
     known = next((known for known in KINDS if known == kind), None)
     if not colon or known is None or not location:
-        hint = "; a path needs its kind before it, as in torchscript:model.pt" if not colon else ""
+        hint = f"; a file needs its kind before it, as in torchscript:{text}" if not colon or is_url(text) else ""
         raise SourceError(f"got {text!r}, expected {', '.join(f'{k}:…' for k in KINDS)}{hint}")
     if kind == "python" and (location.count(":") != 1 or not all(location.split(":"))):
         raise SourceError(f"got {text!r}, expected python:MODULE:FUNCTION")

@@ -86,7 +86,7 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"name": "3.5"}, "name", "FIELD", "got '3.5', expected a text; put it in quotes"),
     ({"source": ""}, "source", "FIELD", "required"),
     ({"source": "onnx:x"}, "source", "SOURCE", "got 'onnx:x', expected python:…, torchscript:…"),
-    ({"source": "model.pt"}, "source", "SOURCE", "a path needs its kind before it, as in torchscript:model.pt"),
+    ({"source": "model.pt"}, "source", "SOURCE", "a file needs its kind before it, as in torchscript:model.pt"),
     ({"source": "python:campaign_models"}, "source", "SOURCE", "expected python:MODULE:FUNCTION"),
     ({"source": "python:nowhere:good"}, "source", "SOURCE", "module 'nowhere' is not found; looked in"),
     ({"source": "python:campaign_models:god"}, "source", "SOURCE", "has no function 'god'; did you mean 'good'\\?"),
