@@ -80,15 +80,23 @@ def _iso(seconds: float) -> str:
 def print_report(report: Report, console: Console) -> None:
     """Print the table of verdicts, and why where one is not published."""
     console.print(_table(report, console))
-    for outcome in report.outcomes:
-        if outcome.verdict != "published" and outcome.reason:
-            what = Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), str(outcome.coded_reason))
-            console.print(what, soft_wrap=True)
-            if outcome.log_tail and outcome.failure in UNEXPLAINED:
-                console.print(Text(_indented(outcome.log_tail), style="dim"), soft_wrap=True)
+    for (model, reason), alike in _reasons(report.outcomes).items():
+        classes = ", ".join(outcome.device_class for outcome in alike)
+        console.print(Text.assemble((f"{model} {classes}: ", "bold"), reason), soft_wrap=True)
+        if alike[0].log_tail and alike[0].failure in UNEXPLAINED:
+            console.print(Text(_indented(alike[0].log_tail), style="dim"), soft_wrap=True)
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
     console.print(_summary(report), soft_wrap=True)
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """What kept models from being published, once for all classes of a model that it holds for."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.verdict != "published" and outcome.coded_reason:
+            found.setdefault((outcome.model, outcome.coded_reason), []).append(outcome)
+    return found
 
 
 def _table(report: Report, console: Console) -> Table:

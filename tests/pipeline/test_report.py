@@ -95,6 +95,16 @@ def test_the_table_shows_verdicts_and_why_and_the_log_of_a_crash() -> None:
     assert "2 published, 1 failed (1 unchanged) in 5 s" in text
 
 
+def test_a_reason_that_holds_for_all_classes_is_printed_once_behind_its_code() -> None:
+    coded = replace(FAILED, code="CP-CRASH")
+    text = printed(report_of(coded, replace(coded, device_class="portable"), replace(coded, model="other", reason="is another")))
+    assert text.count("the process died of SIGSEGV") == 1
+    assert "broken cpu-x86-64-v4, portable: CP-CRASH: the process died of SIGSEGV" in text
+    assert text.count("    line two") == 2
+    assert "other cpu-x86-64-v4: CP-CRASH: is another" in text
+    assert coded.for_json_report()["reason"].startswith("CP-CRASH: ")
+
+
 @pytest.mark.parametrize("width", [80, 100, 130, 160])
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width: int) -> None:
     text = printed(report_of(PUBLISHED, FAILED), width)
