@@ -36,7 +36,7 @@ CODES = {
     "timeout": "CP-TIMEOUT",
     "memory": "CP-MEMORY",
     "crash": "CP-CRASH",
-    "output": "CP-OUTPUT",
+    "output": "CP-LOG-SIZE",
     "disk": "CP-DISK",
     "infrastructure": "CP-INFRASTRUCTURE",
 }
@@ -215,10 +215,9 @@ def failure_of(error: BaseException) -> str:
 
 def code_of(error: BaseException) -> str:
     """The code of the failed outcome that an exception makes."""
-    failure = failure_of(error)
-    if isinstance(error, ColdpressError) and failure not in CODES:
+    if isinstance(error, ColdpressError) and not _is_of_the_disk(error):
         return error.code
-    return CODES.get(failure, ColdpressError.code)
+    return CODES.get(failure_of(error), ColdpressError.code)
 
 
 def _is_of_the_disk(error: BaseException | None) -> bool:

@@ -10,8 +10,9 @@ STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of a registry's m
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +60,8 @@ class Materials:
         problems: list[CatalogError] = []
         for entry in entries:
             try:
-                found.append(self._resolved(entry))
+                with _told_of(entry):
+                    found.append(self._resolved(entry))
             except InfrastructureError:
                 raise
             except ColdpressError as error:
@@ -74,11 +76,12 @@ class Materials:
             ColdpressError: something cannot be fetched, is not what was pinned, or is not trusted.
         """
         if entry.name not in self._ready:
-            made = replace(entry, source=fetched(entry.source, self._folder))
-            if made.source.kind == "mlflow":
-                made = self._of_registry(made)
-            if self.shipping:
-                made = ship(made, self._folder)
+            with _told_of(entry):
+                made = replace(entry, source=fetched(entry.source, self._folder))
+                if made.source.kind == "mlflow":
+                    made = self._of_registry(made)
+                if self.shipping:
+                    made = ship(made, self._folder)
             self._ready[entry.name] = made
         return self._ready[entry.name]
 
@@ -156,6 +159,15 @@ class Materials:
             save_file(described.samples, unfinished)
             os.replace(unfinished, samples)
         return replace(entry, spec=spec, samples=samples, fill_up=True)
+
+
+@contextlib.contextmanager
+def _told_of(entry: Entry) -> Iterator[None]:
+    """Make a file that cannot be read, copied or parsed the failure of its entry, and never the campaign's."""
+    try:
+        yield
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SourceError(f"source {entry.source}: {type(error).__name__}: {error}", code="CP-FETCH") from error
 
 
 def of_version(entry: Entry, model: RegistryModel) -> Entry:

@@ -40,7 +40,8 @@ def ship(entry: Entry, folder: Path) -> Entry:
         named.append(source.location)
     files = {*entry.files, *(file for name in named for file in module_closure(name.partition(":")[0], search_path))}
     if source.kind == "pickle":  # the classes that a pickle names may be anywhere in its code
-        files |= {file for root in source.search_path[:-2] for file in Path(root).rglob("*.py")}
+        own = [root for root in source.search_path if root not in entry.search_path]
+        files |= {file for root in own for file in Path(root).rglob("*.py")}
     if files:
         tree = _ship_tree(sorted(files), folder)
         search_path = tuple(str(_within(tree, Path(root))) for root in search_path)

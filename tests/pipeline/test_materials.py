@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from freezer.errors import InfrastructureError, SourceError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.spec import Dim
 from pipeline.catalog import Catalog, read_catalog, read_registry
 from pipeline.entry import Entry
+from pipeline.isolate import code_of
 from pipeline.keys import FileDigests, source_key
 from pipeline.materials import Materials
 from pipeline.shipping import module_closure, ship
@@ -250,3 +253,33 @@ print(type(load_source(entry.source)).__name__)
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1]
+
+
+def test_a_neighbour_that_does_not_parse_is_the_failure_of_its_entry(tmp_path: Path, digests: FileDigests) -> None:
+    (tmp_path / "unparsed.py").write_text("def half(:\n")
+    (tmp_path / "importing.py").write_text("def make():\n    import unparsed\n    return unparsed.half()\n")
+    (entry,) = catalog_of(tmp_path, ("mine", "python:importing:make", "")).entries
+    with pytest.raises(SourceError, match=r"source python:importing:make: SyntaxError: .*unparsed\.py") as caught:
+        Materials(tmp_path / "store", "sqlite://", digests, shipping=True).ready(entry)
+    assert code_of(caught.value) == "CP-FETCH"
+
+
+def test_a_full_disk_is_told_as_such_and_a_finer_code_is_kept() -> None:
+    full = SourceError("cannot be copied", code="CP-FETCH")
+    full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert code_of(full) == "CP-DISK"
+    assert code_of(InfrastructureError("gone", code="CP-TRACKING")) == "CP-TRACKING"
+
+
+@pytest.mark.parametrize("same_folder", [True, False])
+def test_the_code_of_a_pickle_is_shipped_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_folder: bool) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "pickled_net.py").write_text("WIDTH = 4\n")
+    (tmp_path / "net.pth").write_bytes(b"0")
+    if same_folder:
+        monkeypatch.chdir(tmp_path)
+    (entry,) = catalog_of(tmp_path, ("mine", "pickle:net.pth", ", trust: true")).entries
+    entry = replace(entry, source=replace(entry.source, search_path=(str(tmp_path / "code"), *entry.source.search_path)))
+    shipped = ship(entry, tmp_path / "store" / "sources")
+    assert (Path(shipped.source.search_path[0]) / "pickled_net.py").read_text() == "WIDTH = 4\n"
+    assert shipped.source.search_path[0] != str(tmp_path / "code")
