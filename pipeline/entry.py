@@ -38,7 +38,7 @@ KNOWS_ITS_INPUTS = ("export", "mlflow")
 REGISTRY = "mlflow:"
 DAY_S = 86_400.0
 
-Problems = Literal[
+EntryCode = Literal[
     "CP-ENTRY-FORM",
     "CP-ENTRY-FIELD",
     "CP-ENTRY-NAME",
@@ -222,7 +222,7 @@ class _Reader:
             tags=parsed.tags,
         )
 
-    def _fail(self, field: str, message: str, code: Problems) -> CatalogError:
+    def _fail(self, field: str, message: str, code: EntryCode) -> CatalogError:
         return CatalogError(message, entry=self._label, field=field, place=self._place, code=code)
 
     def _check_name(self) -> None:

@@ -55,8 +55,12 @@ class _Task:
 
     @property
     def what(self) -> str:
-        item = self.progress.item
-        return " ".join(word for word in (item.entry.name, item.device_class, self.recipe) if word)
+        return _label(self.progress.item, self.recipe)
+
+
+def _label(item: Item, recipe: str | None) -> str:
+    """`model class recipe`, as people are shown a build; of a judge without a recipe."""
+    return " ".join(word for word in (item.entry.name, item.device_class, recipe) if word)
 
 
 class Executor:
@@ -255,7 +259,7 @@ class Executor:
             },
         )
         text = f"failed: {result.failure}: {result.message}" if result.failure else f"in {result.wall_s:.1f} s"
-        self._show(Event(kind="built", what=_Task(progress=progress, recipe=recipe).what, text=text))
+        self._show(Event(kind="built", what=_label(progress.item, recipe), text=text))
         if progress.built:
             self._when_built(progress)
 
