@@ -157,6 +157,7 @@ def _cold(subject: Subject, candidate: Candidate, staging: Path, target: Target)
     return coldstart.measure(
         staging / payload.path,
         payload.kind,
+        candidate.settings,
         staging / GOLDEN_INPUTS,
         spec=subject.spec,
         native=payload.convention == "native",

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from freezer.capture import Captured, capture
-from freezer.errors import BuildError
+from freezer.capture import Attempt, Captured
+from freezer.errors import BuildError, CaptureError, FreezeError
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.manifest import Payload, digest_file
-from freezer.recipes import LOWERINGS, LoweringName, Recipe
+from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
+from freezer.report import Lowered, Report
 from freezer.sources import weights_digest
 from freezer.spec import Dim
 from freezer.subject import Subject
 from freezer.target import Target, threads, toolchain
 
 CANDIDATE = "candidate.json"
+EVIDENCE = "evidence"
+"""The folder of a candidate that holds texts: of each error in full, and of what the lowerings made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +36,10 @@ class Candidate:
     Attributes:
         folder: holds candidate.json and payloads/.
         recipe, lowering, capture: names.
-        tried: for each capture that was tried, in order, its name and outcome.
+        tried: for each way that was tried, in order: its payload, capture and lowering, its outcome in a sentence, and where it
+            failed the file with the whole error.
         payloads: the most special shapes first.
+        reports: by payload path, what freezing did.
         stateful: whether the graph says that a call changes buffers.
         warnings: what the capture said.
         toolchain: versions that made it.
@@ -47,6 +54,7 @@ class Candidate:
     settings: Mapping[str, Any]
     tried: tuple[Mapping[str, str], ...]
     payloads: tuple[Payload, ...]
+    reports: Mapping[str, Report]
     stateful: bool
     warnings: tuple[str, ...]
     toolchain: Mapping[str, Any]
@@ -56,7 +64,7 @@ class Candidate:
     def open(self, subject: Subject) -> FrozenModel:
         """The candidate as it would be served, in its initial state."""
         lowering = lowering_module(self.payloads[0].kind)
-        opened = [OpenPayload(payload=p, run=lowering.open_payload(self.folder / p.path)) for p in self.payloads]
+        opened = [OpenPayload(payload=p, run=lowering.open_payload(self.folder / p.path, self.settings)) for p in self.payloads]
         return FrozenModel(spec=subject.spec, outputs=subject.outputs, structure=subject.structure, payloads=opened)
 
     def write(self) -> None:
@@ -68,6 +76,7 @@ class Candidate:
             "settings": dict(self.settings),
             "tried": [dict(item) for item in self.tried],
             "payloads": [payload.to_json() for payload in self.payloads],
+            "reports": {path: report.to_json() for path, report in self.reports.items()},
             "stateful": self.stateful,
             "warnings": list(self.warnings),
             "toolchain": dict(self.toolchain),
@@ -82,7 +91,8 @@ class Candidate:
         record = json.loads((folder / CANDIDATE).read_text())
         payloads = tuple(Payload.from_json(item) for item in record["payloads"])
         lists = {name: tuple(record[name]) for name in ("tried", "warnings")}
-        return cls(folder=folder, **{**record, **lists, "payloads": payloads})
+        reports = {path: Report.from_json(item) for path, item in record["reports"].items()}
+        return cls(folder=folder, **{**record, **lists, "payloads": payloads, "reports": reports})
 
 
 def build(subject: Subject, recipe: Recipe, target: Target, folder: Path) -> Candidate:
@@ -96,40 +106,104 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path) -> Can
 
     Raises:
         CaptureError: no capture that the recipe allows works.
-        BuildError: the lowering fails, or does not keep the model's state.
+        BuildError: no lowering of a captured graph works, or keeps the model's state.
     """
     started = time.monotonic()
     (folder / "payloads").mkdir()
-    payloads: list[Payload] = []
+    made: list[_Made] = []
     tried: list[dict[str, str]] = []
-    last: Captured | None = None
     with threads(target.num_threads):
         for name, point in _shapes(subject, recipe):
-            last, outcomes = capture(subject, [way[0] for way in recipe.ways], point=point)
-            tried.extend(outcomes)
-            lowering: LoweringName = dict(recipe.ways)[last.name]
-            module = lowering_module(lowering)
-            path = folder / "payloads" / f"{name}{module.SUFFIX}"
-            module.build(last, path, target, recipe.settings)
-            payloads.append(_payload(subject, recipe, target, path, lowering, point, last))
-    if last is None:
-        raise BuildError(f"{recipe.name}: nothing to build")
+            made.append(_first_that_works(Attempt(subject, point), recipe, target, folder, name, tried))
+    last = made[-1]
     candidate = Candidate(
         folder=folder,
         recipe=recipe.name,
-        lowering=lowering,
-        capture=last.name,
+        lowering=last.payload.kind,
+        capture=last.captured.name,
         settings=recipe.settings,
         tried=tuple(tried),
-        payloads=tuple(payloads),
-        stateful=bool(last.mutates),
-        warnings=last.warnings,
+        payloads=tuple(item.payload for item in made),
+        reports={item.payload.path: item.report for item in made},
+        stateful=bool(last.captured.mutates),
+        warnings=last.captured.warnings,
         toolchain=toolchain(),
         weights=weights_digest(subject.model),
         build_s=time.monotonic() - started,
     )
     candidate.write()
     return candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    captured: Captured
+    payload: Payload
+    report: Report
+
+
+def _first_that_works(
+    attempt: Attempt, recipe: Recipe, target: Target, folder: Path, name: str, tried: list[dict[str, str]]
+) -> _Made:
+    """The payload of the first way of the recipe that works; what was tried is added to `tried`, with the file of each error.
+
+    Raises:
+        CaptureError, BuildError: no way works; a sentence for each, and the first code that says more than its class's.
+    """
+    errors: list[FreezeError] = []
+    for number, (capture, lowering) in enumerate(recipe.ways):
+        row = {"payload": name, "capture": capture, "lowering": lowering}
+        try:
+            made = _make(attempt, capture, lowering, recipe, target, folder, name)
+        except (CaptureError, BuildError) as error:
+            file = folder / EVIDENCE / f"{name}-{number}-{capture}-error.txt"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("".join(traceback.format_exception(error)))
+            tried.append({**row, "outcome": str(error), "error": str(file.relative_to(folder))})
+            errors.append(error)
+        else:
+            tried.append({**row, "outcome": "captured and lowered"})
+            return made
+    worst = next((error for error in errors if isinstance(error, BuildError)), errors[0])
+    code = next((error.code for error in errors if error.code != type(error).code), None)
+    message = "; ".join(f"{way[0]}: {error}" for way, error in zip(recipe.ways, errors, strict=True))
+    raise type(worst)(message, code=code) from ExceptionGroup("the ways that were tried", errors)
+
+
+def _make(
+    attempt: Attempt, capture: CaptureName, lowering: LoweringName, recipe: Recipe, target: Target, folder: Path, name: str
+) -> _Made:
+    """One payload, made in one way."""
+    phases: dict[str, float] = {}
+    with _timed(phases, "capture"):
+        captured = attempt.capture(capture)
+    module = lowering_module(lowering)
+    path = folder / "payloads" / f"{name}{module.SUFFIX}"
+    with _timed(phases, "lower"):
+        lowered: Lowered = module.build(captured, path, target, recipe.settings)
+    _write_texts(folder / EVIDENCE, name, lowered.texts)
+    payload = _payload(attempt.subject, recipe, target, path, lowering, attempt.point, captured)
+    report = replace(
+        lowered.report,
+        phases_s={**phases, **lowered.report.phases_s},
+        size_after_bytes=payload.size_bytes,
+        guards=captured.guards,
+        notes=(*captured.notes, *lowered.report.notes),
+    )
+    return _Made(captured=captured, payload=payload, report=report)
+
+
+@contextlib.contextmanager
+def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    phases[name] = time.monotonic() - started
+
+
+def _write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> None:
+    for file, text in texts.items():
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}-{file}").write_text(text)
 
 
 def lowering_module(kind: LoweringName) -> ModuleType:
@@ -153,7 +227,7 @@ def _payload(
     target: Target,
     path: Path,
     kind: LoweringName,
-    point: dict[str, int] | None,
+    point: Mapping[str, int] | None,
     captured: Captured,
 ) -> Payload:
     dims = subject.spec.dims

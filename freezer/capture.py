@@ -42,6 +42,9 @@ class Captured:
         convention: how a payload made of it is called.
         mutates: names of the buffers that a call changes, as far as the graph tells.
         warnings: what the capture said, one line each.
+        guards: what inputs must hold to besides the declared dims, in words.
+        notes: what else people should know of the capture.
+        preserve: attributes and methods that a lowering must keep.
     """
 
     name: CaptureName
@@ -49,6 +52,9 @@ class Captured:
     convention: Literal["flat", "native"]
     mutates: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    preserve: tuple[str, ...] = ()
 
 
 class FlatModule(nn.Module):
@@ -66,39 +72,6 @@ class FlatModule(nn.Module):
         return tuple(leaves_of(self.model(*args, **kwargs)))
 
 
-def capture(
-    subject: Subject, names: Sequence[CaptureName], *, point: Mapping[str, int] | None
-) -> tuple[Captured, list[dict[str, str]]]:
-    """The first capture that works, and what was tried in order.
-
-    Args:
-        subject: the model.
-        names: captures, in the order they are tried.
-        point: sizes to fix every dim to; None keeps the dims dynamic.
-
-    Returns:
-        The captured graph, and for each capture tried its name and outcome.
-
-    Raises:
-        CaptureError: none worked; the message has a sentence for each, and the code is the first that says more than the class's.
-    """
-    attempt = Attempt(subject=subject, point=point)
-    tried: list[dict[str, str]] = []
-    errors: list[CaptureError] = []
-    for name in names:
-        try:
-            captured = _CAPTURES[name](attempt)
-        except CaptureError as error:
-            tried.append({"capture": name, "outcome": str(error)})
-            errors.append(error)
-        else:
-            tried.append({"capture": name, "outcome": "captured"})
-            return captured, tried
-    code = next((error.code for error in errors if error.code != CaptureError.code), None)
-    message = "; ".join(f"{item['capture']}: {item['outcome']}" for item in tried)
-    raise CaptureError(message, code=code) from ExceptionGroup("the captures that were tried", errors)
-
-
 class Attempt:
     """A subject that captures are tried on, and its eager answers, which are asked for when the first capture needs them."""
 
@@ -112,8 +85,16 @@ class Attempt:
         """What the eager model answers."""
         return ask_eager(self.subject)
 
+    def capture(self, name: CaptureName) -> Captured:
+        """The graph that one capture makes.
 
-def _export(attempt: Attempt) -> Captured:
+        Raises:
+            CaptureError: it does not take the model, or what it made differs from the model.
+        """
+        return _CAPTURES[name](self)
+
+
+def _export(attempt: Attempt, *, strict: bool = False) -> Captured:
     subject, point = attempt.subject, attempt.point
     if subject.scripted:
         raise CaptureError("the source is TorchScript, which torch.export does not take")
@@ -133,11 +114,17 @@ def _export(attempt: Attempt) -> Captured:
                 FlatModule(subject.fresh(), spec).eval(),
                 tuple(example.cloned().values()),
                 dynamic_shapes={"tensors": shapes} if dynamic else None,
-                strict=False,
+                strict=strict,
             )
     except Exception as error:
         raise CaptureError(f"torch.export: {export_sentence(error)}") from error
-    return Captured(name="export", program=program, convention="flat", mutates=_mutated(program), warnings=_lines(said))
+    return Captured(
+        name="export-strict" if strict else "export",
+        program=program,
+        convention="flat",
+        mutates=_mutated(program),
+        warnings=_lines(said),
+    )
 
 
 def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
@@ -161,6 +148,12 @@ def _writes(node: torch.fx.Node) -> bool:
         return bool(node.args[5])  # running statistics are changed in training, which the schema does not say
     schema = getattr(node.target, "_schema", None)
     return schema is None or bool(schema.is_mutable)
+
+
+def _convert(attempt: Attempt) -> Captured:
+    if not attempt.subject.scripted:
+        raise CaptureError("the source is no TorchScript")
+    raise CaptureError("not there yet")
 
 
 def _trace(attempt: Attempt) -> Captured:
@@ -243,6 +236,8 @@ def _hold(
 
 _CAPTURES: Mapping[CaptureName, Callable[[Attempt], Captured]] = {
     "export": _export,
+    "export-strict": functools.partial(_export, strict=True),
+    "convert": _convert,
     "trace": _trace,
     "script": _script,
     "as-is": _as_is,

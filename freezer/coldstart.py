@@ -24,6 +24,7 @@ TIMEOUT_S = 300
 def measure(
     payload: Path,
     kind: str,
+    settings: Mapping[str, Any],
     inputs: Path,
     *,
     spec: InputSpec,
@@ -33,7 +34,7 @@ def measure(
     """Times in milliseconds and memory in 1e6 bytes, from a fresh process of the same environment.
 
     Args:
-        payload, kind: what to open.
+        payload, kind, settings: what to open, and the settings that it was made with.
         inputs: a file of tensors that holds `0/<path>` for each tensor input.
         spec: of the inputs.
         native: whether the payload is called as its source is, or with flat tensors.
@@ -45,6 +46,7 @@ def measure(
     request = {
         "payload": str(payload),
         "kind": kind,
+        "settings": dict(settings),
         "inputs": str(inputs),
         "spec": spec.to_json(),
         "native": native,
@@ -80,7 +82,7 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
     args, kwargs = bind(spec, tensors) if request["native"] else (list(tensors.values()), {})
     before_mb = _peak_mb()
     ready = time.perf_counter()
-    run = lowering_module(request["kind"]).open_payload(Path(request["payload"]))
+    run = lowering_module(request["kind"]).open_payload(Path(request["payload"]), request["settings"])
     opened = time.perf_counter()
     times = []
     for _ in range(2):

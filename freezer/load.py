@@ -141,7 +141,10 @@ def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refu
     artifact.verify((*fitting, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if canary)))
 
     def fresh() -> FrozenModel:
-        opened = [OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path)) for p in fitting]
+        settings = manifest.recipe["settings"]
+        opened = [
+            OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path, settings)) for p in fitting
+        ]
         return FrozenModel(
             spec=manifest.inputs,
             outputs=manifest.outputs,

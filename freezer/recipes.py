@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from freezer.errors import UsageError
 
-CaptureName = Literal["export", "trace", "script", "as-is"]
+CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "as-is"]
 LoweringName = Literal["inductor", "torchscript", "exported"]
 
 
@@ -26,6 +26,7 @@ class Recipe:
         keeps_state: whether a model that changes itself answers as eager does; False makes such a model a refusal.
         by_thread: whether its payloads are laid out for one thread count.
         by_shape: whether it makes a payload of its own for the first point, beside the one for all sizes.
+        auto: whether `auto` takes it; the others are slower to build or seldom win, and must be named, or `all`.
     """
 
     name: str
@@ -35,28 +36,47 @@ class Recipe:
     keeps_state: bool = True
     by_thread: bool = False
     by_shape: bool = False
+    auto: bool = True
 
 
 EAGER = "eager"
 """The baseline and always an entrant: the source model itself, never an artifact."""
 
-RECIPES: Mapping[str, Recipe] = {
-    "torchscript-frozen": Recipe(
-        name="torchscript-frozen",
-        ways=(("as-is", "torchscript"), ("trace", "torchscript"), ("script", "torchscript")),
-        settings={"freeze": True, "optimize_numerics": True},
-    ),
-    "inductor-frozen": Recipe(
-        name="inductor-frozen",
-        ways=(("export", "inductor"),),
-        settings={"freezing": True},
+_TORCHSCRIPT: tuple[tuple[CaptureName, LoweringName], ...] = (
+    ("as-is", "torchscript"),
+    ("trace", "torchscript"),
+    ("script", "torchscript"),
+)
+_EXPORT: tuple[CaptureName, ...] = ("export", "export-strict", "convert")
+
+
+def _torchscript(name: str, *, optimize_numerics: bool = True, optimize_for_inference: bool = False, auto: bool = True) -> Recipe:
+    settings = {"freeze": True, "optimize_numerics": optimize_numerics, "optimize_for_inference": optimize_for_inference}
+    return Recipe(name=name, ways=_TORCHSCRIPT, settings=settings, auto=auto)
+
+
+def _inductor(name: str, *, weight_prepack: bool = True, max_autotune: bool = False, auto: bool = True) -> Recipe:
+    return Recipe(
+        name=name,
+        ways=tuple((capture, "inductor") for capture in _EXPORT),
+        settings={"freezing": True, "weight_prepack": weight_prepack, "max_autotune": max_autotune},
         keeps_state=False,
         by_thread=True,
         by_shape=True,
-    ),
+        auto=auto,
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "torchscript-frozen": _torchscript("torchscript-frozen"),
+    "torchscript-exact": _torchscript("torchscript-exact", optimize_numerics=False, auto=False),
+    "torchscript-optimized": _torchscript("torchscript-optimized", optimize_for_inference=True),
+    "inductor-frozen": _inductor("inductor-frozen"),
+    "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
+    "inductor-max-autotune": _inductor("inductor-max-autotune", max_autotune=True, auto=False),
     "portable": Recipe(
         name="portable",
-        ways=(("export", "exported"), ("as-is", "torchscript"), ("trace", "torchscript"), ("script", "torchscript")),
+        ways=(("export", "exported"), ("export-strict", "exported"), *_TORCHSCRIPT),
         settings={"freeze": False},
         portable=True,
     ),
@@ -74,15 +94,19 @@ def select(names: Iterable[str], *, portable: bool) -> tuple[Recipe, ...]:
     """The recipes to build for a device class.
 
     Args:
-        names: of RECIPES, `eager`, or `auto` for all.
+        names: of RECIPES, `eager`, `auto` for those that are worth a try on any model, or `all`.
         portable: for the class `portable`, whose recipes are taken whatever is named; or for any other.
 
     Raises:
         UsageError: a name is unknown.
     """
     wanted = set(names)
-    for name in wanted - set(RECIPES) - {"auto", EAGER}:
-        raise UsageError(f"unknown recipe {name!r}; expected auto, {EAGER}, {', '.join(RECIPES)}")
+    for name in wanted - set(RECIPES) - {"auto", "all", EAGER}:
+        raise UsageError(f"unknown recipe {name!r}; expected auto, all, {EAGER}, {', '.join(RECIPES)}")
     if portable:
         return tuple(recipe for recipe in RECIPES.values() if recipe.portable)
-    return tuple(r for r in RECIPES.values() if not r.portable and ("auto" in wanted or r.name in wanted))
+    return tuple(
+        recipe
+        for recipe in RECIPES.values()
+        if not recipe.portable and ("all" in wanted or (recipe.auto and "auto" in wanted) or recipe.name in wanted)
+    )

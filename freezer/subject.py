@@ -32,6 +32,8 @@ class Subject:
         structure, outputs: of its result.
         sets: input sets over every corner and middle point.
         scripted: whether it came as TorchScript.
+        preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model must still have.
+        reset: the method that clears the model's state; it is preserved too.
     """
 
     name: str
@@ -41,6 +43,13 @@ class Subject:
     outputs: tuple[OutputSpec, ...]
     sets: tuple[InputSet, ...]
     scripted: bool
+    preserve: tuple[str, ...] = ()
+    reset: str | None = None
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """All that the frozen model must still have: what was asked for, and the reset method."""
+        return tuple(dict.fromkeys((*self.preserve, *((self.reset,) if self.reset else ()))))
 
     def fresh(self) -> nn.Module:
         """A copy of the model in its initial state."""
@@ -60,7 +69,14 @@ class Subject:
 
 
 def prepare(
-    name: str, model: nn.Module, spec: InputSpec, samples: Sequence[Mapping[str, Tensor]] = (), *, fill_up: bool = False
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    samples: Sequence[Mapping[str, Tensor]] = (),
+    *,
+    fill_up: bool = False,
+    preserve: Sequence[str] = (),
+    reset: str | None = None,
 ) -> Subject:
     """The subject of a freeze: input sets are made and the eager model is run once to learn its outputs.
 
@@ -72,6 +88,7 @@ def prepare(
         spec: of its inputs.
         samples: real input sets; generated ones are used where there are none.
         fill_up: add generated sets to the samples.
+        preserve, reset: see Subject.
 
     Raises:
         SpecError: the samples do not fit the spec, or the spec does not fit `forward`.
@@ -97,6 +114,8 @@ def prepare(
         outputs=outputs,
         sets=tuple(sets),
         scripted=isinstance(model, torch.jit.ScriptModule),
+        preserve=tuple(preserve),
+        reset=reset,
     )
 
 

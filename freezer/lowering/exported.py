@@ -10,12 +10,13 @@ import torch
 
 from freezer.capture import Captured
 from freezer.errors import BuildError
+from freezer.report import Lowered
 from freezer.target import Target
 
 SUFFIX = ".pt2"
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> None:
+def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Write a .pt2 file that torch.export.load reads.
 
     Raises:
@@ -25,9 +26,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         torch.export.save(captured.program, str(path))
     except Exception as error:
         raise BuildError(f"torch.export.save: {type(error).__name__}: {error}") from error
+    return Lowered()
 
 
-def open_payload(path: Path) -> Callable[..., Any]:
+def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., Any]:
     """A runner of the program. The file is unpickled in part: its digest must have been verified."""
     module: Callable[..., Any] = torch.export.load(str(path)).module()
     return module

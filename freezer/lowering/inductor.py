@@ -14,12 +14,13 @@ from freezer.capture import Captured
 from freezer.device_class import DeviceClass
 from freezer.errors import BuildError
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.report import Lowered
 from freezer.target import Target
 
 SUFFIX = ".pt2"
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> None:
+def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Compile a package for the target's device class and thread count. Needs a C++ compiler.
 
     Raises:
@@ -33,7 +34,12 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         )
     if not captured.program.graph_signature.user_inputs:
         raise BuildError("inductor: the model takes no tensor, and Inductor compiles none without; torchscript-frozen does")
-    config: dict[str, Any] = {"freezing": settings["freezing"], "compile_threads": 1}
+    config: dict[str, Any] = {
+        "freezing": settings["freezing"],
+        "cpp.weight_prepack": settings["weight_prepack"],
+        "max_autotune": settings["max_autotune"],
+        "compile_threads": 1,
+    }
     device_class = target.device_class
     if device_class.kind == "cpu":
         config |= {"cpp.march": device_class.march, "cpp.simdlen": device_class.simdlen, "cpp.threads": target.num_threads}
@@ -45,9 +51,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
         raise BuildError(f"inductor: {type(error).__name__}: {lines[0]}") from error
+    return Lowered()
 
 
-def open_payload(path: Path) -> Callable[..., list[Tensor]]:
+def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., list[Tensor]]:
     """A runner of the package.
 
     torch._inductor.aoti_load_package compiles a probe to fill an advisory warning; the loader under it needs no compiler.

@@ -12,12 +12,13 @@ from freezer.capture import Captured
 from freezer.capture_errors import script_sentence
 from freezer.errors import BuildError
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.report import Lowered
 from freezer.target import Target
 
 SUFFIX = ".pt"
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> None:
+def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Write a TorchScript file; with `freeze`, weights become constants and, with `optimize_numerics`, batch norms are folded.
 
     Raises:
@@ -31,10 +32,14 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             torch.jit.save(module, str(path))
         except RuntimeError as error:
             raise BuildError(f"torchscript: {script_sentence(error)}") from error
+    return Lowered()
 
 
-def open_payload(path: Path) -> Callable[..., Any]:
-    """A runner of the file."""
+def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """A runner of the file; with `optimize_for_inference`, which torch.jit cannot save, it is optimized here."""
     with torchscript_deprecations_silenced():
-        module: Callable[..., Any] = torch.jit.load(str(path), map_location="cpu").eval()
-    return module
+        module = torch.jit.load(str(path), map_location="cpu").eval()
+        if settings.get("optimize_for_inference"):
+            module = torch.jit.optimize_for_inference(module)
+    runner: Callable[..., Any] = module
+    return runner
