@@ -89,7 +89,14 @@ def freeze(
     trust: Annotated[bool, typer.Option("--trust", help="Load pickles, which run code.")] = False,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
-    recipe: Annotated[list[str] | None, typer.Option(help="A recipe. Repeatable. Default: all that fit.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="A recipe, or all. Repeatable. Default: those worth a try on any model.")
+    ] = None,
+    preserve: Annotated[
+        list[str] | None,
+        typer.Option(help="An attribute or method that the frozen model still has: version, sub.version. Repeatable."),
+    ] = None,
+    reset: Annotated[str | None, typer.Option(help="The method that clears the model's state.")] = None,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
     if device_class_ != "auto":
@@ -111,6 +118,8 @@ def freeze(
             device_class=device_class_,
             num_threads=threads,
             recipes=tuple(recipe or ("auto",)),
+            preserve=tuple(preserve or ()),
+            reset=reset,
         )
     for failed, why in result.failures.items():
         console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)

@@ -68,6 +68,8 @@ def freeze(
     limits: Limits | None = None,
     policy: SamplingPolicy | None = None,
     task_metric: TaskMetric | None = None,
+    preserve: Sequence[str] = (),
+    reset: str | None = None,
 ) -> FreezeResult:
     """Freeze a model for this machine and write its artifact folder.
 
@@ -83,6 +85,8 @@ def freeze(
         device_class: whose limits this process holds; `auto` is the machine's own.
         num_threads: to build, judge and serve with; torch's own count by default.
         limits, policy, task_metric: see `judge`.
+        preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model still has.
+        reset: the method, without arguments, that clears the model's state; judging calls it between input sets.
 
     Raises:
         UsageError: the device class, a recipe or an input is not as it must be.
@@ -91,7 +95,7 @@ def freeze(
     if model.training:
         raise SpecError("the model is in training mode; call model.eval() before freezing it")
     spec, example = example_spec(example_inputs, dims or {})
-    subject = prepare(name, model, spec, [example], fill_up=True)
+    subject = prepare(name, model, spec, [example], fill_up=True, preserve=preserve, reset=reset)
     return freeze_subject(
         subject,
         out=Path(out),
@@ -115,6 +119,8 @@ def freeze_source(
     device_class: str,
     num_threads: int | None,
     recipes: Iterable[str],
+    preserve: Sequence[str] = (),
+    reset: str | None = None,
 ) -> FreezeResult:
     """Freeze what a source names; the command `coldpress freeze`.
 
@@ -122,13 +128,13 @@ def freeze_source(
         source: of sources.parse_source.
         spec: of its inputs; None takes the samples' own shapes.
         samples: a file of real input sets.
-        out, name, device_class, num_threads, recipes: as of `freeze`.
+        out, name, device_class, num_threads, recipes, preserve, reset: as of `freeze`.
 
     Raises:
         SourceError: the model cannot be loaded.
         UsageError, JudgeError: as of `freeze`.
     """
-    subject = load_subject(source, name=name, spec=spec, samples=samples)
+    subject = load_subject(source, name=name, spec=spec, samples=samples, preserve=preserve, reset=reset)
     return freeze_subject(
         subject,
         out=out,
@@ -142,7 +148,16 @@ def freeze_source(
     )
 
 
-def load_subject(source: Source, *, name: str, spec: InputSpec | None, samples: Path | None, fill_up: bool = False) -> Subject:
+def load_subject(
+    source: Source,
+    *,
+    name: str,
+    spec: InputSpec | None,
+    samples: Path | None,
+    fill_up: bool = False,
+    preserve: Sequence[str] = (),
+    reset: str | None = None,
+) -> Subject:
     """The subject that a source names: its model, spec and input sets.
 
     Args:
@@ -151,6 +166,7 @@ def load_subject(source: Source, *, name: str, spec: InputSpec | None, samples: 
         spec: of its inputs; None takes what the source itself tells, or the samples' own shapes.
         samples: a file of real input sets.
         fill_up: add generated sets to the samples.
+        preserve, reset: as of `freeze`.
 
     Raises:
         SourceError, SpecError, JudgeError: the model, its samples or its inputs are not as they must be.
@@ -160,7 +176,7 @@ def load_subject(source: Source, *, name: str, spec: InputSpec | None, samples: 
     spec = spec or own_spec(model) or (InputSpec(inputs=spec_of_samples(sets[0])) if sets else None)
     if spec is None:
         raise SpecError(f"source {source} does not tell its inputs; declare them (`inputs:`), or give samples")
-    return prepare(name, model, spec, sets, fill_up=fill_up)
+    return prepare(name, model, spec, sets, fill_up=fill_up, preserve=preserve, reset=reset)
 
 
 def freeze_subject(

@@ -28,7 +28,7 @@ from freezer.spec import InputSpec, declared_spec
 from freezer.store import NAME
 from pipeline.factories import problem_of
 
-LATER = ("preserve", "reset", "threads", "points")
+LATER = ("threads", "points")
 """Fields that the design names and this release does not support yet: refused by name, never passed over in silence."""
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
@@ -50,6 +50,7 @@ EntryCode = Literal[
     "CP-ENTRY-CLASS",
     "CP-ENTRY-RECIPE",
     "CP-ENTRY-FILES",
+    "CP-ENTRY-PRESERVE",
 ]
 
 
@@ -69,6 +70,8 @@ class Entry:
         registered_name: of the model in MLflow; None is its name.
         tags: shown in MLflow with every run and version.
         fill_up: whether generated input sets join the samples, which are one example and not a sample of the world.
+        preserve: attributes, methods and attributes of submodules that stay readable, settable and callable.
+        reset: the method that clears a stateful model's state.
     """
 
     name: str
@@ -84,6 +87,8 @@ class Entry:
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     fill_up: bool = False
+    preserve: tuple[str, ...] = ()
+    reset: str | None = None
 
 
 class _Strict(BaseModel):
@@ -117,6 +122,8 @@ class _Entry(_Strict):
     device_classes: list[str] = Field(default=["auto"], min_length=1)
     recipes: list[str] = Field(default=["auto"], min_length=1)
     tags: dict[str, str] = {}
+    preserve: list[str] = []
+    reset: str | None = None
 
 
 def read_entry(record: Any, defaults: Mapping[str, Any], *, label: str, place: str, folder: Path) -> Entry:
@@ -220,6 +227,8 @@ class _Reader:
             search_path=self._search_path,
             registered_name=f"{parsed.name}-frozen" if source.kind == "mlflow" else None,
             tags=parsed.tags,
+            preserve=self._preserve(),
+            reset=self._reset(),
         )
 
     def _fail(self, field: str, message: str, code: EntryCode) -> CatalogError:
@@ -338,6 +347,22 @@ class _Reader:
         except ColdpressError as error:
             raise self._fail("recipes", str(error), "CP-ENTRY-RECIPE") from None
         return tuple(self._parsed.recipes)
+
+    def _preserve(self) -> tuple[str, ...]:
+        for name in self._parsed.preserve:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise self._fail(
+                    "preserve",
+                    f"got {name!r}, expected an attribute or method, or one of a submodule: sub.attr",
+                    "CP-ENTRY-PRESERVE",
+                )
+        return tuple(dict.fromkeys(self._parsed.preserve))
+
+    def _reset(self) -> str | None:
+        name = self._parsed.reset
+        if name is not None and not name.isidentifier():
+            raise self._fail("reset", f"got {name!r}, expected the name of a method that takes nothing", "CP-ENTRY-PRESERVE")
+        return name
 
     def _files(self) -> Iterator[Path]:
         for pattern in self._parsed.files:

@@ -134,8 +134,11 @@ def build_key(
         toolchain: of the class's workers.
         samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
     """
+    kept = {"preserve": list(entry.preserve)} if entry.preserve else {}
+    kept |= {"reset": entry.reset} if entry.reset else {}
     return make_key(
         {
+            **kept,
             "source": source.digest,
             "inputs": entry.spec.to_json() if entry.spec else None,
             "samples": samples,

@@ -249,7 +249,15 @@ def load_subject(entry: Entry) -> Subject:
     from freezer.freeze import load_subject as load
 
     samples = Path(entry.samples) if entry.samples else None
-    return load(entry.source, name=entry.name, spec=entry.spec, samples=samples, fill_up=entry.fill_up)
+    return load(
+        entry.source,
+        name=entry.name,
+        spec=entry.spec,
+        samples=samples,
+        fill_up=entry.fill_up,
+        preserve=entry.preserve,
+        reset=entry.reset,
+    )
 
 
 def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:

@@ -143,7 +143,9 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"colour": "blue"}, "colour", "FIELD", "the field is unknown; expected one of name, source"),
     ({"input": "{}"}, "input", "FIELD", "did you mean 'inputs'"),
     ({"tags": "{team: 3}"}, "tags.team", "FIELD", "got '3', expected a text"),
-    ({"preserve": "[version]"}, "preserve", "LATER", "does not support the field yet"),
+    ({"threads": "[1, 4]"}, "threads", "LATER", "does not support the field yet"),
+    ({"preserve": "[sub.2nd]"}, "preserve", "PRESERVE", "got 'sub.2nd', expected an attribute or method"),
+    ({"reset": "sub.reset"}, "reset", "PRESERVE", "expected the name of a method that takes nothing"),
     ({"trust": "maybe"}, "trust", "FIELD", "got 'maybe', expected true or false"),
 ]
 """Fields that replace those of a good entry; the field, code and message of the one error."""
