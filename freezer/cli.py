@@ -31,6 +31,8 @@ from freezer.store import Store, Version
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from freezer.subject import Subject
+
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 
 app = typer.Typer(
@@ -71,7 +73,7 @@ def freeze(
             help="python:MODULE:FUNCTION, torchscript:FILE, export:FILE, pickle:FILE or transformers:NAME; FILE may be a URL."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
     inputs: Annotated[
         str | None,
         typer.Option(
@@ -97,36 +99,64 @@ def freeze(
         typer.Option(help="An attribute or method that the frozen model still has: version, sub.version. Repeatable."),
     ] = None,
     reset: Annotated[str | None, typer.Option(help="The method that clears the model's state.")] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Run the eager model over the same inputs with the same checks, and write nothing.")
+    ] = False,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
+    if out is None and not debug:
+        raise UsageError("--out is missing: name the folder to write, or --debug to write nothing")
     if device_class_ != "auto":
         os.environ.update(device_class(device_class_).limits)  # counts only before torch is imported, which is below
-    from freezer.freeze import freeze_source
+    if debug:
+        os.environ["PYTORCH_JIT"] = "0"  # likewise
+    from freezer.freeze import freeze_source, load_subject
 
     here = Path.cwd()
     samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
     if weights not in (None, "random"):
         raise UsageError(f"--weights {weights}: expected `random`, or nothing")
     settings = {"args": _parsed(args, "args"), "weights": weights, "seed": seed, "method": method, "sha256": sha256, "trust": trust}
+    spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
+    named: dict[str, Any] = {"spec": spec, "samples": samples, "name": name, "preserve": tuple(preserve or ()), "reset": reset}
     with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
+        found = fetched(parse_source(source, folder=here, search_path=(str(here),), **settings), Path(cache))
+        if out is None or debug:
+            _debug(load_subject(found, **named))
+            return
         result = freeze_source(
-            fetched(parse_source(source, folder=here, search_path=(str(here),), **settings), Path(cache)),
-            spec=declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None,
-            samples=samples,
-            out=out,
-            name=name,
-            device_class=device_class_,
-            num_threads=threads,
-            recipes=tuple(recipe or ("auto",)),
-            preserve=tuple(preserve or ()),
-            reset=reset,
+            found, out=out, device_class=device_class_, num_threads=threads, recipes=tuple(recipe or ("auto",)), **named
         )
     for failed, why in result.failures.items():
         console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
+    if result.tracebacks:
+        errors = out.with_name(f"{out.name}.errors.txt")
+        errors.write_text("\n".join(f"{failed}\n{text}" for failed, text in result.tracebacks.items()))
+        console.print(f"the errors in full are in {errors}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{result.verdict}: {result.reason}", markup=False, soft_wrap=True)
     if result.artifact is None:
         sys.exit(REFUSED)
     console.print(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}", markup=False, soft_wrap=True)
+
+
+def _debug(subject: Subject) -> None:
+    """Print what the eager model does."""
+    from freezer.debug import debug as debug_here
+
+    found = debug_here(subject)
+    table = Table("input set", "sizes", "output", "shape", "from", "to", "off float64 by", box=None, pad_edge=False)
+    for row in found.figures:
+        sizes = ", ".join(f"{name} {size}" for name, size in row.point.items())
+        not_finite = f" ({row.num_not_finite} NaN or Inf)" if row.num_not_finite else ""
+        bounds = ["" if value is None else f"{value:.4g}" for value in (row.low, row.high)]
+        error = "" if row.relative_error is None else f"{row.relative_error:.2g}"
+        table.add_row(str(row.set_index), sizes, row.output, f"{row.dtype} {list(row.shape)}{not_finite}", *bounds, error)
+    console.print(table, markup=False, highlight=False)
+    for fact in found.facts:
+        console.print(fact, markup=False, highlight=False, soft_wrap=True)
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print("debugged: the eager model ran; nothing was frozen and nothing was written", highlight=False, soft_wrap=True)
 
 
 @app.command()

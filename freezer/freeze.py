@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import tempfile
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ class FreezeResult:
         artifact: the folder that was written: the frozen one, or with kept-eager the portable one; None when there is none.
         judgement: of the device class; None when no candidate was built.
         failures: for each recipe that made no candidate, why.
+        tracebacks: of those failures, in full.
     """
 
     verdict: str
@@ -53,6 +56,7 @@ class FreezeResult:
     artifact: Artifact | None
     judgement: Judgement | None
     failures: Mapping[str, str]
+    tracebacks: Mapping[str, str] = field(default_factory=dict)
 
 
 def freeze(
@@ -211,6 +215,7 @@ def freeze_subject(
             artifact=served.artifact,
             judgement=result.judgement,
             failures={**result.failures, **served.failures},
+            tracebacks={**result.tracebacks, **served.tracebacks},
         )
 
 
@@ -226,34 +231,36 @@ def _freeze_for(
     provenance: Mapping[str, Any],
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
-    candidates, failures = _build_all(subject, target, recipes, work)
+    candidates, errors = _build_all(subject, target, recipes, work)
+    failures = {recipe: str(error) for recipe, error in errors.items()}
+    tracebacks = {recipe: "".join(traceback.format_exception(error)) for recipe, error in errors.items()}
+    found = partial(FreezeResult, failures=failures, tracebacks=tracebacks)
     if not candidates and not failures:
-        reason = "no other recipe than eager was asked for"
-        return FreezeResult(verdict="kept-eager", reason=reason, artifact=None, judgement=None, failures=failures)
+        return found(verdict="kept-eager", reason="no other recipe than eager was asked for", artifact=None, judgement=None)
     if not candidates:
         reason = "; ".join(f"{recipe}: {why}" for recipe, why in failures.items())
-        return FreezeResult(verdict="failed", reason=reason, artifact=None, judgement=None, failures=failures)
+        return found(verdict="failed", reason=reason, artifact=None, judgement=None)
     judgement = judge(subject, candidates, target, limits=limits, policy=policy, task_metric=task_metric)
     artifact = None
     if judgement.winner is not None:
         artifact = assemble(subject, judgement, target, limits=limits, policy=policy, provenance=provenance, dest=out)
-    return FreezeResult(
-        verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement, failures=failures
-    )
+    return found(verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement)
 
 
-def _build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Path) -> tuple[list[Candidate], dict[str, str]]:
-    """The candidates, and for each recipe that made none the reason."""
+def _build_all(
+    subject: Subject, target: Target, recipes: Iterable[str], work: Path
+) -> tuple[list[Candidate], dict[str, FreezeError]]:
+    """The candidates, and for each recipe that made none the error."""
     candidates: list[Candidate] = []
-    failures: dict[str, str] = {}
+    errors: dict[str, FreezeError] = {}
     for recipe in select(recipes, portable=target.device_class.name == PORTABLE):
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
         try:
             candidates.append(build(subject, recipe, target, folder))
         except FreezeError as error:
-            failures[recipe.name] = str(error)
-    return candidates, failures
+            errors[recipe.name] = error
+    return candidates, errors
 
 
 def example_spec(example_inputs: ExampleInputs, dims: Mapping[str, Mapping[int, Dim]]) -> tuple[InputSpec, dict[str, Tensor]]:

@@ -44,6 +44,20 @@ def key_of_build(entry: Entry, folder: Path, recipe: str = "inductor-frozen", **
     return build_key(entry, source, RECIPES[recipe], **{**given, **changed})  # type: ignore[arg-type]
 
 
+def test_a_build_key_changes_with_what_is_preserved(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path)
+    found = {
+        key_of_build(one, tmp_path).digest
+        for one in (
+            entry,
+            replace(entry, preserve=("version",)),
+            replace(entry, preserve=("sub.version",)),
+            replace(entry, reset="reset"),
+        )
+    }
+    assert len(found) == 4
+
+
 def test_a_source_key_changes_with_all_that_settles_the_source(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
     before = source_digest(entry, tmp_path)
