@@ -1,13 +1,19 @@
 """What freezing did to one payload's graph, in counts that were taken from the graphs themselves. Pure data; imports no torch.
 
 The JSON form is part of the manifest, under `freezing.reports` by payload and under `freezing.candidates` for those that lost.
+Operators are named as torch names them in that kind of graph: `aten::linear` in TorchScript, `aten.linear.default` in a graph of
+torch.export. Constants, reads of attributes, and what only puts values together or takes them apart (tuples, lists, `getitem`) are
+no operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
+
+MAX_LISTED = 100
+"""Names, reasons and sentences that a list of the JSON form holds; one more says how many are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +49,13 @@ class Report:
     Attributes:
         ops_before, ops_after: number of operators by kind, in the captured graph and in the one that the payload runs.
         changes: what was folded, fused, merged and removed. Only what happened is there.
-        num_constants, constants_bytes: parameters and buffers that became constants, and their size in the captured graph.
+        changes_at_load: what the loader's own optimization, which cannot be saved, does to the graph on the machine that built it.
+        num_constants, constants_bytes: parameters and buffers that became constants, and their size in the captured graph; tied
+            ones are counted once.
+        constants: their names, as the source model has them; of tied ones each name.
         folded_bytes: of new constants that folding computed.
         kept: parameters and buffers that did not become constants.
+        unused: parameters and buffers that no call reads, and that the payload does not hold.
         preserved: attributes and methods that stay.
         size_before_bytes: of the captured graph's parameters and buffers.
         size_after_bytes: of the payload.
@@ -59,10 +69,13 @@ class Report:
     ops_before: Mapping[str, int] = field(default_factory=dict)
     ops_after: Mapping[str, int] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
+    changes_at_load: tuple[Change, ...] = ()
     num_constants: int = 0
     constants_bytes: int = 0
+    constants: tuple[str, ...] = ()
     folded_bytes: int = 0
     kept: tuple[Kept, ...] = ()
+    unused: tuple[str, ...] = ()
     preserved: tuple[Preserved, ...] = ()
     size_before_bytes: int = 0
     size_after_bytes: int = 0
@@ -72,22 +85,35 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest's form of the report."""
-        return asdict(self)
+        """The manifest's form of the report: long lists are cut."""
+        data = asdict(self)
+        for name in ("constants", "unused", "guards", "notes"):
+            data[name] = _cut(data[name], "and {} more")
+        data["kept"] = _cut(data["kept"], {"name": "and {} more", "reason": "not listed"})
+        data["preserved"] = _cut(data["preserved"], {"name": "and {} more", "kind": "attribute", "why": "not listed"})
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
-        """The report that `to_json` wrote, also after a pass through JSON text."""
-        return cls(
-            **{
-                **data,
-                "changes": tuple(Change(**item) for item in data["changes"]),
-                "kept": tuple(Kept(**item) for item in data["kept"]),
-                "preserved": tuple(Preserved(**item) for item in data["preserved"]),
-                "guards": tuple(data["guards"]),
-                "notes": tuple(data["notes"]),
-            }
-        )
+        """The report that `to_json` wrote, also after a pass through JSON text; fields of a later release are left out."""
+        found: dict[str, Any] = {item.name: data[item.name] for item in fields(cls) if item.name in data}
+        for name, kind in _ITEMS.items():
+            found[name] = tuple(kind(**item) for item in found.get(name, ()))
+        for name in ("constants", "unused", "guards", "notes"):
+            found[name] = tuple(found.get(name, ()))
+        return cls(**found)
+
+
+_ITEMS: Mapping[str, Any] = {"changes": Change, "changes_at_load": Change, "kept": Kept, "preserved": Preserved}
+
+
+def _cut(items: Sequence[Any], more: str | dict[str, str]) -> list[Any]:
+    """The first items, and `more` with the number of the others in place of its braces."""
+    if len(items) <= MAX_LISTED:
+        return list(items)
+    count = len(items) - MAX_LISTED
+    last = more.format(count) if isinstance(more, str) else {key: text.format(count) for key, text in more.items()}
+    return [*items[:MAX_LISTED], last]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

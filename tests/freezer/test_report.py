@@ -1,0 +1,55 @@
+"""Reports: their JSON form, which the manifest holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from freezer.report import MAX_LISTED, Change, Kept, Preserved, Report
+
+REPORT = Report(
+    ops_before={"aten::conv2d": 2, "aten::batch_norm": 2},
+    ops_after={"aten::conv2d": 2},
+    changes=(Change(name="batch norms folded into convolutions", count=2),),
+    changes_at_load=(Change(name="linear layers pretransposed", count=1, note="at load"),),
+    num_constants=8,
+    constants_bytes=640,
+    constants=("conv.weight", "conv.bias"),
+    folded_bytes=128,
+    kept=(Kept(name="count", reason="a call changes it"),),
+    unused=("spare",),
+    preserved=(Preserved(name="reset", kind="method", why="asked for"),),
+    size_before_bytes=700,
+    size_after_bytes=900,
+    phases_s={"capture": 0.5, "freeze": 0.25},
+    memory_peak_bytes=1_000_000,
+    guards=("batch is at least 2",),
+    notes=("a note",),
+)
+
+
+def test_a_report_round_trips_through_json() -> None:
+    assert Report.from_json(json.loads(json.dumps(REPORT.to_json()))) == REPORT
+    assert Report.from_json(json.loads(json.dumps(Report().to_json()))) == Report()
+
+
+def test_a_report_of_another_release_is_read() -> None:
+    data: dict[str, Any] = {"ops_before": {"aten::relu": 1}, "invented_later": 3}
+    assert Report.from_json(data) == Report(ops_before={"aten::relu": 1})
+
+
+@pytest.mark.parametrize("field", ["constants", "unused", "guards", "notes"])
+def test_a_long_list_is_cut_and_says_so(field: str) -> None:
+    listed = Report(**{field: tuple(f"item {i}" for i in range(MAX_LISTED + 37))}).to_json()[field]  # type: ignore[arg-type]
+    assert len(listed) == MAX_LISTED + 1
+    assert listed[-1] == "and 37 more"
+
+
+def test_a_long_list_of_reasons_is_cut_and_still_read() -> None:
+    kept = tuple(Kept(name=f"b{i}", reason="a call changes it") for i in range(MAX_LISTED + 2))
+    preserved = tuple(Preserved(name=f"p{i}", kind="method", why="asked for") for i in range(MAX_LISTED + 3))
+    read = Report.from_json(Report(kept=kept, preserved=preserved).to_json())
+    assert read.kept[-1] == Kept(name="and 2 more", reason="not listed")
+    assert read.preserved[-1] == Preserved(name="and 3 more", kind="attribute", why="not listed")
