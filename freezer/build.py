@@ -44,6 +44,7 @@ class Candidate:
         warnings: what the capture said.
         toolchain: versions that made it.
         weights: digest of the weights that it was made of.
+        preserve: attributes and methods that the payload still has, the reset method among them.
         build_s: wall time of the whole build, in seconds.
     """
 
@@ -60,12 +61,15 @@ class Candidate:
     toolchain: Mapping[str, Any]
     weights: str
     build_s: float
+    preserve: tuple[str, ...] = ()
 
     def open(self, subject: Subject) -> FrozenModel:
         """The candidate as it would be served, in its initial state."""
         lowering = lowering_module(self.payloads[0].kind)
         opened = [OpenPayload(payload=p, run=lowering.open_payload(self.folder / p.path, self.settings)) for p in self.payloads]
-        return FrozenModel(spec=subject.spec, outputs=subject.outputs, structure=subject.structure, payloads=opened)
+        return FrozenModel(
+            spec=subject.spec, outputs=subject.outputs, structure=subject.structure, payloads=opened, preserve=self.preserve
+        )
 
     def write(self) -> None:
         """Write candidate.json beside the payloads."""
@@ -82,6 +86,7 @@ class Candidate:
             "toolchain": dict(self.toolchain),
             "weights": self.weights,
             "build_s": self.build_s,
+            "preserve": list(self.preserve),
         }
         (self.folder / CANDIDATE).write_text(json.dumps(record, indent=1, sort_keys=True))
 
@@ -90,7 +95,7 @@ class Candidate:
         """The candidate that `write` wrote; raises FileNotFoundError where there is none."""
         record = json.loads((folder / CANDIDATE).read_text())
         payloads = tuple(Payload.from_json(item) for item in record["payloads"])
-        lists = {name: tuple(record[name]) for name in ("tried", "warnings")}
+        lists = {name: tuple(record[name]) for name in ("tried", "warnings", "preserve")}
         reports = {path: Report.from_json(item) for path, item in record["reports"].items()}
         return cls(folder=folder, **{**record, **lists, "payloads": payloads, "reports": reports})
 
@@ -130,6 +135,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path) -> Can
         toolchain=toolchain(),
         weights=weights_digest(subject.model),
         build_s=time.monotonic() - started,
+        preserve=subject.kept_names,
     )
     candidate.write()
     return candidate
@@ -147,12 +153,19 @@ def _first_that_works(
 ) -> _Made:
     """The payload of the first way of the recipe that works; what was tried is added to `tried`, with the file of each error.
 
+    A way that is not for such a model is noted, and told only where no other was tried.
+
     Raises:
         CaptureError, BuildError: no way works; a sentence for each, and the first code that says more than its class's.
     """
-    errors: list[FreezeError] = []
+    errors: dict[str, FreezeError] = {}
+    unfit: dict[str, str] = {}
     for number, (capture, lowering) in enumerate(recipe.ways):
         row = {"payload": name, "capture": capture, "lowering": lowering}
+        if why := attempt.unfit(capture):
+            tried.append({**row, "outcome": f"not tried: {why}"})
+            unfit[capture] = why
+            continue
         try:
             made = _make(attempt, capture, lowering, recipe, target, folder, name)
         except (CaptureError, BuildError) as error:
@@ -160,14 +173,16 @@ def _first_that_works(
             file.parent.mkdir(exist_ok=True)
             file.write_text("".join(traceback.format_exception(error)))
             tried.append({**row, "outcome": str(error), "error": str(file.relative_to(folder))})
-            errors.append(error)
+            errors[capture] = error
         else:
             tried.append({**row, "outcome": "captured and lowered"})
             return made
-    worst = next((error for error in errors if isinstance(error, BuildError)), errors[0])
-    code = next((error.code for error in errors if error.code != type(error).code), None)
-    message = "; ".join(f"{way[0]}: {error}" for way, error in zip(recipe.ways, errors, strict=True))
-    raise type(worst)(message, code=code) from ExceptionGroup("the ways that were tried", errors)
+    message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
+    if not errors:
+        raise CaptureError(message)
+    worst = next((error for error in errors.values() if isinstance(error, BuildError)), next(iter(errors.values())))
+    code = next((error.code for error in errors.values() if error.code != type(error).code), None)
+    raise type(worst)(message, code=code) from ExceptionGroup("the ways that were tried", list(errors.values()))
 
 
 def _make(

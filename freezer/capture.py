@@ -85,19 +85,30 @@ class Attempt:
         """What the eager model answers."""
         return ask_eager(self.subject)
 
+    def unfit(self, name: CaptureName) -> str | None:
+        """Why a capture is not for such a model at all, in a few words; None where it is worth a try."""
+        scripted = self.subject.scripted
+        if name in ("as-is", "convert"):
+            return None if scripted else "the source is no TorchScript"
+        if scripted:
+            return "the source is TorchScript"
+        if name == "script" and isinstance(self.subject.model, torch.fx.GraphModule):
+            return "the source is an exported program, which torch.jit.script does not take"
+        return None
+
     def capture(self, name: CaptureName) -> Captured:
         """The graph that one capture makes.
 
         Raises:
-            CaptureError: it does not take the model, or what it made differs from the model.
+            CaptureError: it is not for such a model, does not take it, or what it made differs from the model.
         """
+        if why := self.unfit(name):
+            raise CaptureError(why)
         return _CAPTURES[name](self)
 
 
 def _export(attempt: Attempt, *, strict: bool = False) -> Captured:
     subject, point = attempt.subject, attempt.point
-    if subject.scripted:
-        raise CaptureError("the source is TorchScript, which torch.export does not take")
     spec = subject.spec
     dynamic = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in spec.dims if dim.min < dim.max}
     if point is not None:
@@ -151,15 +162,11 @@ def _writes(node: torch.fx.Node) -> bool:
 
 
 def _convert(attempt: Attempt) -> Captured:
-    if not attempt.subject.scripted:
-        raise CaptureError("the source is no TorchScript")
     raise CaptureError("not there yet")
 
 
 def _trace(attempt: Attempt) -> Captured:
     subject, point = attempt.subject, attempt.point
-    if subject.scripted:
-        raise CaptureError("the source is TorchScript already")
     example = subject.set_at(point if point is not None else subject.spec.first_point())
     flat = FlatModule(subject.fresh(), subject.spec).eval()
     try:
@@ -184,10 +191,6 @@ def _restore(program: nn.Module, initial: nn.Module) -> None:
 
 def _script(attempt: Attempt) -> Captured:
     subject = attempt.subject
-    if subject.scripted:
-        raise CaptureError("the source is TorchScript already")
-    if isinstance(subject.model, torch.fx.GraphModule):
-        raise CaptureError("the source is an exported program, which torch.jit.script does not take")
     try:
         with torch.no_grad(), torchscript_deprecations_silenced(), _new_types(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -214,8 +217,6 @@ def _new_types() -> Iterator[None]:
 
 
 def _as_is(attempt: Attempt) -> Captured:
-    if not attempt.subject.scripted:
-        raise CaptureError("the source is no TorchScript")
     return Captured(name="as-is", program=attempt.subject.fresh(), convention="native")
 
 

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from freezer.artifact import GOLDEN_INPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.build import Candidate, build
+from freezer.capture import Attempt, Captured
 from freezer.device_class import auto_classes, detect
 from freezer.freeze import example_spec
 from freezer.judge import Judgement, judge
 from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import GoldenSet, Manifest, Payload, digest_file
-from freezer.recipes import RECIPES
+from freezer.recipes import RECIPES, CaptureName
 from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.subject import Subject, prepare
 from freezer.target import Target, target_here
@@ -40,6 +41,10 @@ HERE = next(name for name in auto_classes(detect().classes) if not name.startswi
 def subject_of(model: nn.Module, inputs: Mapping[str, Any], dims: Mapping[str, Mapping[int, Dim]] | None = None) -> Subject:
     spec, example = example_spec(inputs, dims or {})
     return prepare("model", model.eval(), spec, [example], fill_up=True)
+
+
+def captured_by(subject: Subject, name: CaptureName, point: Mapping[str, int] | None = None) -> Captured:
+    return Attempt(subject, point).capture(name)
 
 
 def candidate_of(subject: Subject, recipe: str, folder: Path, target: Target | None = None) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,14 @@ from freezer.build import Candidate, build
 from freezer.errors import BuildError, CaptureError
 from freezer.manifest import digest_file
 from freezer.outputs import leaves_of
-from freezer.recipes import RECIPES
+from freezer.recipes import RECIPES, CaptureName, LoweringName, Recipe
 from freezer.sources import weights_digest
 from freezer.spec import declared_spec
 from freezer.subject import prepare
 from freezer.target import target_here
 from tests.conftest import Frozen
 from tests.lines import place_of
-from tests.models import AttributeCounter, Branching, Calling, Counter, Halving, Mlp, ReassignedCounter, mlp, seeded
+from tests.models import AttributeCounter, Branching, Calling, Counter, Halving, Listing, Mlp, ReassignedCounter, mlp, seeded
 from tests.steps import BATCH, HERE, candidate_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -59,11 +60,67 @@ def test_control_flow_that_depends_on_values_is_served_right_both_ways(model: ty
     subject = subject_of(model(), {"x": X}, {"x": {0: BATCH}})
     candidate = candidate_of(subject, recipe, tmp_path / "candidate")
     assert candidate.capture == "script"
-    assert candidate.tried[-1] == {"capture": "script", "outcome": "captured"}
+    assert candidate.tried[-1] == {
+        "payload": "all",
+        "capture": "script",
+        "lowering": "torchscript",
+        "outcome": "captured and lowered",
+    }
     served = candidate.open(subject)
     for x in (X.abs(), -X.abs(), X * 100, random_inputs(4, 4)):
         assert torch.equal(served(x), model()(x))
         assert torch.equal(served(x=x), model()(x))
+
+
+@pytest.fixture
+def whatever_works() -> Recipe:
+    """Ways of which most are not for a Python module."""
+    ways: list[tuple[CaptureName, LoweringName]] = [(name, "torchscript") for name in ("convert", "as-is", "trace", "script")]
+    return replace(RECIPES["torchscript-frozen"], ways=(("export", "exported"), *ways))
+
+
+def built(model: nn.Module, recipe: Recipe, folder: Path) -> Candidate:
+    folder.mkdir()
+    return build(subject_of(model, {"x": X}), recipe, target_here(HERE, torch.get_num_threads()), folder)
+
+
+def test_ways_are_tried_in_order_and_each_outcome_is_kept(whatever_works: Recipe, tmp_path: Path) -> None:
+    candidate = built(Branching(), whatever_works, tmp_path / "candidate")
+    assert (candidate.capture, candidate.lowering) == ("script", "torchscript")
+    assert [(item["payload"], item["capture"]) for item in candidate.tried] == [
+        ("all", name) for name in ("export", "convert", "as-is", "trace", "script")
+    ]
+    outcomes = [item["outcome"] for item in candidate.tried]
+    assert outcomes[0].startswith("torch.export: data-dependent control flow: ")
+    assert outcomes[1:3] == ["not tried: the source is no TorchScript"] * 2
+    assert outcomes[3].startswith("the trace ")
+    assert outcomes[4] == "captured and lowered"
+    files = ["evidence/all-0-export-error.txt", "evidence/all-3-trace-error.txt"]
+    assert [item.get("error") for item in candidate.tried] == [files[0], None, None, files[1], None]
+    assert {str(path.relative_to(candidate.folder)) for path in (candidate.folder / "evidence").glob("*-error.txt")} == set(files)
+    assert "Could not guard on data-dependent expression" in (candidate.folder / files[0]).read_text(), "the error in full"
+    assert not any("deprecated" in line for line in candidate.warnings)
+
+
+def test_where_no_way_works_every_reason_is_told_in_a_sentence_with_the_users_line(whatever_works: Recipe, tmp_path: Path) -> None:
+    place = re.escape(place_of(Listing.forward, "sorted("))
+    reasons = (
+        f"export: torch.export: .*{place}",
+        f"trace: the trace .*{place}.*",
+        f"script: torch.jit.script: Lambda aren't supported at {place}",
+    )
+    with pytest.raises(CaptureError, match=f"^{'; '.join(reasons)}$") as caught:
+        built(Listing(), whatever_works, tmp_path / "candidate")
+    assert caught.value.code.startswith("CP-TRACE-"), "the finer code of those that were tried"
+    whole = "".join(traceback.format_exception(caught.value))
+    assert "Could not guard on data-dependent expression" in whole, "the whole texts are in the cause"
+
+
+def test_where_no_way_is_for_such_a_model_that_is_the_reason(whatever_works: Recipe, tmp_path: Path) -> None:
+    only_torchscript = replace(whatever_works, ways=whatever_works.ways[1:3])
+    with pytest.raises(CaptureError, match="^convert: the source is no TorchScript; as-is: the source is no TorchScript$"):
+        built(Branching(), only_torchscript, tmp_path / "candidate")
+    assert not (tmp_path / "candidate" / "evidence").exists()
 
 
 class Pair(NamedTuple):
@@ -126,7 +183,7 @@ class Unsaved(nn.Module):
 
 def test_what_torchscript_cannot_save_is_one_sentence_with_the_users_line(tmp_path: Path) -> None:
     place = re.escape(place_of(Unsaved.forward, "self.python"))
-    with pytest.raises(BuildError, match=rf"^torchscript: Could not export Python function call 'python' at {place}$"):
+    with pytest.raises(BuildError, match=rf"script: torchscript: Could not export Python function call 'python' at {place}$"):
         candidate_of(subject_of(Unsaved(), {"x": X}), "torchscript-frozen", tmp_path / "candidate")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.capture import capture
 from freezer.errors import CaptureError
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.legacy import torchscript_deprecations_silenced
@@ -21,9 +18,8 @@ from freezer.outputs import NamedOutput, leaves_of
 from freezer.recipes import CaptureName
 from freezer.spec import declared_spec
 from freezer.subject import Subject, call_source, prepare
-from tests.lines import place_of
-from tests.models import Branching, Calling, Counter, Listing, Mlp, mlp, seeded
-from tests.steps import BATCH, random_inputs, subject_of
+from tests.models import Calling, Counter, Mlp, mlp, seeded
+from tests.steps import BATCH, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -55,7 +51,7 @@ def hugging(x: Tensor) -> Any:
 
 def served(subject: Subject, name: CaptureName) -> FrozenModel:
     """The captured program behind the input contract, without any lowering."""
-    captured, _ = capture(subject, [name], point=None)
+    captured = captured_by(subject, name)
     payload = Payload(path="", digest="", size_bytes=0, kind="exported", num_threads=None, convention=captured.convention)
     run = captured.program.module() if name == "export" else captured.program
     return FrozenModel(
@@ -110,64 +106,37 @@ def test_capturing_leaves_the_source_and_the_sets_as_they_are(name: CaptureName)
             model = torch.jit.script(model)
     subject = subject_of(model, {"x": X})
     before = [item.cloned() for item in subject.sets]
-    captured, _ = capture(subject, [name], point=None)
+    captured = captured_by(subject, name)
     captured.program.module()(X) if name == "export" else captured.program(X)
     assert float(model.state_dict()["count"]) == 0
     assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
 
 
 def test_export_names_the_buffers_that_a_call_changes() -> None:
-    captured, _ = capture(subject_of(seeded(Counter), {"x": X}), ["export"], point=None)
+    captured = captured_by(subject_of(seeded(Counter), {"x": X}), "export")
     assert captured.mutates == ("model.count",)
-    captured, _ = capture(subject_of(seeded(Running), {"x": X}), ["export"], point=None)
+    captured = captured_by(subject_of(seeded(Running), {"x": X}), "export")
     assert captured.mutates == ("model.mean", "model.var")
     for model in (mlp(), Calling(lambda x: torch.relu_(x * 2))):
-        assert capture(subject_of(model, {"x": X}), ["export"], point=None)[0].mutates == ()
-
-
-def test_captures_are_tried_in_order_and_each_outcome_is_kept() -> None:
-    subject = subject_of(Branching(), {"x": X})
-    captured, tried = capture(subject, ["as-is", "export", "trace", "script"], point=None)
-    assert captured.name == "script"
-    assert [item["capture"] for item in tried] == ["as-is", "export", "trace", "script"]
-    assert tried[0]["outcome"] == "the source is no TorchScript"
-    assert tried[1]["outcome"].startswith("torch.export: data-dependent control flow: ")
-    assert tried[2]["outcome"].startswith("the trace differs from the model on input set ")
-    assert tried[3]["outcome"] == "captured"
-    assert not any("deprecated" in line for line in captured.warnings)
-
-
-def test_where_none_works_every_reason_is_told_in_a_sentence_with_the_users_line() -> None:
-    place = re.escape(place_of(Listing.forward, "sorted("))
-    reasons = (
-        f"export: torch.export: .*{place}",
-        "as-is: the source is no TorchScript",
-        f"trace: the trace differs from the model on input set .*{place}",
-        f"script: torch.jit.script: Lambda aren't supported at {place}",
-    )
-    with pytest.raises(CaptureError, match=f"^{'; '.join(reasons)}$") as caught:
-        capture(subject_of(Listing(), {"x": X}), ["export", "as-is", "trace", "script"], point=None)
-    assert caught.value.code == "CP-TRACE-DIFFERS", "the finer code of those that were tried"
-    whole = "".join(traceback.format_exception(caught.value))
-    assert "Could not guard on data-dependent expression" in whole, "the whole texts are in the cause"
+        assert captured_by(subject_of(model, {"x": X}), "export").mutates == ()
 
 
 def test_torchscript_is_taken_as_it_came() -> None:
     with torchscript_deprecations_silenced():
         scripted = torch.jit.script(mlp())
     subject = subject_of(scripted, {"x": X}, {"x": {0: BATCH}})
-    captured, _ = capture(subject, ["as-is"], point=None)
+    captured = captured_by(subject, "as-is")
     assert captured.convention == "native"
     for name in ("export", "trace"):
         with pytest.raises(CaptureError, match="the source is TorchScript"):
-            capture(subject, [name], point=None)
+            captured_by(subject, name)
     assert torch.equal(served(subject, "as-is")(x=X), mlp()(X))
 
 
 def test_a_point_fixes_every_dim() -> None:
     subject = subject_of(seeded(Mlp), {"x": X}, {"x": {0: BATCH}})
-    fixed, _ = capture(subject, ["export"], point={"batch": 1})
-    dynamic, _ = capture(subject, ["export"], point=None)
+    fixed = captured_by(subject, "export", {"batch": 1})
+    dynamic = captured_by(subject, "export")
     shapes = [captured.program.graph_signature.user_inputs for captured in (fixed, dynamic)]
     assert shapes[0] == shapes[1]
     assert not fixed.program.range_constraints

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.capture import capture
 from freezer.errors import CaptureError
 from freezer.exported_module import module_of
 from freezer.outputs import leaves_of
@@ -20,7 +19,7 @@ from freezer.reference import run_reference
 from freezer.spec import declared_spec
 from freezer.subject import Subject, prepare
 from tests.models import Counter, seeded
-from tests.steps import candidate_of, random_inputs
+from tests.steps import candidate_of, captured_by, random_inputs
 
 
 class Attending(nn.Module):
@@ -116,7 +115,7 @@ def test_its_reference_runs_in_float64(attending: torch.export.ExportedProgram) 
 @pytest.mark.parametrize("name", ["export", "trace"])
 def test_it_is_captured_again_with_its_dims(name: CaptureName, attending: torch.export.ExportedProgram) -> None:
     subject = subject_of_program(attending)
-    captured, _ = capture(subject, [name], point=None)
+    captured = captured_by(subject, name)
     assert captured.warnings == ()
     run = captured.program.module() if name == "export" else captured.program
     for batch, length in ((1, 3), (3, 7), (4, 8)):
@@ -127,15 +126,15 @@ def test_it_is_captured_again_with_its_dims(name: CaptureName, attending: torch.
 
 
 def test_wider_dims_than_its_own_are_refused_by_name(attending: torch.export.ExportedProgram) -> None:
-    with pytest.raises(CaptureError, match=r"^export: torch\.export: Constraints violated \(length\): Not all values of length"):
-        capture(subject_of_program(attending, length=16), ["export"], point=None)
-    with pytest.raises(CaptureError, match=r"trace: the eager model does not run on .*length=16\): AssertionError: Guard failed"):
-        capture(subject_of_program(attending, length=16), ["trace"], point=None)
+    with pytest.raises(CaptureError, match=r"^torch\.export: Constraints violated \(length\): Not all values of length"):
+        captured_by(subject_of_program(attending, length=16), "export")
+    with pytest.raises(CaptureError, match=r"the eager model does not run on .*length=16\): AssertionError: Guard failed"):
+        captured_by(subject_of_program(attending, length=16), "trace")
 
 
 def test_script_says_what_it_does_not_take(attending: torch.export.ExportedProgram) -> None:
-    with pytest.raises(CaptureError, match=r"^script: the source is an exported program, which torch\.jit\.script does not take$"):
-        capture(subject_of_program(attending), ["script"], point=None)
+    with pytest.raises(CaptureError, match=r"^the source is an exported program, which torch\.jit\.script does not take$"):
+        captured_by(subject_of_program(attending), "script")
 
 
 @pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
@@ -156,9 +155,9 @@ def test_a_decomposed_program_is_taken_too(attending: torch.export.ExportedProgr
     subject = subject_of_program(loaded(program, tmp_path))
     x, scale = random_inputs(3, 5, 4), random_inputs(4)
     expected = subject.model(x, options={"scale": scale})["scores"]
-    exported, _ = capture(subject, ["export"], point=None)
+    exported = captured_by(subject, "export")
     torch.testing.assert_close(exported.program.module()(x, scale)[0], expected)
-    traced, _ = capture(subject, ["trace"], point=None)
+    traced = captured_by(subject, "trace")
     torch.testing.assert_close(traced.program(x, scale)[0], expected)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.capture import capture
+from freezer.capture import Attempt
 from freezer.errors import CaptureError
 from freezer.faithful import ask_eager
 from freezer.recipes import CaptureName
@@ -25,7 +25,7 @@ from tests.models import (
     ReassignedCounter,
     seeded,
 )
-from tests.steps import BATCH, random_inputs, subject_of
+from tests.steps import BATCH, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -73,7 +73,7 @@ def subject(model: nn.Module, *, dynamic: bool = False) -> Subject:
 
 
 def captured(model: nn.Module, name: CaptureName, *, dynamic: bool = False) -> Any:
-    return capture(subject(model, dynamic=dynamic), [name], point=None)[0]
+    return captured_by(subject(model, dynamic=dynamic), name)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -81,7 +81,7 @@ def test_a_trace_that_lost_a_branch_is_an_error_that_names_the_set_the_output_an
     place = re.escape(place_of(Branching.forward, "x.sum()"))
     sizes = r" \(batch=\d\)" if dynamic else ""
     message = (
-        rf"^trace: the trace differs from the model on input set \d{sizes}: output 'output' is off by up to \d\.\d+, "
+        rf"^the trace differs from the model on input set \d{sizes}: output 'output' is off by up to \d\.\d+, "
         rf"since a trace keeps what its example gave at {place}$"
     )
     with pytest.raises(CaptureError, match=message) as caught:
@@ -113,7 +113,7 @@ def test_a_trace_that_does_not_run_on_other_inputs_says_what_happened_last() -> 
     model = Calling(lambda x: torch.zeros(int(x.abs().max()) + 1)[x.abs().long()])
     small = subject_of(model, {"x": X * 0.01})
     with pytest.raises(CaptureError, match=r"on input set \d: RuntimeError: index \d is out of bounds"):
-        capture(small, ["trace"], point=None)
+        captured_by(small, "trace")
 
 
 def test_every_point_is_tried() -> None:
@@ -123,7 +123,7 @@ def test_every_point_is_tried() -> None:
 
 
 def test_a_point_is_tried_alone() -> None:
-    fixed, _ = capture(subject(Sized(), dynamic=True), ["trace"], point={"batch": 4})
+    fixed = captured_by(subject(Sized(), dynamic=True), "trace", {"batch": 4})
     x = random_inputs(4, 4)
     assert torch.equal(fixed.program(x)[0], x * 4)
 
@@ -170,7 +170,7 @@ def test_an_eager_model_that_fails_on_some_sizes_is_told_from_a_wrong_capture(na
             return x + torch.ones(2, 4)
 
     with pytest.raises(
-        CaptureError, match=rf"^{name}: the eager model does not run on input set \d \(batch=4\): RuntimeError: The size"
+        CaptureError, match=r"^the eager model does not run on input set \d \(batch=4\): RuntimeError: The size"
     ) as caught:
         captured(Fixed(), name, dynamic=True)
     assert caught.value.code == "CP-CAPTURE"
@@ -185,5 +185,6 @@ def test_the_model_is_asked_once_for_each_set() -> None:
 
     found = subject(Calling(counting), dynamic=True)
     calls.clear()
-    capture(found, ["as-is", "trace", "script"], point=None)
-    assert len(calls) == len(found.sets) + 2, "to trace it, and to see that it answers the same twice"
+    attempt = Attempt(found, None)
+    assert attempt.eager is attempt.eager
+    assert len(calls) == len(found.sets) + 1, "the last to see that it answers the same twice"

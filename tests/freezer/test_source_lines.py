@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.capture import capture
 from freezer.errors import CaptureError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.source_lines import marked_in, raised_at, warned_at
 from tests.lines import place_of
 from tests.models import Calling
-from tests.steps import BATCH, random_inputs, subject_of
+from tests.steps import BATCH, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -115,11 +114,11 @@ class ManyArguments(nn.Module):
 def test_why_a_model_cannot_be_scripted_is_one_sentence_with_its_own_line(model: type[nn.Module], what: str, part: str) -> None:
     subject = subject_of(model(), {"x": X})
     with pytest.raises(CaptureError) as caught:
-        capture(subject, ["script"], point=None)
+        captured_by(subject, "script")
     function: Callable[..., Any] = model.helper if model is WithHelper else model.forward
-    assert str(caught.value) == f"script: torch.jit.script: {what} at {place_of(function, part)}"
+    assert str(caught.value) == f"torch.jit.script: {what} at {place_of(function, part)}"
     with pytest.raises(CaptureError) as again:
-        capture(subject, ["script"], point=None)
+        captured_by(subject, "script")
     assert str(again.value) == str(caught.value), "TorchScript does not keep what it could not compile"
 
 
@@ -127,7 +126,7 @@ def test_no_address_is_told_so_that_two_runs_say_the_same() -> None:
     with pytest.raises(
         CaptureError, match=r"torch\.jit\.script: Failed to get source for <function Answer\.__init__> using inspect\.getsource$"
     ):
-        capture(subject_of(Structured(), {"x": X}), ["script"], point=None)
+        captured_by(subject_of(Structured(), {"x": X}), "script")
 
 
 def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> None:
@@ -156,8 +155,8 @@ def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> N
         ),
     ):
         with pytest.raises(CaptureError) as caught:
-            capture(subject_of(Calling(function), {"x": X}, dims), ["export"], point=None)
-        assert str(caught.value) == f"export: torch.export: {sentence}"
+            captured_by(subject_of(Calling(function), {"x": X}, dims), "export")
+        assert str(caught.value) == f"torch.export: {sentence}"
 
 
 def test_a_mark_over_several_lines_is_its_first() -> None:
