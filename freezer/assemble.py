@@ -192,6 +192,8 @@ def _manifest(
             "lowering": candidate.lowering,
             "settings": dict(candidate.settings),
             "tried": [dict(item) for item in candidate.tried],
+            "preserve": list(candidate.preserve),
+            "reset": subject.reset,
         },
         inputs=subject.spec,
         outputs=subject.outputs,

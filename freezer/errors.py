@@ -17,6 +17,7 @@
     ├── IncompatibleError         no artifact can serve this machine; carries the ladder
     ├── CanaryError               the artifact does not give its golden outputs on this machine
     ├── ContractError             a call broke the input contract of a frozen model
+    │   └── NotPreservedError     an attribute or method that freezing did not keep
     └── InfrastructureError       Ray or MLflow failed, not a model
 
 Tampering (IntegrityError), incompatibility (IncompatibleError) and misuse (UsageError, ContractError) are different types,
@@ -191,6 +192,12 @@ class ContractError(ColdpressError, ValueError):
     """A call broke the input contract of a frozen model: name, dtype, device, rank or a dim."""
 
     code = "CP-CONTRACT"
+
+
+class NotPreservedError(ContractError, AttributeError):
+    """A frozen model lacks an attribute or method. It is an AttributeError too, so that `hasattr` answers."""
+
+    code = "CP-NOT-PRESERVED"
 
 
 class InfrastructureError(ColdpressError):

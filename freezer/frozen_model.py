@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from freezer.input_items import InputItem, NestedSpec, put_together, take_apart
 from freezer.ladder import Refusal
 from freezer.manifest import Manifest, Payload
 from freezer.outputs import leaves_of, rebuilder
+from freezer.preserved import Preserved, read
+from freezer.refusals import REFUSED, copied, refusal
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.target import threads
 
@@ -36,11 +38,25 @@ class FrozenModel:
 
     Calls run with the thread count of the payload that serves them; the process's own is put back afterwards.
 
+    Attributes and methods that freezing preserved are read, set and called as the source's: `model.version = 2`, `model.reset()`,
+    `model.sub.version`. Where the name is one of this class's own, as `inputs` is, `model.preserved["inputs"]` reaches it. Nothing
+    else can be set. What nn.Module can do besides (`.to()`, `.half()`, `.train()`, `.parameters()`) is refused, each with its
+    remedy; `.eval()` and `.train(False)` give the model itself.
+
     Attributes:
         inputs: the input spec.
         outputs: the output tensors' names, dtypes and ranks.
         manifest: of the artifact; None while candidates are judged.
         ladder: what was tried before this artifact at load, and why not.
+        preserved: all attributes and methods that freezing preserved, by name, those of submodules dotted; indexing reads, sets
+            and calls them.
+        training: False.
+
+    Args:
+        preserve: names of what freezing preserved. It belongs to one payload, so there must be one.
+
+    Raises:
+        NotPreservedError: the payload lacks a name that should be preserved.
     """
 
     def __init__(
@@ -52,7 +68,12 @@ class FrozenModel:
         payloads: Sequence[OpenPayload],
         manifest: Manifest | None = None,
         ladder: Sequence[Refusal] = (),
+        preserve: Sequence[str] = (),
     ) -> None:
+        if preserve and len(payloads) != 1:
+            raise ContractError(
+                f"{', '.join(preserve)}: preserved by one payload, but {len(payloads)} are open; freeze the model anew"
+            )
         self.inputs = spec
         self.outputs = outputs
         self.manifest = manifest
@@ -66,6 +87,10 @@ class FrozenModel:
         """All items by path; None where every input is a leaf, which is quicker."""
         self._constants = spec.constants
         self._dims = {dim.name: dim for dim in spec.dims}
+        self.training = False
+        # Last: from here on, what is set goes to the payload, or is refused.
+        only = payloads[0] if preserve else None
+        self.preserved = Preserved(preserve, only.run if only else None, only.payload.num_threads if only else None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result.
@@ -89,6 +114,44 @@ class FrozenModel:
             ContractError: none does.
         """
         return self._choose(point).payload
+
+    def eval(self) -> FrozenModel:
+        """The model itself: it is in eval mode for good."""
+        return self
+
+    def train(self, mode: bool = True) -> FrozenModel:
+        """The model itself where `mode` is False.
+
+        Raises:
+            ContractError: training is asked for; code CP-FROZEN.
+        """
+        if mode:
+            refusal("train")()
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What was preserved under a name that is not the class's own; a function that refuses, where nn.Module has a method."""
+        preserved = self.__dict__.get("preserved")
+        if preserved is None or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in REFUSED and name not in preserved:
+            return refusal(name)
+        return read(preserved, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "preserved" not in self.__dict__:
+            object.__setattr__(self, name, value)
+        elif name in self.__dict__ or hasattr(type(self), name):
+            there = f"; use model.preserved[{name!r}]" if name in self.preserved else ""
+            raise ContractError(f"{name!r} of a frozen model cannot be set: it is the frozen model's own{there}", code="CP-FROZEN")
+        else:
+            self.preserved[name] = value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(name.partition(".")[0] for name in self.preserved)})
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise copied()
 
     def __repr__(self) -> str:
         made_for = f"{self.manifest.model} for {self.manifest.device_class}" if self.manifest else "a candidate"

@@ -152,6 +152,7 @@ def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refu
             payloads=opened,
             manifest=manifest,
             ladder=ladder,
+            preserve=manifest.recipe.get("preserve", ()),  # the first manifests have none
         )
 
     model = fresh()

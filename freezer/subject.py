@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from freezer.errors import JudgeError, SpecError
 from freezer.input_items import put_together
+from freezer.kept_names import check_kept_names
 from freezer.lookups import find_lengths
 from freezer.outputs import flatten, output_specs
 from freezer.sample_files import CODE
@@ -91,10 +92,13 @@ def prepare(
         preserve, reset: see Subject.
 
     Raises:
-        SpecError: the samples do not fit the spec, or the spec does not fit `forward`.
+        SpecError: the samples do not fit the spec, the spec does not fit `forward`, or what should be preserved is not there.
         JudgeError: the eager model does not run on its own inputs, writes into them, or gives what cannot be compared.
     """
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"{name}: got a {type(model).__name__}, expected an nn.Module; a frozen model is made of its source, anew")
     check_signature(model, spec)
+    check_kept_names(name, model, preserve, reset)
     matched = match_samples(samples, spec)
     if fill_up or not samples:
         spec = with_found_ranges(name, model, spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,74 @@ SUFFIX = ".pt"
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Write a TorchScript file; with `freeze`, weights become constants and, with `optimize_numerics`, batch norms are folded.
 
+    What forward changes, and what a preserved method changes, stays an attribute. The frozen module holds the tensors of such
+    attributes in common with the captured one, and neither is run here.
+
     Raises:
-        BuildError: torch.jit.freeze or save refuses.
+        BuildError: torch.jit.freeze or save refuses, or the graph lacks what should be preserved (code CP-PRESERVE).
     """
     with torchscript_deprecations_silenced(), torch.no_grad():
-        module = captured.program.eval()
+        before = captured.program.eval()  # freeze takes no module in training mode; the program is our copy
+        _check_kept(before, captured.preserve, captured.name)
         try:
-            if settings["freeze"]:
-                module = torch.jit.freeze(module, optimize_numerics=settings["optimize_numerics"])
-            torch.jit.save(module, str(path))
+            after = _frozen(before, captured.preserve, settings) if settings["freeze"] else before
+            _check_kept(after, captured.preserve, "torch.jit.freeze")
+            torch.jit.save(after, str(path))
         except RuntimeError as error:
-            raise BuildError(f"torchscript: {script_sentence(error)}") from error
+            raise BuildError(f"torchscript: {_sentence(error)}") from error
     return Lowered()
 
 
+def _frozen(module: torch.jit.ScriptModule, preserve: Sequence[str], settings: Mapping[str, Any]) -> torch.jit.ScriptModule:
+    """The frozen module; torch.jit.freeze optimizes the graphs of preserved methods as it does forward's.
+
+    A module that came frozen, which has no attribute `training`, is frozen again.
+    """
+    frozen: torch.jit.ScriptModule = torch.jit.freeze(
+        module, preserved_attrs=list(preserve), optimize_numerics=settings["optimize_numerics"]
+    )
+    return frozen
+
+
+def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str) -> None:
+    lost = [name for name in preserve if not _has(module, name)]
+    if lost:
+        what = f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} not in the graph that {by} gave"
+        raise BuildError(
+            f"torchscript: {what}, and cannot be preserved; TorchScript keeps attributes that __init__ sets to numbers, texts, "
+            "tensors, or lists and dicts of them whose type is annotated, and methods of the model itself under @torch.jit.export",
+            code="CP-PRESERVE",
+        )
+
+
+def _has(module: Any, name: str) -> bool:
+    *parts, last = name.split(".")
+    for part in parts:
+        module = getattr(module, part, None)
+    script = getattr(module, "_c", None)
+    return script is not None and (script.hasattr(last) or script._has_method(last))
+
+
+def _sentence(error: RuntimeError) -> str:
+    """Why torch.jit.freeze or save refuses."""
+    if "required keyword attribute 'value' is undefined" in str(error):
+        return "torch.jit.optimize_for_inference has been applied to the module, which cannot be saved since; give it from before"
+    return script_sentence(error)
+
+
 def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """A runner of the file; with `optimize_for_inference`, which torch.jit cannot save, it is optimized here."""
-    with torchscript_deprecations_silenced():
-        module = torch.jit.load(str(path), map_location="cpu").eval()
+    """A runner of the file; with `optimize_for_inference`, which torch.jit cannot save, it is optimized here.
+
+    It is in eval mode as it lies. `eval()` must not be called: it would give the frozen module an attribute `training`, by which
+    torch.jit.optimize_for_inference takes it for one to freeze, and drops what was preserved.
+
+    Raises:
+        RuntimeError: the file is no TorchScript, or torch.jit.optimize_for_inference fails on this machine.
+    """
+    with torchscript_deprecations_silenced(), torch.no_grad():
+        module = torch.jit.load(str(path), map_location="cpu")
         if settings.get("optimize_for_inference"):
-            module = torch.jit.optimize_for_inference(module)
+            others = [name for name in module._c._method_names() if name != "forward"]
+            module = torch.jit.optimize_for_inference(module, other_methods=sorted(others))
     runner: Callable[..., Any] = module
     return runner

@@ -1,0 +1,108 @@
+"""The names that an entry wants preserved, and its reset method, held against the model before any work starts."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.jit._script import RecursiveScriptModule
+
+from freezer.errors import SpecError
+
+PRESERVE, RESET = "CP-PRESERVE", "CP-RESET"
+
+
+def check_kept_names(name: str, model: nn.Module, preserve: Sequence[str], reset: str | None) -> None:
+    """Hold names to preserve, and the reset method, against the model.
+
+    Args:
+        name: of the entry.
+        model: the source model.
+        preserve: attributes, methods and attributes of submodules (`sub.attr`).
+        reset: a method of the model that takes no arguments.
+
+    Raises:
+        SpecError: a name is not there, or no frozen model can have it (code CP-PRESERVE); or `reset` is no such method (CP-RESET).
+    """
+    for path in preserve:
+        problem = _problem(model, path)
+        if problem:
+            raise SpecError(f"{name}: preserve: {problem}", code=PRESERVE)
+    if reset is not None:
+        problem = _reset_problem(model, reset)
+        if problem:
+            raise SpecError(f"{name}: reset: {problem}", code=RESET)
+
+
+def _problem(model: nn.Module, path: str) -> str | None:
+    """Why a name cannot be preserved."""
+    *parts, last = path.split(".")
+    owner: Any = model
+    for index, part in enumerate(parts):
+        below = dict(owner.named_children())
+        if part not in below:
+            return f"{'.'.join(parts[: index + 1])!r} of {path!r} is no submodule{_instead(part, below)}"
+        owner = below[part]
+    if last in ("forward", "training"):
+        why = "is always kept" if last == "forward" else "of a frozen model is False for good"
+        return f"{path!r} {why}; leave it out"
+    if hasattr(RecursiveScriptModule, last):
+        return f"{path!r} is a name that every TorchScript module has of its own; rename it"
+    if not _has(owner, last):
+        what = f"submodule {'.'.join(parts)!r}" if parts else "model"
+        return f"the {what} has no attribute or method {last!r}{_instead(last, _names(owner))}"
+    value = getattr(owner, last)
+    if isinstance(value, nn.Module):
+        return f"{path!r} is a submodule; name its attributes: {path}.NAME"
+    if parts and callable(value):
+        return f"{path!r} is a method of a submodule, which freezing drops; give the model itself a method that calls it"
+    return None
+
+
+def _reset_problem(model: nn.Module, name: str) -> str | None:
+    """Why a name is no reset method."""
+    if "." in name:
+        return f"{name!r} is a method of a submodule; give the model itself a method that calls it"
+    problem = _problem(model, name)
+    if problem:
+        return problem
+    method = getattr(model, name)
+    if not callable(method):
+        return f"{name!r} is a {type(method).__name__}, expected a method without arguments"
+    needed = _needed_arguments(method)
+    if needed:
+        return f"{name}({', '.join(needed)}) takes arguments, expected a method without; give the model one that calls it with them"
+    return None
+
+
+def _needed_arguments(method: Any) -> list[str]:
+    """The arguments that a method must be given."""
+    schema = getattr(method, "schema", None)
+    if schema is not None:
+        return [item.name for item in schema.arguments if item.name != "self" and not item.has_default_value()]
+    varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(method).parameters.values()
+    return [item.name for item in parameters if item.default is item.empty and item.kind not in varying]
+
+
+def _has(owner: nn.Module, name: str) -> bool:
+    if isinstance(owner, torch.jit.ScriptModule):
+        return bool(owner._c.hasattr(name) or owner._c._has_method(name))
+    return hasattr(owner, name)
+
+
+def _names(owner: nn.Module) -> list[str]:
+    """Names that might have been meant: what the module has besides what every module has."""
+    methods = owner._c._method_names() if isinstance(owner, torch.jit.ScriptModule) else []
+    return [
+        name for name in (*dir(owner), *methods) if not name.startswith("_") and not hasattr(RecursiveScriptModule, name)
+    ]
+
+
+def _instead(name: str, there: Sequence[str] | dict[str, nn.Module]) -> str:
+    near = difflib.get_close_matches(name, list(there), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(there)[:10]) or 'none'}"

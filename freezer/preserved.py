@@ -1,0 +1,139 @@
+"""What a frozen model kept of its source's attributes and methods: reading, setting and calling them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from freezer.errors import ContractError, NotPreservedError
+from freezer.target import threads
+
+
+class Preserved:
+    """The preserved attributes and methods of one payload, by name: `preserved["sub.version"]`, `preserved["reset"]()`.
+
+    An attribute that is a tensor is the payload's own: writing into it changes the state. Any other value is a copy, as TorchScript
+    gives it: a list is changed by setting it whole. A method takes and gives what the source's does, without gradients.
+
+    Args:
+        names: attributes, methods and attributes of submodules (`sub.version`).
+        module: of the payload.
+        num_threads: that methods run with; None for the process's own.
+
+    Raises:
+        NotPreservedError: the payload lacks one of the names.
+    """
+
+    def __init__(self, names: Sequence[str], module: Any, num_threads: int | None) -> None:
+        self._names = tuple(names)
+        self._module = module
+        self._num_threads = num_threads
+        for name in self._names:
+            owner, last = self._owner(name)
+            if not hasattr(owner, last):
+                raise NotPreservedError(f"{name!r} should be preserved, but the payload lacks it; freeze the model anew")
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of an attribute, or a method to call."""
+        value = self._value(name)
+        return self._callable(value) if _is_method(value) else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set an attribute.
+
+        Raises:
+            NotPreservedError: freezing did not keep it.
+            ContractError: it is a method, a constant, or of another type.
+        """
+        old = self._value(name)
+        if _is_method(old):
+            raise ContractError(f"{name!r} is a method of the frozen model, which cannot be set; call it")
+        owner, last = self._owner(name)
+        try:
+            setattr(owner, last, value)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if "Can't set constant" in str(error):
+                raise ContractError(f"{name!r} is a constant (Final) of the source, which can be read alone") from error
+            raise ContractError(f"{name!r}: got {type(value).__name__}, expected what it is now: {type(old).__name__}") from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Preserved({', '.join(self._names)})"
+
+    def has_part(self, path: str) -> bool:
+        """Whether attributes of the submodule at this path are preserved."""
+        return any(name.startswith(f"{path}.") for name in self._names)
+
+    def missing(self, name: str, doing: str = "") -> NotPreservedError:
+        """The error that says that a name was not preserved."""
+        kept = f"it kept {', '.join(self._names)}" if self._names else "it kept none of its source's"
+        return NotPreservedError(
+            f"the frozen model has no attribute or method {name!r}{doing}; {kept}. Freeze the model anew with `preserve: [{name}]`"
+        )
+
+    def _value(self, name: str) -> Any:
+        if name not in self._names:
+            raise self.missing(name)
+        owner, last = self._owner(name)
+        return getattr(owner, last)
+
+    def _owner(self, name: str) -> tuple[Any, str]:
+        """The module that holds what is named, and its name there."""
+        *parts, last = name.split(".")
+        owner = self._module
+        for part in parts:
+            owner = getattr(owner, part, None)
+        return owner, last
+
+    def _callable(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with threads(self._num_threads or torch.get_num_threads()), torch.no_grad():
+                return method(*args, **kwargs)
+
+        return call
+
+
+class PreservedPart:
+    """A submodule of a frozen model, as far as its attributes were preserved: `model.sub.version`."""
+
+    __slots__ = ("_path", "_preserved")
+
+    def __init__(self, preserved: Preserved, path: str) -> None:
+        object.__setattr__(self, "_preserved", preserved)
+        object.__setattr__(self, "_path", path)
+
+    def __getattr__(self, name: str) -> Any:
+        return read(self._preserved, f"{self._path}.{name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._preserved[f"{self._path}.{name}"] = value
+
+    def __repr__(self) -> str:
+        return f"PreservedPart({self._path})"
+
+
+def read(preserved: Preserved, path: str) -> Any:
+    """What is at a path: an attribute, a method, or the submodule whose attributes were preserved.
+
+    Raises:
+        NotPreservedError: freezing did not keep it.
+    """
+    if path in preserved:
+        return preserved[path]
+    if preserved.has_part(path):
+        return PreservedPart(preserved, path)
+    raise preserved.missing(path)
+
+
+def _is_method(value: Any) -> bool:
+    return callable(value) and not isinstance(value, torch.nn.Module)
