@@ -80,17 +80,20 @@ class _Dims:
     def _size(self, size: int, symbol: Any, axis: int) -> int | str:
         """The size of an axis: the name of a dim where the program lets it vary of its own, else the example's."""
         expression = getattr(getattr(symbol, "node", None), "expr", None)
-        found = self._ranges.get(expression) if expression is not None else None
-        if found is None:
+        if expression is None:
             return size
-        key = str(expression)
+        step, free = expression.as_coeff_Mul()  # 4*s0 for multiples of 4
+        found = self._ranges.get(free)
+        if found is None or not step.is_Integer or step < 1:
+            return size
+        key, step = str(expression), int(step)
         if key not in self._names:
             name = "batch" if axis == 0 else f"dim_{axis}"
             while name in self.bounds:
                 name += "_"
-            low = max(1, int(found.lower))
+            low = max(1, int(found.lower)) * step
             bounded = found.upper.is_Integer and int(found.upper) < 2**31
-            upper = int(found.upper) if bounded else max(UNBOUNDED_MAX, size)
+            upper = int(found.upper) * step if bounded else max(UNBOUNDED_MAX * step, size)
             self._names[key] = name
-            self.bounds[name] = {"min": low, "max": max(low, upper)}
+            self.bounds[name] = {"min": low, "max": max(low, upper), **({"multiple_of": step} if step > 1 else {})}
         return self._names[key]

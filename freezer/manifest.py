@@ -45,7 +45,7 @@ class Payload:
 
     def accepts(self, point: Mapping[str, int]) -> bool:
         """Whether the payload serves inputs of these sizes."""
-        return all(dim.min <= point[dim.name] <= dim.max for dim in self.dims)
+        return all(point[dim.name] in dim.sizes for dim in self.dims)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest's form of the payload."""
@@ -55,7 +55,7 @@ class Payload:
             "size_bytes": self.size_bytes,
             "kind": self.kind,
             "num_threads": self.num_threads,
-            "dims": {dim.name: {"min": dim.min, "max": dim.max} for dim in self.dims},
+            "dims": {dim.name: dim.to_json() for dim in self.dims},
             "convention": self.convention,
         }
 
@@ -68,7 +68,7 @@ class Payload:
             size_bytes=data["size_bytes"],
             kind=data["kind"],
             num_threads=data["num_threads"],
-            dims=tuple(Dim(name=name, min=bounds["min"], max=bounds["max"]) for name, bounds in data["dims"].items()),
+            dims=tuple(Dim.from_json(name, bounds) for name, bounds in data["dims"].items()),
             convention=data["convention"],
         )
 

@@ -188,7 +188,6 @@ def _match(item: TensorSpec, header: Header, spec: InputSpec, point: dict[str, i
     for size, name in zip(shape, item.shape, strict=True):
         if isinstance(name, str):
             dim = bounds[name]
-            if point.setdefault(name, size) != size or not dim.min <= size <= dim.max:
-                raise SpecError(
-                    f"{place}: dim {name!r} is {size}, expected one size for all inputs, {dim.min} to {dim.max}", code=CODE
-                )
+            if point.setdefault(name, size) != size or size not in dim.sizes:
+                allowed = str(dim).partition(" from ")[2]
+                raise SpecError(f"{place}: dim {name!r} is {size}, expected one size for all inputs, {allowed}", code=CODE)

@@ -51,17 +51,42 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dim:
-    """A named dimension that may be anything from `min` to `max`, both included."""
+    """A named dimension that may be any multiple of `multiple_of` from `min` to `max`, both included."""
 
     name: str
     min: int
     max: int
+    multiple_of: int = 1
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise SpecError(f"dim {self.name!r}: a dim's name must be an identifier")
         if not 1 <= self.min <= self.max:
             raise SpecError(f"dim {self.name!r}: got min {self.min}, max {self.max}; expected 1 <= min <= max")
+        if self.multiple_of < 1 or self.min % self.multiple_of or self.max % self.multiple_of:
+            raise SpecError(
+                f"dim {self.name!r}: got min {self.min}, max {self.max}, multiple_of {self.multiple_of}; "
+                "expected min and max to be multiples of it"
+            )
+
+    @property
+    def sizes(self) -> range:
+        """Every size that it may be, in order."""
+        return range(self.min, self.max + 1, self.multiple_of)
+
+    def __str__(self) -> str:
+        return f"{self.name} from {self.min} to {self.max}" + (
+            f" in multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
+        )
+
+    def to_json(self) -> dict[str, int]:
+        """The manifest's form of the bounds."""
+        return {"min": self.min, "max": self.max, **({"multiple_of": self.multiple_of} if self.multiple_of > 1 else {})}
+
+    @classmethod
+    def from_json(cls, name: str, data: Mapping[str, int]) -> Dim:
+        """The dim whose bounds `to_json` wrote."""
+        return cls(name=name, min=data["min"], max=data["max"], multiple_of=data.get("multiple_of", 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +146,7 @@ class InputSpec:
         """The corner points of all dims, then the middle; no point twice."""
         seen: set[tuple[int, ...]] = set()
         corners: Iterable[tuple[int, ...]] = product(*((dim.min, dim.max) for dim in self.dims))
-        middle = tuple(max(dim.min, math.isqrt(dim.min * dim.max)) for dim in self.dims)
+        middle = tuple(max(dim.min, math.isqrt(dim.min * dim.max) // dim.multiple_of * dim.multiple_of) for dim in self.dims)
         for sizes in (*corners, middle):
             if sizes not in seen:
                 seen.add(sizes)
@@ -143,14 +168,14 @@ class InputSpec:
         """The manifest's form of the spec."""
         return {
             "style": self.style,
-            "dims": {dim.name: {"min": dim.min, "max": dim.max} for dim in self.dims},
+            "dims": {dim.name: dim.to_json() for dim in self.dims},
             "inputs": [item_to_json(item) for item in self.inputs],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InputSpec:
         """The spec that `to_json` wrote."""
-        dims = tuple(Dim(name=name, min=bounds["min"], max=bounds["max"]) for name, bounds in data["dims"].items())
+        dims = tuple(Dim.from_json(name, bounds) for name, bounds in data["dims"].items())
         return cls(inputs=tuple(item_from_json(item) for item in data["inputs"]), dims=dims, style=data["style"])
 
 
@@ -213,7 +238,8 @@ def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapp
     Args:
         inputs: by parameter name, or a list when they are positional; each `{shape, dtype, range}`, `{value}`, or of such
             `{tuple: [...]}`, `{list: [...]}` or `{dict: {key: ...}}`. A list's items may carry a `name`.
-        dims: bounds by name: `{"batch": {"min": 1, "max": 16}}`; min is 1 by default.
+        dims: bounds by name: `{"batch": {"min": 1, "max": 16}, "height": {"max": 64, "multiple_of": 8}}`; min is the least that
+            may be by default.
 
     Raises:
         SpecError: an input or a dim is not of this form.
@@ -222,10 +248,11 @@ def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapp
     named = list(inputs.items()) if isinstance(inputs, Mapping) else [(f"input_{i}", item) for i, item in enumerate(inputs)]
     bounds = []
     for name, bound in dims.items():
-        _check_fields(f"dim {name!r}", bound, {"min", "max"}, required="max")
+        _check_fields(f"dim {name!r}", bound, {"min", "max", "multiple_of"}, required="max")
         if not all(type(value) is int for value in bound.values()):
             raise SpecError(f"dim {name!r}: got {dict(bound)}, expected whole numbers")
-        bounds.append(Dim(name=name, min=bound.get("min", 1), max=bound["max"]))
+        step = bound.get("multiple_of", 1)
+        bounds.append(Dim(name=name, min=bound.get("min", step), max=bound["max"], multiple_of=step))
     items = tuple(_declared_item(str(name), item, positional=not keyword) for name, item in named)
     return InputSpec(inputs=items, dims=tuple(bounds), style="keyword" if keyword else "positional")
 

@@ -209,6 +209,14 @@ def test_samples_must_fit_the_spec(sets: Any, message: str) -> None:
         match_samples(sets, SPEC)
 
 
+def test_samples_and_generated_sets_are_of_multiples() -> None:
+    spec = declared_spec({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 44, "multiple_of": 4}})
+    assert {item.tensors["x"].shape[0] for item in generate(spec)} == {4, 12, 44}
+    assert {item.point["n"] for item in cover_points(match_samples([{"x": torch.zeros(8)}], spec), spec)} == {8, 4, 12, 44}
+    with pytest.raises(SpecError, match="dim 'n' is 6, expected one size for all inputs, 4 to 44 in multiples of 4"):
+        match_samples([{"x": torch.zeros(6)}], spec)
+
+
 def test_samples_are_put_in_the_specs_order() -> None:
     (item,) = match_samples([{"ids": torch.tensor([3, 4]), "x": torch.zeros(4, 2).t()}], SPEC)
     assert list(item.tensors) == ["x", "ids"]

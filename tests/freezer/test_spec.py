@@ -82,6 +82,14 @@ def test_a_spec_at_a_point_has_no_dims() -> None:
         ({"x": {"shape": ["n"]}}, {"n": {"min": 3, "max": 2}}, "got min 3, max 2; expected 1 <= min <= max"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 0, "max": 2}}, "got min 0, max 2"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 1.5, "max": 2}}, "expected whole numbers"),
+        ({"x": {"shape": ["n"]}}, {"n": {"max": 8, "multiple_of": True}}, "expected whole numbers"),
+        (
+            {"x": {"shape": ["n"]}},
+            {"n": {"min": 8, "max": 20, "multiple_of": 8}},
+            "dim 'n': got min 8, max 20, multiple_of 8; expected",
+        ),
+        ({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 16, "multiple_of": 8}}, "expected min and max to be multiples of it"),
+        ({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 16, "multiple_of": 0}}, "multiple_of 0; expected"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 1}}, "dim 'n': field 'max' is required"),
         ({"x": {"shape": ["n"]}}, {"n": 4}, "dim 'n': got a int, expected a mapping"),
         ({"x": {"shape": ["a b"]}}, {"a b": {"max": 4}}, "must be an identifier"),
@@ -103,6 +111,25 @@ def test_a_spec_at_a_point_has_no_dims() -> None:
 def test_what_is_wrong_is_named(inputs: Any, dims: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         declared_spec(inputs, dims)
+
+
+def test_a_dim_may_be_of_multiples_alone() -> None:
+    inputs = {"x": {"shape": ["height", "width"]}}
+    bounds = {"height": {"min": 32, "max": 128, "multiple_of": 8}, "width": {"max": 44, "multiple_of": 4}}
+    spec = declared_spec(inputs, bounds)
+    assert spec.dims == (Dim(name="height", min=32, max=128, multiple_of=8), Dim(name="width", min=4, max=44, multiple_of=4))
+    assert all(point["height"] % 8 == point["width"] % 4 == 0 for point in spec.points())
+    assert list(spec.points())[-1] == {"height": 64, "width": 12}, "13 is the middle of 4 and 44"
+    assert list(spec.dims[1].sizes) == list(range(4, 45, 4))
+    assert str(spec.dims[0]) == "height from 32 to 128 in multiples of 8"
+    data = json.loads(json.dumps(spec.to_json()))
+    assert data["dims"] == {"height": {"min": 32, "max": 128, "multiple_of": 8}, "width": {"min": 4, "max": 44, "multiple_of": 4}}
+    assert InputSpec.from_json(data) == spec
+
+
+def test_manifests_of_dims_without_multiples_are_as_they_were() -> None:
+    assert declared_spec(FULL, BOUNDS).to_json()["dims"]["batch"] == {"min": 1, "max": 16}
+    assert Dim.from_json("n", {"min": 1, "max": 2}) == Dim(name="n", min=1, max=2)
 
 
 def test_a_dim_is_bound_once() -> None:
