@@ -219,12 +219,12 @@ class FrozenModel:
                     return False
             else:
                 dim = self._dims[expected]
-                if point.setdefault(expected, size) != size or not dim.min <= size <= dim.max:
+                if point.setdefault(expected, size) != size or size not in dim.sizes:
                     return False
         return True
 
     def _wrong_shape(self, item: TensorSpec, tensor: Tensor, point: Mapping[str, int]) -> str:
-        bounds = ", ".join(f"{name} from {dim.min} to {dim.max}" for name, dim in self._dims.items())
+        bounds = ", ".join(str(dim) for dim in self._dims.values())
         expected = f"{list(item.shape)} with {bounds}" if bounds else f"{list(item.shape)}"
         so_far = f", {dict(point)} in the inputs before it" if point else ""
         return f"input {item.name!r}: got shape {list(tensor.shape)}, expected {expected}{so_far}"
