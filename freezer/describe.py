@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from freezer.manifest import Manifest, Payload
-from freezer.spec import NestedSpec, TensorSpec
+from freezer.spec import Dim, NestedSpec, TensorSpec
 
 
 def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
@@ -41,13 +41,17 @@ def _contract(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for name, value in spec.constants.items():
         yield "constant", f"{name} = {value!r}"
     if spec.dims:
-        yield "dims", ", ".join(f"{dim.name} {dim.min} to {dim.max}" for dim in spec.dims)
+        yield "dims", ", ".join(_sizes(dim) for dim in spec.dims)
     for output in manifest.outputs:
         yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
 
 
+def _sizes(dim: Dim) -> str:
+    return f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim).replace(" from ", " ", 1)
+
+
 def _payload(payload: Payload) -> str:
-    sizes = [f"{d.name} {d.min}" if d.min == d.max else f"{d.name} {d.min} to {d.max}" for d in payload.dims]
+    sizes = [_sizes(dim) for dim in payload.dims]
     threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
     return ", ".join([f"{payload.path}: {payload.size_bytes / 1e6:.1f} MB", threads, *sizes])
 
