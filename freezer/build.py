@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,10 @@ from typing import Any
 from freezer.capture import Attempt, Captured
 from freezer.errors import BuildError, CaptureError, FreezeError
 from freezer.frozen_model import FrozenModel, OpenPayload
+from freezer.lowering.tensor_sizes import program_bytes
+from freezer.lowering.texts import captured_texts
 from freezer.manifest import Payload, digest_file
+from freezer.phases import timed
 from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
 from freezer.report import Lowered, Report
 from freezer.sources import weights_digest
@@ -190,29 +192,24 @@ def _make(
 ) -> _Made:
     """One payload, made in one way."""
     phases: dict[str, float] = {}
-    with _timed(phases, "capture"):
+    with timed(phases, "capture"):
         captured = attempt.capture(capture)
+    texts, size_before_bytes = captured_texts(captured.program), program_bytes(captured.program)
     module = lowering_module(lowering)
     path = folder / "payloads" / f"{name}{module.SUFFIX}"
-    with _timed(phases, "lower"):
+    with timed(phases, "lower"):
         lowered: Lowered = module.build(captured, path, target, recipe.settings)
-    _write_texts(folder / EVIDENCE, name, lowered.texts)
+    _write_texts(folder / EVIDENCE, name, {**texts, **lowered.texts})
     payload = _payload(attempt.subject, recipe, target, path, lowering, attempt.point, captured)
     report = replace(
         lowered.report,
-        phases_s={**phases, **lowered.report.phases_s},
+        phases_s={"capture": phases["capture"], **(lowered.report.phases_s or {"lower": phases["lower"]})},
+        size_before_bytes=size_before_bytes,
         size_after_bytes=payload.size_bytes,
         guards=captured.guards,
         notes=(*captured.notes, *lowered.report.notes),
     )
     return _Made(captured=captured, payload=payload, report=report)
-
-
-@contextlib.contextmanager
-def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
-    started = time.monotonic()
-    yield
-    phases[name] = time.monotonic() - started
 
 
 def _write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> None:

@@ -127,3 +127,11 @@ class Lowered:
 
     report: Report = field(default_factory=Report)
     texts: Mapping[str, str] = field(default_factory=dict)
+
+
+def stored_as_captured(num_tensors: int) -> str:
+    """The note of a payload that holds the captured program itself."""
+    return (
+        "The payload is the captured program: nothing is folded, fused or made a constant, and its "
+        f"{num_tensors} parameters and buffers stay what they are."
+    )

@@ -15,6 +15,9 @@ from pathlib import Path, PurePath
 import torch
 
 _MARK = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?:.*\n)*?(?P<code>.*)\n *~+( <--- HERE)?\n?')
+_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): .*$", re.MULTILINE)
+_STACK = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+).*\n(?P<code>.*)$', re.MULTILINE)
+_SAVED = "Serialized   File "  # then the lines of TorchScript's own code in the file that a module was loaded from
 _OTHERS = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent, sysconfig.get_path("stdlib")))
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
@@ -43,6 +46,28 @@ def marked_in(text: str) -> str | None:
     if not marks:
         return None
     return _line(*next((mark for mark in marks if _is_users(mark[0])), marks[0]))
+
+
+def line_of_node(source_range: str) -> str | None:
+    """The user's line that a node of TorchScript's graph was made of, scripted or traced; torch's own where none is the user's.
+
+    Args:
+        source_range: what `node.sourceRange()` gives; empty of what no line stands for.
+    """
+    text = source_range.partition(_SAVED)[0]
+    frames = [] if _MARK.search(text) else [(found["file"], int(found["line"])) for found in _FRAME.finditer(text)]
+    if frames:  # of the call that was traced, innermost first
+        file, number = next((frame for frame in frames if _is_users(frame[0])), frames[0])
+        return _line(file, number, linecache.getline(file, number)).removesuffix(": ")
+    return marked_in(text) or marked_in(source_range)
+
+
+def line_of_stack(stack_trace: str | None) -> str | None:
+    """The user's line in what torch.export keeps of a node's origin, the innermost last; None where no line is the user's."""
+    for found in reversed(list(_STACK.finditer(stack_trace or ""))):
+        if _is_users(found["file"]):
+            return _line(found["file"], int(found["line"]), found["code"]).removesuffix(": ")
+    return None
 
 
 def _is_users(file: str) -> bool:

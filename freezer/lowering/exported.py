@@ -10,6 +10,7 @@ import torch
 
 from freezer.capture import Captured
 from freezer.errors import BuildError
+from freezer.lowering.exported_report import report_stored
 from freezer.report import Lowered
 from freezer.target import Target
 
@@ -26,7 +27,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         torch.export.save(captured.program, str(path))
     except Exception as error:
         raise BuildError(f"torch.export.save: {type(error).__name__}: {error}") from error
-    return Lowered()
+    prefix = "model." if captured.convention == "flat" else ""
+    return Lowered(report=report_stored(captured.program, captured.mutates, prefix=prefix))
 
 
 def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., Any]:

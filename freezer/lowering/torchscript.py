@@ -12,6 +12,8 @@ from freezer.capture import Captured
 from freezer.capture_errors import script_sentence
 from freezer.errors import BuildError
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.lowering.torchscript_report import lowered
+from freezer.phases import timed
 from freezer.report import Lowered
 from freezer.target import Target
 
@@ -30,13 +32,16 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     with torchscript_deprecations_silenced(), torch.no_grad():
         before = captured.program.eval()  # freeze takes no module in training mode; the program is our copy
         _check_kept(before, captured.preserve, captured.name)
+        phases_s: dict[str, float] = {}
         try:
-            after = _frozen(before, captured.preserve, settings) if settings["freeze"] else before
+            with timed(phases_s, "freeze"):
+                after = _frozen(before, captured.preserve, settings) if settings["freeze"] else before
             _check_kept(after, captured.preserve, "torch.jit.freeze")
-            torch.jit.save(after, str(path))
+            with timed(phases_s, "save"):
+                torch.jit.save(after, str(path))
         except RuntimeError as error:
             raise BuildError(f"torchscript: {_sentence(error)}") from error
-    return Lowered()
+        return lowered(captured, after, settings, phases_s)
 
 
 def _frozen(module: torch.jit.ScriptModule, preserve: Sequence[str], settings: Mapping[str, Any]) -> torch.jit.ScriptModule:

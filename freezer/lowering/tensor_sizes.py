@@ -1,0 +1,44 @@
+"""Sizes of the tensors of captured programs; what is there under several names is counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def storage_of(tensor: Tensor) -> tuple[int, int] | None:
+    """Address and size in bytes of a tensor's memory; None where it is empty, or of a layout without such."""
+    try:
+        storage = tensor.untyped_storage()
+        return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def identity_of(tensor: Tensor) -> object:
+    """Equal for tensors that are the same memory."""
+    storage = storage_of(tensor)
+    return id(tensor) if storage is None else (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.dtype)
+
+
+def tensors_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors."""
+    different = {identity_of(tensor): tensor for tensor in tensors}.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in different)
+
+
+def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers of a module by name; of tied ones each name."""
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+def program_bytes(program: Any) -> int:
+    """Bytes of the parameters and buffers of a ScriptModule, or of an ExportedProgram with the constants that it lifted."""
+    if isinstance(program, torch.export.ExportedProgram):
+        return tensors_bytes(
+            value for value in (*program.state_dict.values(), *program.constants.values()) if isinstance(value, Tensor)
+        )
+    return tensors_bytes(tensor for _, tensor in named_tensors(program))

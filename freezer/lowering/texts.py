@@ -1,0 +1,68 @@
+"""Readable forms of captured and frozen models: the code and the graph, as `coldpress inspect --code` and `--graph` print them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+
+CODE, GRAPH = "code.txt", "graph.txt"
+CAPTURED = "captured-"
+"""Before the name of a text of the captured model."""
+
+_PLACE = re.compile(r"(?P<before># (?:File: )?)(?P<file>/[^\s:]+)(?=:\d+)")
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+
+
+def captured_texts(program: Any) -> dict[str, str]:
+    """Code and graph of a captured program, by file name.
+
+    Args:
+        program: an ExportedProgram or a ScriptModule.
+    """
+    exported = isinstance(program, torch.export.ExportedProgram)
+    try:
+        texts = exported_texts(program) if exported else torchscript_texts(program)
+    except Exception as error:  # what cannot be printed can be frozen nonetheless
+        texts = {CODE: f"The captured program cannot be printed: {type(error).__name__}: {error}\n"}
+    return {f"{CAPTURED}{name}": text for name, text in texts.items()}
+
+
+def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """Code and graph of an exported program; the graph with its signature and the ranges of its sizes."""
+    ranges = "".join(f"# {symbol}: {bounds}\n" for symbol, bounds in program.range_constraints.items())
+    return {
+        CODE: shortened(program.graph_module.print_readable(print_output=False)),
+        GRAPH: shortened(
+            f"{program.graph}\n\n{str(program.graph_signature).strip()}\n" + (f"\n# ranges\n{ranges}" if ranges else "")
+        ),
+    }
+
+
+def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
+    """Code and graph of a ScriptModule: the code with that of each submodule, the graphs of the methods with all that they call."""
+    graphs = [f"# {method}\n{getattr(module, method).inlined_graph}" for method in methods]
+    return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
+
+
+def shortened(text: str) -> str:
+    """The text, with places in source files that do not depend on the machine: `# model.py:12`, `# torch/nn/functional.py:1491`."""
+    return _PLACE.sub(lambda found: found["before"] + _short(found["file"]), text)
+
+
+def _short(file: str) -> str:
+    inside = _INSTALLED.sub("", file)
+    return inside if inside != file else PurePosixPath(file).name
+
+
+def _code(module: Any, methods: Sequence[str]) -> str:
+    """The code of the methods, and that of submodules: what is the same in several is printed once, under all their names."""
+    own = [getattr(module, method).code for method in methods]
+    names: dict[str, list[str]] = {}
+    for name, submodule in module.named_modules():
+        if name and "forward" in submodule._c._method_names():
+            names.setdefault(submodule.forward.code, []).append(name)
+    return "\n".join([*own, *(f"# {', '.join(named)}\n{code}" for code, named in names.items())])
