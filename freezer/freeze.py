@@ -30,6 +30,7 @@ from freezer.judge import Judgement, TaskMetric, judge
 from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import select
 from freezer.samples import read_samples, spec_of_samples, tensor_spec
+from freezer.source_checks import check_mode
 from freezer.sources import Source, load_source, own_spec, weights_digest
 from freezer.spec import ConstantSpec, Dim, InputItem, InputSpec, NestedSpec
 from freezer.subject import Subject, prepare
@@ -96,8 +97,7 @@ def freeze(
         UsageError: the device class, a recipe or an input is not as it must be.
         JudgeError: the eager model does not run.
     """
-    if model.training:
-        raise SpecError("the model is in training mode; call model.eval() before freezing it")
+    check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
     subject = prepare(name, model, spec, [example], fill_up=True, preserve=preserve, reset=reset)
     return freeze_subject(

@@ -320,16 +320,14 @@ def own_spec(model: nn.Module) -> InputSpec | None:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """`sha256:` over names, dtypes, shapes and bytes of all parameters and buffers, in the order of their names."""
-    import torch
+    """`sha256:` over names, dtypes, shapes and bytes of all parameters, buffers and packed weights, in the order of their names."""
+    from freezer.tensor_bytes import bytes_of, dense_parts
 
     digest = hashlib.sha256()
     tensors = {**dict(model.named_buffers()), **model.state_dict()}  # state_dict leaves buffers out that are not persistent
-    for name, tensor in sorted(tensors.items()):
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        if tensor.numel():
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(raw.numpy().data)
+    for name, value in sorted(tensors.items()):
+        for tensor in dense_parts(value):
+            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            if tensor.numel():
+                digest.update(bytes_of(tensor).numpy().data)
     return f"sha256:{digest.hexdigest()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freezer.copies import copied
 from freezer.errors import JudgeError, SpecError
 from freezer.input_items import put_together
 from freezer.kept_names import check_kept_names
@@ -19,7 +19,9 @@ from freezer.lookups import find_lengths
 from freezer.outputs import flatten, output_specs
 from freezer.sample_files import CODE
 from freezer.samples import InputSet, cover_points, generate, generate_at, match_samples, needs_range, range_is_needed
+from freezer.source_checks import check_weights
 from freezer.spec import DTYPES, ConstantSpec, InputSpec, OutputSpec, OutputStructure
+from freezer.tensor_bytes import same_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,7 @@ class Subject:
 
     def fresh(self) -> nn.Module:
         """A copy of the model in its initial state."""
-        with torch.no_grad():  # else a copied ScriptModule's parameters are no leaves, and .double() warns of them
-            return copy.deepcopy(self.model)
+        return copied(self.model)
 
     def set_at(self, point: Mapping[str, int]) -> InputSet:
         """The first input set at a point.
@@ -92,11 +93,13 @@ def prepare(
         preserve, reset: see Subject.
 
     Raises:
+        SourceError: weights have no values.
         SpecError: the samples do not fit the spec, the spec does not fit `forward`, or what should be preserved is not there.
         JudgeError: the eager model does not run on its own inputs, writes into them, or gives what cannot be compared.
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"{name}: got a {type(model).__name__}, expected an nn.Module; a frozen model is made of its source, anew")
+    check_weights(name, model)
     check_signature(model, spec)
     check_kept_names(name, model, preserve, reset)
     matched = match_samples(samples, spec)
@@ -169,8 +172,7 @@ class _Source:
 
     def __init__(self, name: str, model: nn.Module) -> None:
         try:
-            with torch.no_grad():
-                self._copy = copy.deepcopy(model).eval()
+            self._copy = copied(model).eval()
         except Exception as error:
             raise JudgeError(f"{name}: the model cannot be copied, which every freeze begins with: {_said(error)}") from error
 
@@ -193,7 +195,7 @@ def _first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) 
     except Exception as error:
         raise JudgeError(f"{name}: the eager model does not run on its inputs: {_said(error)}", code="CP-EAGER") from error
     written = [
-        path for path, tensor in given.items() if _version(tensor) != before[path] or not _same_bytes(tensor, item.tensors[path])
+        path for path, tensor in given.items() if _version(tensor) != before[path] or not same_bytes(tensor, item.tensors[path])
     ]
     if written:
         paths, plural = ", ".join(repr(path) for path in written), "s" if len(written) > 1 else ""
@@ -208,14 +210,6 @@ def _first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) 
 def _version(tensor: Tensor) -> int:
     """Counts what is written into a tensor, even where it leaves the values as they were."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _same_bytes(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bytes_of(one), _bytes_of(other))
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _check_outputs(name: str, outputs: Sequence[OutputSpec], leaves: Sequence[Tensor]) -> None:

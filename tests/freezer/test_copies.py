@@ -1,0 +1,90 @@
+"""Copies of source models: what they leave out, what copy.deepcopy refuses, and what stays of the source model."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.copies import copied
+from freezer.legacy import torchscript_deprecations_silenced
+from tests.models import Mlp, seeded
+from tests.steps import random_inputs
+
+X = random_inputs(2, 4)
+
+
+def weight_normed() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)))
+
+
+class Sparse(nn.Module):
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        weight = torch.eye(4)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)", category=UserWarning)
+            self.weight = nn.Buffer(weight.to_sparse_csr() if layout is torch.sparse_csr else weight.to_sparse_csc())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight @ x.t()
+
+
+class HoldsTorchScript(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with torchscript_deprecations_silenced():
+            self.part = torch.jit.script(seeded(Mlp))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.part(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        weight_normed,
+        lambda: Sparse(torch.sparse_csr),
+        lambda: Sparse(torch.sparse_csc),
+        lambda: seeded(Mlp),
+        HoldsTorchScript,
+    ],
+)
+def test_a_copy_answers_as_its_source_and_shares_nothing_with_it(make: type[nn.Module]) -> None:
+    model = make().eval()
+    copy = copied(model)
+    with torch.no_grad():
+        assert torch.equal(copy(X), model(X))
+        expected = model(X).clone()
+        for tensor in copy.state_dict().values():
+            tensor.mul_(2)
+        assert torch.equal(model(X), expected)
+        assert not torch.equal(copy(X), expected)
+
+
+def test_the_wrappers_of_torch_compile_are_left_out() -> None:
+    part: Any = torch.compile(seeded(Mlp), backend="eager")
+    inner = nn.Sequential(part)
+    model: Any = torch.compile(inner, backend="eager")
+    copy = copied(model)
+    assert type(copy) is nn.Sequential
+    assert type(copy[0]) is Mlp
+    assert type(inner[0]) is not Mlp, "the source model keeps its own"
+
+
+def test_backward_hooks_are_left_out_and_forward_hooks_stay() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_full_backward_hook(lambda *given: None)
+    model[0].register_full_backward_pre_hook(lambda *given: None)
+    model[0].register_forward_hook(lambda module, given, result: result + 1)
+    copy = copied(model)
+    with torch.no_grad():
+        assert torch.equal(copy(X), model(X))
+    assert [len(part._backward_hooks) for part in (copy[0], model[0])] == [0, 1]  # type: ignore[index]
+    assert [len(part._backward_pre_hooks) for part in (copy[0], model[0])] == [0, 1]  # type: ignore[index]
