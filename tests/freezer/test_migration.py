@@ -1,0 +1,63 @@
+"""Migration: what a converted TorchScript model gains over the frozen one, and how far the two agree."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from freezer.latency import Sampling
+from freezer.migration import Entrant, Migration, compare
+from tests.steps import QUICK, random_inputs
+
+ANSWERS = [[random_inputs(3, 4, seed=seed)] for seed in range(3)]
+LEGACY = Entrant(recipe="torchscript-frozen", capture="as-is", lowering="torchscript", passed=True, answers=ANSWERS)
+CONVERTED = Entrant(recipe="inductor-frozen", capture="convert", lowering="inductor", passed=True, answers=ANSWERS)
+
+
+def sampling_of(**samples_ms: list[float]) -> Sampling:
+    rounds = {name.replace("_", "-"): [[value] * 3 for value in values] for name, values in samples_ms.items()}
+    return Sampling(samples_ms=rounds, num_dropped=0, settled=True, stable=True)
+
+
+def test_the_gain_is_over_the_fastest_torchscript_and_has_an_interval() -> None:
+    sampling = sampling_of(
+        torchscript_frozen=[4.0, 4.2], torchscript_optimized=[2.0, 2.2], inductor_frozen=[1.0, 1.1], eager=[8.0, 8]
+    )
+    optimized = replace(LEGACY, recipe="torchscript-optimized")
+    found = compare([LEGACY, optimized, CONVERTED], {}, sampling, QUICK)
+    assert found is not None
+    assert (found.possible, found.recipe, found.against) == (True, "inductor-frozen", "torchscript-optimized")
+    assert found.gain == pytest.approx(2.0)
+    assert found.gain_ci is not None
+    assert found.gain_ci[0] <= 2.0 <= found.gain_ci[1]
+
+
+def test_how_far_the_two_agree() -> None:
+    off = [[tensors[0] + 0.5] for tensors in ANSWERS]
+    found = compare([LEGACY, replace(CONVERTED, answers=off)], {}, None, QUICK)
+    assert found is not None
+    assert found.max_abs_diff == pytest.approx(0.5)
+    everything = torch.cat([tensors[0] for tensors in ANSWERS])
+    assert found.relative_rms_diff == pytest.approx(0.5 / math.sqrt(float((everything**2).mean())), rel=1e-5)
+    assert found.gain is None, "nothing was timed"
+    same = compare([LEGACY, CONVERTED], {}, None, QUICK)
+    assert same is not None
+    assert (same.max_abs_diff, same.relative_rms_diff) == (0.0, 0.0)
+
+
+def test_what_cannot_be_converted_is_told_with_its_reason() -> None:
+    why = "export: the source is TorchScript; convert: the converter does not take prim::If; as-is: no"
+    assert compare([LEGACY], {"inductor-frozen": why}, None, QUICK) == Migration(
+        possible=False, reason="the converter does not take prim::If"
+    )
+    rejected = compare([LEGACY, replace(CONVERTED, passed=False)], {}, None, QUICK)
+    assert rejected is not None
+    assert (rejected.possible, rejected.reason) == (False, "inductor-frozen does not pass the drift gate")
+
+
+def test_a_model_that_nothing_converted_has_no_migration() -> None:
+    exported = replace(CONVERTED, capture="export")
+    assert compare([replace(LEGACY, capture="trace"), exported], {"portable": "export: no"}, None, QUICK) is None
