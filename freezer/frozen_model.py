@@ -132,7 +132,7 @@ class FrozenModel:
     def __getattr__(self, name: str) -> Any:
         """What was preserved under a name that is not the class's own; a function that refuses, where nn.Module has a method."""
         preserved = self.__dict__.get("preserved")
-        if preserved is None or (name.startswith("__") and name.endswith("__")):
+        if preserved is None or (name.startswith("_") and name not in preserved):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in REFUSED and name not in preserved:
             return refusal(name)

@@ -27,10 +27,12 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     attributes in common with the captured one, and neither is run here.
 
     Raises:
-        BuildError: torch.jit.freeze or save refuses, or the graph lacks what should be preserved (code CP-PRESERVE).
+        BuildError: torch.jit.freeze or save refuses, what is saved could not be loaded, or the graph lacks what should be preserved
+            (code CP-PRESERVE).
     """
     with torchscript_deprecations_silenced(), torch.no_grad():
         before = captured.program.eval()  # freeze takes no module in training mode; the program is our copy
+        _check_saves(before)
         _check_kept(before, captured.preserve, captured.name)
         phases_s: dict[str, float] = {}
         try:
@@ -40,7 +42,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             with timed(phases_s, "save"):
                 torch.jit.save(after, str(path))
         except RuntimeError as error:
-            raise BuildError(f"torchscript: {_sentence(error)}") from error
+            raise BuildError(f"torchscript: {script_sentence(error)}") from error
         return lowered(captured, after, settings, phases_s)
 
 
@@ -55,6 +57,15 @@ def _frozen(module: torch.jit.ScriptModule, preserve: Sequence[str], settings: M
     return frozen
 
 
+def _check_saves(module: torch.jit.ScriptModule) -> None:
+    graph: Any = module.inlined_graph  # held: its nodes die with it
+    if graph.findAllNodes("prim::ConstantMKLDNNTensor"):
+        raise BuildError(
+            "torchscript: torch.jit.optimize_for_inference was applied to the module, and what it makes is saved but never loads; give "
+            "the module from before (the recipe torchscript-optimized applies it at load)"
+        )
+
+
 def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str) -> None:
     lost = [name for name in preserve if not _has(module, name)]
     if lost:
@@ -66,19 +77,14 @@ def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str
         )
 
 
-def _has(module: Any, name: str) -> bool:
+def _has(module: torch.jit.ScriptModule, name: str) -> bool:
     *parts, last = name.split(".")
+    script: Any = module._c  # what torch.jit.freeze gives shows its submodules only once it was saved and loaded
     for part in parts:
-        module = getattr(module, part, None)
-    script = getattr(module, "_c", None)
-    return script is not None and (script.hasattr(last) or script._has_method(last))
-
-
-def _sentence(error: RuntimeError) -> str:
-    """Why torch.jit.freeze or save refuses."""
-    if "required keyword attribute 'value' is undefined" in str(error):
-        return "torch.jit.optimize_for_inference has been applied to the module, which cannot be saved since; give it from before"
-    return script_sentence(error)
+        if not script.hasattr(part):
+            return False
+        script = script.getattr(part)
+    return bool(script.hasattr(last)) or (not parts and bool(script._has_method(last)))
 
 
 def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., Any]:

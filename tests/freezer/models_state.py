@@ -1,5 +1,7 @@
 """Models that keep state between calls, have attributes to preserve, and several methods; all can be scripted."""
 
+from typing import Final
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.register_buffer("count", torch.zeros(1))
+        self.count: Tensor = nn.Buffer(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         self.count.add_(1)
@@ -59,8 +61,8 @@ class RunningMean(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.register_buffer("mean", torch.zeros(4))
-        self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
+        self.mean: Tensor = nn.Buffer(torch.zeros(4))
+        self.num_seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.norm(self.conv(x)))
@@ -81,7 +83,7 @@ class HiddenState(nn.Module):
         super().__init__()
         self.cell = nn.GRUCell(4, 6)
         self.version = 1
-        self.register_buffer("hidden", torch.zeros(1, 6))
+        self.hidden: Tensor = nn.Buffer(torch.zeros(1, 6))
 
     def forward(self, x: Tensor) -> Tensor:
         self.hidden = self.cell(x, self.hidden.expand(x.shape[0], 6)).mean(0, keepdim=True)
@@ -127,7 +129,8 @@ class Memory(nn.Module):
             hidden, state = torch.zeros(x.shape[0], 6, dtype=x.dtype), torch.zeros(x.shape[0], 6, dtype=x.dtype)
         hidden, state = self.cell(x, (hidden, state))
         self.hidden, self.state = hidden, state
-        return hidden
+        out: Tensor = hidden
+        return out
 
     @torch.jit.export
     def clear(self) -> None:
@@ -179,12 +182,13 @@ class Versioned(nn.Module):
         self.inputs = 7
         self.names = ["a", "b"]
         self.sizes = {"a": 1}
-        self.register_buffer("offset", torch.zeros(4))
+        self.offset: Tensor = nn.Buffer(torch.zeros(4))
         self.tokenizer = object()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.encode(x) + self.bias + self.offset[:, None, None]
-        return self.holder(self.sub(y)) * self.inputs
+        y = self.encode(x, 1.0) + self.bias + self.offset[:, None, None]
+        out: Tensor = self.holder(self.sub(y))
+        return out * self.inputs
 
     @torch.jit.export
     def encode(self, x: Tensor, factor: float = 1.0) -> Tensor:
@@ -205,3 +209,16 @@ class Versioned(nn.Module):
 
     def reset_to(self, value: float) -> None:
         self.bias = value
+
+
+class Constant(nn.Module):
+    """Has a constant, which can be read and no more."""
+
+    rate: Final[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.rate
