@@ -1,0 +1,234 @@
+#include "artifact.h"
+
+#include <openssl/evp.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <memory>
+#include <sstream>
+
+namespace coldpress {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr int kFormatVersion = 1;
+
+File file_from(const json& data) {
+  File file{data.at("path"), data.at("digest"), data.at("size_bytes")};
+  const fs::path path = file.path;
+  if (path.empty() || path.is_absolute() || std::find(path.begin(), path.end(), "..") != path.end()) {
+    throw Refused("manifest.json names '" + file.path + "', which is outside the artifact's folder");
+  }
+  return file;
+}
+
+Payload payload_from(const json& data) {
+  Payload payload{file_from(data), data.at("kind"), std::nullopt, {}, {}, data.at("convention") == "flat"};
+  if (const auto& count = data.at("num_threads"); !count.is_null()) payload.num_threads = count.get<int>();
+  for (const auto& [name, bounds] : data.at("dims").items()) {
+    payload.min[name] = bounds.at("min");
+    payload.max[name] = bounds.at("max");
+  }
+  return payload;
+}
+
+Manifest manifest_from(const json& data) {
+  Manifest manifest{};
+  manifest.model = data.at("model");
+  manifest.device_class = data.at("device_class");
+  manifest.torch = data.at("needs").at("torch");
+  manifest.inputs = data.at("inputs").at("inputs");
+  manifest.structure = data.at("structure");
+  manifest.positional = data.at("inputs").at("style") == "positional";
+  manifest.stateful = data.at("stateful");
+  manifest.eager_reference = data.at("reference") == "eager";
+  manifest.optimize_for_inference = data.at("recipe").at("settings").value("optimize_for_inference", false);
+  manifest.error_ratio_max = data.at("gate").at("error_ratio_max");
+  for (const auto& item : data.at("payloads")) manifest.payloads.push_back(payload_from(item));
+  for (const auto& item : data.at("files")) manifest.files.emplace(item.at("path"), file_from(item));
+  for (const auto& item : data.at("outputs")) manifest.outputs.push_back(item.at("name"));
+  for (const auto& item : data.at("golden")) manifest.golden.push_back({item.at("point"), item.at("native_rmse")});
+  return manifest;
+}
+
+// x86-64 levels: 3 is AVX2, 4 is AVX-512. 0 stands for anything less.
+int level_of_this_cpu() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("x86-64-v4")) return 4;
+  if (__builtin_cpu_supports("x86-64-v3")) return 3;
+#endif
+  return 0;
+}
+
+std::string upper(const char* variable) {
+  const char* value = std::getenv(variable);
+  std::string text = value ? value : "";
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::toupper(c); });
+  return text;
+}
+
+// The level that the environment limits oneDNN to; nothing where it sets no limit.
+std::optional<int> onednn_limit() {
+  std::string limit = upper("ONEDNN_MAX_CPU_ISA");
+  if (limit.empty()) limit = upper("DNNL_MAX_CPU_ISA");
+  if (limit.empty() || limit == "ALL" || limit == "DEFAULT") return std::nullopt;
+  if (limit.starts_with("AVX512") || limit.starts_with("AVX10")) return 4;
+  return limit.starts_with("AVX2") ? 3 : 0;
+}
+
+void refuse_by_class(const Manifest& manifest) {
+  if (manifest.device_class == "portable") return;
+  const auto level = std::map<std::string, int>{{"cpu-x86-64-v3", 3}, {"cpu-x86-64-v4", 4}};
+  const auto found = level.find(manifest.device_class);
+  if (found == level.end()) {
+    throw Refused("got an artifact for " + manifest.device_class +
+                  ", this program serves cpu-x86-64-v3, cpu-x86-64-v4 and portable; pull one of those");
+  }
+  const int wanted = found->second, hardware = level_of_this_cpu();
+  if (wanted > hardware) {
+    throw Refused("class_mismatch: the artifact is for " + manifest.device_class + ", and this CPU is " +
+                  (hardware ? "x86-64-v" + std::to_string(hardware) : std::string("none of x86-64-v3 or better")) +
+                  "; pull an artifact of this CPU's class (coldpress pull --device-class)");
+  }
+  const auto limit = onednn_limit();
+  const std::string aten = upper("ATEN_CPU_CAPABILITY");
+  if (std::min(limit.value_or(4), aten == "DEFAULT" ? 0 : aten == "AVX2" ? 3 : 4) < wanted) {
+    throw Refused("class_mismatch: the artifact is for " + manifest.device_class +
+                  ", and ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY limits this process to less; unset them");
+  }
+  // Packed weights are laid out for the instructions that oneDNN chose. What has packed weights has a thread count too.
+  const bool packed = std::any_of(manifest.payloads.begin(), manifest.payloads.end(),
+                                  [](const Payload& payload) { return payload.num_threads.has_value(); });
+  if (packed && wanted < hardware && limit != wanted) {
+    throw Refused("isa_mismatch: weights packed for " + manifest.device_class + " are 10 to 20 times slower on x86-64-v" +
+                  std::to_string(hardware) +
+                  "; start this program with ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 "
+                  "MKL_ENABLE_INSTRUCTIONS=AVX2, or pull this machine's own class");
+  }
+}
+
+void refuse_by_torch(const Manifest& manifest) {
+  int major = 0, minor = 0;
+  if (std::sscanf(manifest.torch.c_str(), "%d.%d", &major, &minor) != 2) {
+    throw Refused("manifest.json needs torch '" + manifest.torch + "', expected MAJOR.MINOR; pull the artifact again");
+  }
+  if (std::pair(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR) < std::pair(major, minor)) {
+    throw Refused("torch_too_old: got libtorch " TORCH_VERSION ", expected " + manifest.torch +
+                  " or later; build this program with one");
+  }
+}
+
+void refuse_by_payload(const Manifest& manifest, const Payload& payload) {
+  if (payload.kind != "inductor" && payload.kind != "torchscript") {
+    throw Refused(payload.file.path + " is of kind '" + payload.kind + "', which " +
+                  (payload.kind == "exported" ? "Python alone opens" : "this program does not know") +
+                  "; it serves inductor and torchscript: pull or freeze such an artifact (coldpress pull --device-class)");
+  }
+  const bool nested =
+      std::any_of(manifest.inputs.begin(), manifest.inputs.end(), [](const json& item) { return item.contains("kind"); });
+  if (!payload.flat && nested) {
+    throw Refused(payload.file.path + " takes tuples, lists or dicts as its source does (native convention); this program " +
+                  "gives plain inputs: serve it from Python, or freeze with inductor-frozen, whose payloads are flat");
+  }
+}
+
+void add_tensor_names(const json& items, std::vector<std::string>& names) {
+  for (const auto& item : items) {
+    if (item.contains("kind")) {
+      add_tensor_names(item.at("items"), names);
+    } else if (!item.contains("value")) {
+      names.push_back(item.at("name"));
+    }
+  }
+}
+
+std::string sha256_of(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
+  std::vector<char> block(1 << 20);
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  bool good = context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;
+  while (good && stream) {
+    stream.read(block.data(), static_cast<std::streamsize>(block.size()));
+    good = !stream.bad() && EVP_DigestUpdate(context.get(), block.data(), static_cast<std::size_t>(stream.gcount())) == 1;
+  }
+  unsigned int length = 0;
+  if (!good || EVP_DigestFinal_ex(context.get(), digest.data(), &length) != 1) {
+    throw Refused(path.string() + " cannot be read, so its digest cannot be verified");
+  }
+  std::ostringstream hex;
+  hex << "sha256:" << std::hex << std::setfill('0');
+  for (unsigned int i = 0; i < length; ++i) hex << std::setw(2) << static_cast<int>(digest[i]);
+  return hex.str();
+}
+
+}  // namespace
+
+bool Payload::accepts(const Point& point) const {
+  return std::all_of(min.begin(), min.end(), [&](const auto& bound) {
+    const auto size = point.at(bound.first);
+    return bound.second <= size && size <= max.at(bound.first);
+  });
+}
+
+const File& Manifest::file(const std::string& path) const {
+  const auto found = files.find(path);
+  if (found == files.end()) throw Refused("manifest.json names no " + path + "; pull the artifact again");
+  return found->second;
+}
+
+const Payload& Manifest::payload_for(const Point& point) const {
+  const auto found = std::find_if(payloads.begin(), payloads.end(), [&](const Payload& payload) { return payload.accepts(point); });
+  if (found == payloads.end()) throw Refused("manifest.json: no payload serves the sizes " + json(point).dump());
+  return *found;
+}
+
+std::vector<std::string> Manifest::tensor_names() const {
+  std::vector<std::string> names;
+  add_tensor_names(inputs, names);
+  return names;
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  const fs::path path = folder / "manifest.json";
+  std::ifstream stream(path);
+  if (!stream) throw Misused(folder.string() + " holds no manifest.json; expected a folder that freeze or pull wrote");
+  try {
+    const json data = json::parse(stream);
+    if (const auto& found = data.at("format_version"); found != kFormatVersion) {
+      throw Refused(path.string() + ": format_version " + found.dump() + ", this program reads " + std::to_string(kFormatVersion) +
+                    "; build it from the release that wrote the artifact");
+    }
+    return manifest_from(data);
+  } catch (const json::exception& error) {
+    throw Refused(path.string() + " is no Coldpress manifest: " + error.what() + "; pull the artifact again");
+  }
+}
+
+void refuse_what_cannot_be_served(const Manifest& manifest) {
+  for (const auto& payload : manifest.payloads) refuse_by_payload(manifest, payload);
+  refuse_by_torch(manifest);
+  refuse_by_class(manifest);
+}
+
+void verify(const fs::path& folder, const File& file) {
+  const fs::path path = folder / file.path;
+  std::error_code missing;
+  const auto size = fs::file_size(path, missing);
+  if (missing) throw Refused(path.string() + " is missing; pull the artifact again");
+  const std::string got = size == file.size_bytes ? sha256_of(path) : std::to_string(size) + " bytes long";
+  const std::string expected = size == file.size_bytes ? file.digest : std::to_string(file.size_bytes) + " bytes";
+  if (size != file.size_bytes || got != expected) {
+    throw Refused(path.string() + " is " + got + ", expected " + expected + "; it was changed or damaged: pull the artifact again");
+  }
+}
+
+}  // namespace coldpress

@@ -1,0 +1,403 @@
+"""Deployment without Python: the C++ program of examples/cpp, built against the libtorch in torch's wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.canary import EAGER_REFERENCE_TOL, canary_figures
+from freezer.device_class import DEVICE_CLASSES
+from freezer.drift import POOL_BELOW, SMALL_TENSOR
+from freezer.input_items import NestedSpec
+from freezer.legacy import torchscript_deprecations_silenced
+from freezer.load import open_artifact
+from freezer.manifest import FORMAT_VERSION
+from freezer.tensor_files import load_tensors, save_tensors
+from tests.conftest import Frozen
+from tests.models import Counter, seeded
+from tests.steps import ANY_SPEED, HERE, QUICK, copy_of, flip_a_byte, random_inputs, rewritten
+
+SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
+LINE = re.compile(r" *(\d+)  +([\d.]+|inf)? +([\d.e+-]+)  ([^:]+)(?:: (.+))?")
+"""A line of a golden set and output: error ratio, greatest absolute error, the output's name, and what is wrong with it."""
+
+LIMITS = {name for device_class in DEVICE_CLASSES.values() for name in device_class.limits}
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The build folder of the program, which its own code leaves without a warning."""
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is missing: apt-get install cmake")
+    if torch.version.cuda and shutil.which("nvcc") is None:
+        pytest.skip("CMake finds the libtorch of a CUDA build of torch only where the CUDA toolkit is; install torch's CPU build")
+    folder = tmp_path_factory.mktemp("cpp") / "build"
+    options = [f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
+    configured = finished("cmake", "-S", SOURCE, "-B", folder, *options)
+    for package, debian in {"nlohmann_json": "nlohmann-json3-dev", "OpenSSL": "libssl-dev"}.items():
+        if configured.returncode and package in configured.stderr:
+            pytest.skip(f"{package} is missing: apt-get install {debian}")
+    assert configured.returncode == 0, configured.stderr
+    built = finished("cmake", "--build", folder)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def program(build: Path) -> Path:
+    return build / "coldpress-verify"
+
+
+@pytest.fixture
+def installed(build: Path, tmp_path: Path) -> Iterator[Path]:
+    """The program with its libraries in a folder; libtorch is large, so the folder does not stay."""
+    folder = tmp_path / "app"
+    done = finished("cmake", "--install", build, "--prefix", folder)
+    assert done.returncode == 0, done.stderr
+    yield folder
+    shutil.rmtree(folder)
+
+
+def finished(*command: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(part) for part in command], env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def run(program: Path, *args: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    unlimited = {name: value for name, value in os.environ.items() if name not in LIMITS}
+    return finished(program, *args, env={**unlimited, **environ})
+
+
+def frozen(model: nn.Module, inputs: Any, out: Path, recipe: str = "torchscript-frozen") -> Artifact:
+    result = freezer.freeze(
+        model, inputs, out=out, name="model", recipes=[recipe], device_class=HERE, limits=ANY_SPEED, policy=QUICK
+    )
+    assert result.artifact is not None, (result.reason, result.failures)
+    return result.artifact
+
+
+def answers_as_python_says(program: Path, artifact: Artifact, *, num_wrong: int = 0) -> list[str]:
+    """The outputs that the program names; its figures and what it finds wrong must be what the library's canary says."""
+    figures = canary_figures(artifact, open_artifact(artifact, torch.get_num_threads(), canary=False))
+    assert sum(figure.problem is not None for figure in figures) == num_wrong
+    done = run(program, artifact.folder)
+    assert done.returncode == (1 if num_wrong else 0), done.stdout + done.stderr
+    assert "do not serve it here" in done.stderr if num_wrong else "are what was published" in done.stdout
+    found = [match for line in done.stdout.splitlines() if (match := LINE.fullmatch(line))]
+    for line, figure in zip(found, figures, strict=True):
+        assert (int(line[1]), line[4]) == (figure.set_index, figure.output)
+        assert (line[2] and float(line[2])) == (figure.error_ratio and pytest.approx(figure.error_ratio, rel=1e-6, abs=0.006)), line
+        assert float(line[3]) == pytest.approx(figure.max_abs_err, rel=0.006), line
+        assert line[5] == figure.problem, line
+    return [line[4] for line in found]
+
+
+def refused(program: Path, artifact: Artifact, **environ: str) -> str:
+    """What the program says when it serves nothing, which it says before it runs anything."""
+    done = run(program, artifact.folder, **environ)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def with_outputs(artifact: Artifact, folder: Path, change: Mapping[str, Tensor]) -> Artifact:
+    """A copy whose golden outputs were published differently, digests and all."""
+    copied = copy_of(artifact, folder)
+    path = folder / GOLDEN_OUTPUTS
+    outputs = load_tensors(path)
+    path.unlink()
+    save_tensors({**outputs, **change}, path)
+    changed = file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)
+    files = tuple(changed if item.path == GOLDEN_OUTPUTS else item for item in copied.manifest.files)
+    return rewritten(copied, files=files)
+
+
+class Many(nn.Module):
+    """Takes a nested input, gives outputs of many dtypes in a dict, and NaN and Inf in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, dict[str, Tensor]]) -> dict[str, Any]:
+        y = self.linear(x) + state[0]
+        big = self.linear(x).repeat(1, 400) * state[1]["scale"]
+        return {
+            "zeta": y,
+            "float": big,
+            "half": big.half(),
+            "bfloat16": big.bfloat16(),
+            "double": y.double(),
+            "complex": torch.complex(y, state[0]),
+            "complex_double": (torch.complex(y.double(), state[0].double()), y.argmax(1)),
+            "infinite": torch.log(y.round()) / y.round(),
+            "positive": [y > 0, y.to(torch.uint8), None, y.to(torch.int16)],
+            "alpha": torch.ones(x.shape[0], 0),
+        }
+
+
+class Sizes(nn.Module):
+    """Gives outputs that the gate pools, takes for small, and takes for large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.linear(x)
+        return y, torch.tanh(y.repeat(1, 20)), torch.tanh(y.repeat(1, 400))
+
+
+class Scripted(nn.Module):
+    """TorchScript with constants among its tensors, which gives tensors in tuples, lists and dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(
+        self, x: Tensor, factor: float, bias: float | None, times: int, mode: str, twice: bool, mask: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor], int]:
+        y = self.linear(x) * factor * times * mask
+        if bias is not None:
+            y = y + bias
+        if mode == "fast" and twice:
+            y = y * 2
+        return {"logits": y, "probs": y.softmax(1)}, [y.argmax(1), y > 0], times
+
+
+CONSTANTS: Mapping[str, Any] = {"factor": 2, "bias": 3, "times": 3, "mode": "fast", "twice": True}
+"""`factor` and `bias` are floats to TorchScript."""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    inputs = {"x": random_inputs(2, 4), "state": (random_inputs(2, 3), {"scale": torch.ones(1)})}
+    return frozen(seeded(Many), inputs, tmp_path_factory.mktemp("many") / "many")
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return frozen(seeded(Sizes), {"x": random_inputs(2, 4)}, tmp_path_factory.mktemp("sizes") / "sizes")
+
+
+def script(model: nn.Module) -> nn.Module:
+    with torchscript_deprecations_silenced():
+        scripted: nn.Module = torch.jit.script(model).eval()
+    return scripted
+
+
+def test_its_constants_are_the_library_s() -> None:
+    text = "".join(path.read_text() for path in SOURCE.glob("*.cpp"))
+    found = dict(re.findall(r"constexpr \S+ k(\w+) = ([\d.e-]+);", text))
+    assert {name: float(value) for name, value in found.items()} == {
+        "FormatVersion": FORMAT_VERSION,
+        "PoolBelow": POOL_BELOW,
+        "SmallTensor": SMALL_TENSOR,
+        "EagerReferenceTol": EAGER_REFERENCE_TOL,
+    }
+    assert all(f"{name}={value}" in text for name, value in DEVICE_CLASSES["cpu-x86-64-v3"].limits.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["inductor", "scripted"])
+def test_a_frozen_artifact_answers_right(program: Path, which: str, request: pytest.FixtureRequest) -> None:
+    artifact = request.getfixturevalue(which).artifact
+    outputs = answers_as_python_says(program, artifact)
+    assert outputs == ["output"] * len(artifact.manifest.golden)
+    assert len({p.path for g in artifact.manifest.golden for p in artifact.manifest.payloads if p.accepts(g.point)}) == len(
+        artifact.manifest.payloads
+    )
+
+
+@pytest.mark.slow
+def test_every_dtype_and_nested_inputs_of_a_flat_payload(program: Path, many: Artifact) -> None:
+    assert many.manifest.payloads[0].convention == "flat"
+    outputs = answers_as_python_says(program, many)
+    names = ["zeta", "float", "half", "bfloat16", "double", "complex", "complex_double.0", "complex_double.1", "infinite"]
+    assert list(dict.fromkeys(outputs)) == [*names, *(f"positive.{i}" for i in (0, 1, 3)), "alpha"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("relative", "num_wrong"), [(0.0, 0), (4e-6, 0), (1e-4, 3)])
+def test_it_holds_outputs_to_the_gate(program: Path, sizes: Artifact, tmp_path: Path, relative: float, num_wrong: int) -> None:
+    assert sizes.manifest.reference == "float64"
+    moved = {name: r * (1 + relative) for name, r in load_tensors(sizes.folder / GOLDEN_OUTPUTS).items()}
+    answers_as_python_says(program, with_outputs(sizes, tmp_path / "moved", moved), num_wrong=num_wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("relative", "num_wrong"), [(5e-4, 0), (2e-2, 7)])
+def test_it_holds_outputs_to_an_eager_reference(
+    program: Path, many: Artifact, tmp_path: Path, relative: float, num_wrong: int
+) -> None:
+    assert many.manifest.reference == "eager"
+    golden = load_tensors(many.folder / GOLDEN_OUTPUTS)
+    moved = {name: (r * (1 + relative) if r.is_floating_point() or r.is_complex() else r) for name, r in golden.items()}
+    answers_as_python_says(program, with_outputs(many, tmp_path / "moved", moved), num_wrong=num_wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positional", [False, True])
+def test_a_native_payload_is_called_with_its_constants(program: Path, tmp_path: Path, positional: bool) -> None:
+    inputs = {"x": random_inputs(2, 4), **CONSTANTS, "mask": torch.ones(2, 3)}
+    artifact = frozen(script(seeded(Scripted)), list(inputs.values()) if positional else inputs, tmp_path / "native")
+    assert artifact.manifest.payloads[0].convention == "native"
+    assert artifact.manifest.inputs.style == ("positional" if positional else "keyword")
+    assert set(answers_as_python_says(program, artifact)) == {"0.logits", "0.probs", "1.0", "1.1"}
+
+
+@pytest.mark.slow
+def test_optimize_for_inference_is_applied_when_the_payload_is_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
+    artifact = frozen(inductor.model, {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "optimized", "torchscript-optimized")
+    assert artifact.manifest.recipe["settings"]["optimize_for_inference"]
+    answers_as_python_says(program, artifact)
+
+
+@pytest.mark.slow
+def test_of_a_stateful_model_the_first_golden_set_is_run(program: Path, tmp_path: Path) -> None:
+    dims = {"x": {0: freezer.Dim(name="batch", min=1, max=4)}}
+    result = freezer.freeze(
+        *(script(seeded(Counter)), {"x": random_inputs(2, 4)}),
+        out=tmp_path / "counter",
+        dims=dims,
+        recipes=["torchscript-frozen"],
+        device_class=HERE,
+        limits=ANY_SPEED,
+        policy=QUICK,
+    )
+    assert result.artifact is not None, (result.reason, result.failures)
+    assert result.artifact.manifest.stateful
+    assert len(result.artifact.manifest.golden) > 1
+    assert answers_as_python_says(program, result.artifact) == ["output"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["payloads/all.pt2", GOLDEN_INPUTS])
+def test_a_damaged_file_is_named_and_not_opened(program: Path, inductor: Frozen, tmp_path: Path, path: str) -> None:
+    damaged = copy_of(inductor.artifact, tmp_path / "damaged")
+    flip_a_byte(damaged.folder / path)
+    assert re.search(rf"damaged/{path} is sha256:\w{{64}}, expected sha256:\w{{64}}; it was changed", refused(program, damaged))
+    with (damaged.folder / path).open("ab") as file:
+        file.write(b"more")
+    assert re.search(rf"damaged/{path} is \d+ bytes long, expected \d+ bytes", refused(program, damaged))
+    (damaged.folder / path).unlink()
+    assert f"damaged/{path} is missing; pull the artifact again" in refused(program, damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda r: r + 1e-3 * r.abs().max(), r"rmse [\d.e-]+ > [\d.e-]+ \(error_ratio [\d.e+]+\)"),
+        (lambda r: r.double(), r"got Float \[\d, 10\], expected Double \[\d, 10\]"),
+        (lambda r: r[:, :9], r"got Float \[\d, 10\], expected Float \[\d, 9\]"),
+        (lambda r: r / 0, "NaN or Inf at other places"),
+    ],
+)
+def test_another_golden_output_is_a_refusal(program: Path, inductor: Frozen, tmp_path: Path, change: Any, problem: str) -> None:
+    golden = load_tensors(inductor.artifact.folder / GOLDEN_OUTPUTS)
+    changed = with_outputs(inductor.artifact, tmp_path / "changed", {name: change(golden[name]) for name in golden})
+    done = run(program, changed.folder)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(rf"^ +0 .* output: {problem}$", done.stdout, re.MULTILINE), done.stdout
+    assert f"conv for {HERE}: this machine computes it otherwise; do not serve it here" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_integer_is_a_refusal(program: Path, tmp_path: Path) -> None:
+    inputs = {"x": random_inputs(2, 4), **CONSTANTS, "mask": torch.ones(2, 3)}
+    artifact = frozen(script(seeded(Scripted)), inputs, tmp_path / "native")
+    flipped = ~load_tensors(artifact.folder / GOLDEN_OUTPUTS)["0/1.1"]
+    done = run(program, with_outputs(artifact, tmp_path / "changed", {"0/1.1": flipped}).folder)
+    assert done.returncode == 1
+    assert "1.1: 6 of 6 elements differ" in done.stdout
+
+
+@pytest.mark.slow
+def test_what_it_cannot_serve_is_told(program: Path, portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
+    said = refused(program, portable.artifact)
+    assert "payloads/all.pt2 is of kind 'exported', which Python alone opens; it serves inductor and torchscript" in said
+    copied = copy_of(scripted.artifact, tmp_path / "copied")
+    payload = copied.manifest.payloads[0]
+
+    def says(**changes: Any) -> str:
+        return refused(program, rewritten(copied, **changes))
+
+    assert "format_version 99, this program reads 1; build it from the release" in says(format_version=99)
+    assert "got an artifact for cuda-sm90, this program serves cpu-x86-64-v3" in says(device_class="cuda-sm90")
+    assert re.search(r"torch_too_old: got libtorch [\d.]+, expected 99.0 or later", says(needs={"torch": "99.0", "machine": None}))
+    unknown: Any = "tflite"
+    assert "is of kind 'tflite', which this program does not know" in says(payloads=(replace(payload, kind=unknown),))
+    assert "names '../all.pt', which is outside" in says(payloads=(replace(payload, path="../all.pt"),))
+    assert f"names no {GOLDEN_INPUTS}" in says(files=())
+    assert "holds no golden set" in says(golden=())
+    (copied.folder / "manifest.json").write_text('{"format_version": 1}')
+    assert re.search(r"copied/manifest.json is no Coldpress manifest: .*; pull the artifact again", refused(program, copied))
+
+
+@pytest.mark.slow
+def test_native_payloads_with_nested_inputs_are_refused(program: Path, scripted: Frozen, tmp_path: Path) -> None:
+    inner = scripted.artifact.manifest.inputs.inputs[0]
+    spec = replace(
+        scripted.artifact.manifest.inputs,
+        inputs=(NestedSpec(name="s", kind="tuple", items=(replace(inner, name="s.0"),)),),
+    )
+    payloads = (replace(scripted.artifact.manifest.payloads[0], convention="native"),)
+    said = refused(program, copy_of(scripted.artifact, tmp_path / "nested", inputs=spec, payloads=payloads))
+    assert "takes tuples, lists or dicts as its source does (native convention)" in said
+
+
+@pytest.mark.slow
+def test_another_cpu_is_told_before_the_payload_is_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
+    limits = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
+    assert f"class_mismatch: the artifact is for {HERE}, and ONEDNN_MAX_CPU_ISA" in refused(program, inductor.artifact, **limits)
+    assert "ATEN_CPU_CAPABILITY limits" in refused(program, inductor.artifact, ATEN_CPU_CAPABILITY="default")
+    if HERE != "cpu-x86-64-v4":
+        above = copy_of(inductor.artifact, tmp_path / "above", device_class="cpu-x86-64-v4")
+        assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in refused(program, above)
+        return
+    lesser = copy_of(inductor.artifact, tmp_path / "lesser", device_class="cpu-x86-64-v3")
+    assert "isa_mismatch: weights packed for cpu-x86-64-v3 are 10 to 20 times slower on x86-64-v4" in refused(program, lesser)
+    assert run(program, lesser.folder, **DEVICE_CLASSES["cpu-x86-64-v3"].limits).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(HERE != "cpu-x86-64-v4", reason="needs an artifact for a better CPU than the emulated one")
+def test_a_lesser_cpu_never_runs_the_payload_s_code(program: Path, inductor: Frozen) -> None:
+    if shutil.which("qemu-x86_64") is None:
+        pytest.skip("qemu-x86_64 is missing: apt-get install qemu-user")
+    done = finished("qemu-x86_64", "-cpu", "Haswell", program, inductor.artifact.folder)
+    assert done.returncode == 1, done.stderr
+    assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in done.stderr
+
+
+@pytest.mark.slow
+def test_usage(program: Path, scripted: Frozen, tmp_path: Path) -> None:
+    for args in ((), (tmp_path,), (tmp_path / "nowhere",), (scripted.artifact.folder, "more")):
+        done = run(program, *args)
+        assert done.returncode == 2, done.stderr
+        assert "expected a folder that freeze or pull wrote" in done.stderr or "usage: coldpress-verify DIR" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_installed_program_needs_nothing_but_the_c_library(installed: Path, inductor: Frozen, tmp_path: Path) -> None:
+    program = installed / "coldpress-verify"
+    loaded = re.findall(r"(\S+) => (\S+)", finished("ldd", program).stdout)
+    outside = {name.split(".")[0] for name, path in loaded if not Path(path).is_relative_to(installed)}
+    assert outside <= {"libc", "libm", "libdl", "libpthread", "librt"}
+    assert {"libtorch_cpu.so", "libgomp.so.1", "libcrypto.so.3"} <= {name for name, _ in loaded}
+    done = finished(program, inductor.artifact.folder, env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not [path for path in tmp_path.iterdir() if path != installed], "what the package was unpacked to is gone"
