@@ -61,8 +61,8 @@ def _check_saves(module: torch.jit.ScriptModule) -> None:
     graph: Any = module.inlined_graph  # held: its nodes die with it
     if graph.findAllNodes("prim::ConstantMKLDNNTensor"):
         raise BuildError(
-            "torchscript: torch.jit.optimize_for_inference was applied to the module, and what it makes is saved but never loads; give "
-            "the module from before (the recipe torchscript-optimized applies it at load)"
+            "torchscript: torch.jit.optimize_for_inference was applied to the module, and what it makes is saved but never loads; "
+            "give the module from before (the recipe torchscript-optimized applies it at load)"
         )
 
 
