@@ -32,7 +32,7 @@ class CanaryFigure:
 
 
 def run_canary(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]:
-    """Run the golden sets; of a stateful model the first alone, since only it starts from the initial state.
+    """Run the golden sets; of a stateful model without a reset method the first alone, which starts from the initial state.
 
     Raises:
         CanaryError: an output is not the golden one.
@@ -51,9 +51,12 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
     """How far this machine's outputs are from the golden ones."""
     manifest = artifact.manifest
     inputs, golden = load_tensors(artifact.folder / GOLDEN_INPUTS), load_tensors(artifact.folder / GOLDEN_OUTPUTS)
-    sets = manifest.golden[:1] if manifest.stateful else manifest.golden
+    reset = manifest.recipe.get("reset")
+    sets = manifest.golden[:1] if manifest.stateful and not reset else manifest.golden
     found: list[dict[str, Tensor]] = []
     for index in range(len(sets)):
+        if index and reset:
+            model.preserved[reset]()
         given = {item.name: inputs[f"{index}/{item.name}"] for item in manifest.inputs.tensors}
         leaves = leaves_of(model(**given))
         found.append({spec.name: leaf for spec, leaf in zip(manifest.outputs, leaves, strict=True)})

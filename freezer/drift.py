@@ -55,7 +55,7 @@ class Row:
     """
 
     recipe: str
-    kind: Literal["single", "sequence"]
+    kind: Literal["single", "sequence", "after-reset"]
     set_index: int
     output: str
     num_elements: int
@@ -106,7 +106,7 @@ class Call:
         noise_rmse: of each output, how far two runs of eager are apart; 0 for a deterministic model.
     """
 
-    kind: Literal["single", "sequence"]
+    kind: Literal["single", "sequence", "after-reset"]
     set_index: int
     reference: Sequence[Tensor]
     eager: Sequence[Tensor]

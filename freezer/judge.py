@@ -143,7 +143,7 @@ def _try_all(
     trials = []
     for candidate in candidates:
         try:
-            results = run_calls(lambda c=candidate: _runner(c.open(subject)), subject, stateful=reference.stateful)  # type: ignore[misc]
+            results = run_calls(lambda c=candidate: _runner(c.open(subject), subject), subject, stateful=reference.stateful)  # type: ignore[misc]
             opened[candidate.recipe] = candidate.open(subject)
         except Exception as error:  # whatever a payload raises is its own failure, and the others go on
             lines = str(error).strip().splitlines() or ["no message"]
@@ -166,11 +166,11 @@ def _try_all(
     return opened, trials
 
 
-def _runner(model: FrozenModel) -> Runner:
+def _runner(model: FrozenModel, subject: Subject) -> Runner:
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         return leaves_of(model(**{name: tensor.clone() for name, tensor in tensors.items()}))
 
-    return run
+    return Runner(call=run, reset=None if subject.reset is None else model.preserved[subject.reset])
 
 
 def _time(
@@ -179,10 +179,15 @@ def _time(
     """Time eager and all passing candidates at a point."""
     inputs = inputs_at(subject, point)
     # Every entrant has copies of its own, in the form that a caller gives them: what puts them together is not timed.
-    entrants: dict[str, list[Callable[[], Any]]] = {EAGER: _calls(partial(_call_eager, subject.fresh()), subject, inputs)}
+    eager = subject.fresh()
+    entrants: dict[str, list[Callable[[], Any]]] = {EAGER: _calls(partial(_call_eager, eager), subject, inputs)}
+    resets: dict[str, Callable[[], object]] = {}
     for trial, model in passing:
         entrants[trial.candidate.recipe] = _calls(model, subject, inputs)
-    return sample(entrants, policy)
+    if subject.reset is not None:
+        resets = {trial.candidate.recipe: model.preserved[subject.reset] for trial, model in passing}
+        resets[EAGER] = partial(_call_eager, getattr(eager, subject.reset))
+    return sample(entrants, policy, resets)
 
 
 def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:

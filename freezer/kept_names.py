@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def _problem(model: nn.Module, path: str) -> str | None:
     if hasattr(RecursiveScriptModule, last):
         return f"{path!r} is a name that every TorchScript module has of its own; rename it"
     if not _has(owner, last):
-        what = f"submodule {'.'.join(parts)!r}" if parts else "model"
+        what = f"submodule {'.'.join(parts)}" if parts else "model"
         return f"the {what} has no attribute or method {last!r}{_instead(last, _names(owner))}"
     value = getattr(owner, last)
     if isinstance(value, nn.Module):
@@ -96,13 +96,13 @@ def _has(owner: nn.Module, name: str) -> bool:
 
 
 def _names(owner: nn.Module) -> list[str]:
-    """Names that might have been meant: what the module has besides what every module has."""
+    """Names that might have been meant: what the module has besides what every module has. TorchScript lists no attributes."""
     methods = owner._c._method_names() if isinstance(owner, torch.jit.ScriptModule) else []
-    return [
-        name for name in (*dir(owner), *methods) if not name.startswith("_") and not hasattr(RecursiveScriptModule, name)
-    ]
+    names = {*dir(owner), *methods}
+    return sorted(name for name in names if not name.startswith("_") and not hasattr(RecursiveScriptModule, name))
 
 
-def _instead(name: str, there: Sequence[str] | dict[str, nn.Module]) -> str:
-    near = difflib.get_close_matches(name, list(there), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(there)[:10]) or 'none'}"
+def _instead(name: str, there: Iterable[str]) -> str:
+    names = sorted(there)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names[:10]) or 'none'}"

@@ -20,6 +20,9 @@ import torch
 
 from freezer.limits import SamplingPolicy
 
+WARM_UP_BLOCK = 100
+"""Calls of the warm-up after which a state is reset."""
+
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
 
@@ -58,14 +61,21 @@ class Speedup:
     high: float
 
 
-def sample(entrants: Mapping[str, Sequence[Callable[[], Any]]], policy: SamplingPolicy) -> Sampling:
+def sample(
+    entrants: Mapping[str, Sequence[Callable[[], Any]]],
+    policy: SamplingPolicy,
+    resets: Mapping[str, Callable[[], object]] | None = None,
+) -> Sampling:
     """Time all entrants side by side.
 
     Args:
         entrants: by name, calls with distinct inputs that are rotated, so that no cache serves a repeated one.
         policy: how long and how often.
+        resets: by name, what brings an entrant's state back, untimed, before its warm-up and before each of its blocks: a state
+            that grows would make later calls slower, and most so those of the fastest entrant, which makes the most calls.
     """
-    block_sizes = {name: _warm_up(calls, policy) for name, calls in entrants.items()}
+    resets = resets or {}
+    block_sizes = {name: _warm_up(calls, policy, resets.get(name)) for name, calls in entrants.items()}
     shuffle = random.Random(policy.seed)
     rounds: list[dict[str, list[float]]] = []
     num_dropped, settled = 0, False
@@ -81,6 +91,8 @@ def sample(entrants: Mapping[str, Sequence[Callable[[], Any]]], policy: Sampling
         before = _CpuTimes.read()
         blocks: dict[str, list[float]] = {}
         for name in order:
+            if name in resets:
+                resets[name]()
             blocks[name], next_call[name] = _block(entrants[name], next_call[name], block_sizes[name])
         if _CpuTimes.read().disturbed_since(before, policy):
             num_dropped += 1
@@ -117,11 +129,13 @@ def _median(samples: torch.Tensor) -> torch.Tensor:
     return torch.quantile(samples, 0.5, dim=1)
 
 
-def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy) -> int:
+def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None) -> int:
     """Call until two halves of the last calls agree within 10%, and give the number of calls in a block."""
     taken: list[float] = []
     deadline = time.monotonic() + policy.warmup_s
     while len(taken) < 3 or time.monotonic() < deadline:
+        if reset is not None and len(taken) % WARM_UP_BLOCK == 0:
+            reset()
         started = time.perf_counter()
         calls[len(taken) % len(calls)]()
         taken.append((time.perf_counter() - started) * 1e3)

@@ -11,18 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError
+from freezer.kept_names import RESET
 from freezer.outputs import flatten
+from freezer.state import attributes_of, same_tensors, same_values, tensors_of
 from freezer.subject import Subject, call_source
 
 SEQUENCE_CALLS = 4
 """docs/measuring.md: a sequence of at least 4 calls on one instance; state that freezing baked in shows only there."""
+
+CallKind = Literal["single", "sequence", "after-reset"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceCall:
     """One call, by the reference and by eager."""
 
-    kind: Literal["single", "sequence"]
+    kind: CallKind
     set_index: int
     reference: Sequence[Tensor]
     eager: Sequence[Tensor]
@@ -34,7 +38,7 @@ class Reference:
     """All calls of a subject.
 
     Attributes:
-        calls: the single calls in the order of the subject's sets, then the sequence.
+        calls: the single calls in the order of the subject's sets, the sequence, and with a reset method one call after it.
         stateful: whether a call changes what later calls answer.
         deterministic: whether eager gives the same twice.
         float64: whether the reference ran in float64; `why_not` says why it did not.
@@ -52,26 +56,48 @@ class Reference:
         return tuple(call for call in self.calls if call.kind == "single")
 
 
-Runner = Callable[[Mapping[str, Tensor]], list[Tensor]]
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """One instance of what is compared.
+
+    Attributes:
+        call: gives the output tensors, in order, of input tensors by path.
+        reset: the subject's reset method, where it has one.
+    """
+
+    call: Callable[[Mapping[str, Tensor]], list[Tensor]]
+    reset: Callable[[], object] | None = None
 
 
-def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> list[tuple[str, int, list[Tensor]]]:
+def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> list[tuple[CallKind, int, list[Tensor]]]:
     """Make every single call and the sequence: kind, index of the input set, output tensors.
+
+    Every single call and the sequence start from the initial state. With a reset method it is brought back on one instance, and
+    a last call follows the sequence and a reset.
 
     Args:
         fresh: gives a runner in its initial state.
         subject: whose sets are the inputs.
-        stateful: take a fresh runner for every single call.
+        stateful: bring the initial state back, or take a fresh runner where there is no reset method.
     """
-    results: list[tuple[str, int, list[Tensor]]] = []
+    results: list[tuple[CallKind, int, list[Tensor]]] = []
     runner = fresh()
+
+    def initial() -> Runner:
+        if runner.reset is not None:
+            runner.reset()
+            return runner
+        return fresh() if stateful else runner
+
     for index, item in enumerate(subject.sets):
-        if stateful and index:
-            runner = fresh()
-        results.append(("single", index, _kept(runner(item.tensors))))
-    runner = fresh() if stateful else runner
+        runner = initial() if index else runner
+        results.append(("single", index, _kept(runner.call(item.tensors))))
+    runner = initial()
     for index in sequence_of(len(subject.sets)):
-        results.append(("sequence", index, _kept(runner(subject.sets[index].tensors))))
+        results.append(("sequence", index, _kept(runner.call(subject.sets[index].tensors))))
+    if runner.reset is not None:
+        runner.reset()
+        results.append(("after-reset", 0, _kept(runner.call(subject.sets[0].tensors))))
     return results
 
 
@@ -81,38 +107,72 @@ def sequence_of(num_sets: int) -> list[int]:
 
 
 def run_reference(subject: Subject) -> Reference:
-    """Run eager, eager again, and the float64 reference."""
+    """Run eager, eager again, and the float64 reference.
+
+    Raises:
+        JudgeError: the result's form changes from call to call, or the reset method does not bring the initial state back.
+    """
     stateful, deterministic = _nature(subject)
 
     def eager() -> Runner:
         return _source_runner(subject.fresh(), subject)
 
     eagers = run_calls(eager, subject, stateful=stateful)
+    if subject.reset is not None and deterministic:
+        _check_reset(subject, eagers)
     again = eagers if deterministic else run_calls(eager, subject, stateful=stateful)
     wide, why_not = _run_float64(subject, eagers, stateful=stateful)
     calls = []
     for (kind, index, e), (_, _, e2), (_, _, r) in zip(eagers, again, wide or eagers, strict=True):
         noise = [_rms_difference(one, other) for one, other in zip(e, e2, strict=True)]
-        calls.append(ReferenceCall(kind=kind, set_index=index, reference=r, eager=e, noise_rmse=noise))  # type: ignore[arg-type]
+        calls.append(ReferenceCall(kind=kind, set_index=index, reference=r, eager=e, noise_rmse=noise))
     return Reference(calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not)
 
 
 def _nature(subject: Subject) -> tuple[bool, bool]:
-    """Whether eager is stateful, and whether it is deterministic."""
-    inputs = subject.sets[0].tensors
-    model, other = subject.fresh(), subject.fresh()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-    first = _kept(_source_runner(model, subject)(inputs))
-    after = model.state_dict()
-    changed = any(not _same(tensor, after[name]) for name, tensor in state.items())
-    second = _kept(_source_runner(model, subject)(inputs))
-    elsewhere = _kept(_source_runner(other, subject)(inputs))
-    deterministic = all(_same(a, b) for a, b in zip(first, elsewhere, strict=True))
-    stateful = changed or (deterministic and not all(_same(a, b) for a, b in zip(first, second, strict=True)))
-    return stateful, deterministic
+    """Whether eager is stateful, and whether it is deterministic.
+
+    It is stateful where a call changes a tensor of the model, a second call with the same inputs changes an attribute (a cache is
+    as it was after the first), an answer depends on the calls before it, or the subject has a method that clears state.
+    """
+    model = subject.fresh()
+    state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
+    used, first_set, last_set = _source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
+    first = _kept(used.call(first_set))
+    after = tensors_of(model)
+    changed = any(name not in after or not same_tensors(tensor, after[name]) for name, tensor in state.items())
+    held = attributes_of(model)
+    second = _kept(used.call(first_set))
+    changed = changed or not same_values(held, attributes_of(model))
+    last = _kept(used.call(last_set))
+    elsewhere = _kept(_source_runner(subject.fresh(), subject).call(first_set))
+    deterministic = _all_same(first, elsewhere)
+    if deterministic and not changed:
+        alone, again = (_kept(_source_runner(subject.fresh(), subject).call(last_set)) for _ in range(2))
+        deterministic = _all_same(alone, again)
+        changed = deterministic and not (_all_same(first, second) and _all_same(last, alone))
+    return changed or subject.reset is not None, deterministic
 
 
-def _run_float64(subject: Subject, eagers: Sequence[tuple[str, int, list[Tensor]]], *, stateful: bool) -> tuple[Any, str | None]:
+def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]]) -> None:
+    """Hold what eager answers after each reset against the answers of fresh copies.
+
+    Raises:
+        JudgeError: they differ; code CP-RESET.
+    """
+    for kind, index, got in eagers:
+        expected = [] if kind == "sequence" else _source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)
+        if kind != "sequence" and not _all_same(got, expected):
+            raise JudgeError(
+                f"{subject.name}: after {subject.reset}() the model answers input set {index} otherwise than a fresh copy does, so "
+                f"it does not bring the initial state back; let it set all that forward changes, or call it before freezing",
+                code=RESET,
+            )
+
+
+def _run_float64(
+    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool
+) -> tuple[Any, str | None]:
     """The calls in float64, or None and the reason why it cannot run."""
 
     def fresh() -> Runner:
@@ -145,7 +205,14 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False) ->
             )
         return leaves
 
-    return run
+    def reset() -> None:
+        try:
+            with torch.no_grad():
+                getattr(model, str(subject.reset))()
+        except Exception as error:
+            raise JudgeError(f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}", code=RESET) from error
+
+    return Runner(call=run, reset=None if subject.reset is None else reset)
 
 
 def _widen(tensor: Tensor) -> Tensor:
@@ -159,12 +226,8 @@ def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.detach().clone(memory_format=torch.preserve_format) for leaf in leaves]
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return (
-        one.shape == other.shape
-        and torch.equal(one.isnan(), other.isnan())
-        and torch.equal(one[~one.isnan()], other[~other.isnan()])
-    )
+def _all_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(same_tensors(one, other) for one, other in zip(some, others, strict=True))
 
 
 def _rms_difference(one: Tensor, other: Tensor) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError
-from freezer.reference import run_calls, run_reference, sequence_of
+from freezer.reference import Runner, run_calls, run_reference, sequence_of
 from tests.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
 from tests.steps import BATCH, random_inputs, subject_of
 
@@ -58,7 +58,7 @@ def test_state_of_a_runner_that_is_said_to_have_none_goes_on() -> None:
 
     def fresh() -> Any:
         made.append(0)
-        return lambda tensors: [tensors["x"]]
+        return Runner(call=lambda tensors: [tensors["x"]])
 
     run_calls(fresh, subject, stateful=False)
     assert len(made) == 1
