@@ -44,7 +44,7 @@ def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
     """Code and graph of a ScriptModule: the code with that of each submodule, the graphs of the methods with all that they call."""
-    graphs = [f"# {method}\n{getattr(module, method).inlined_graph}" for method in methods]
+    graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
     return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
 
 
@@ -60,9 +60,9 @@ def _short(file: str) -> str:
 
 def _code(module: Any, methods: Sequence[str]) -> str:
     """The code of the methods, and that of submodules: what is the same in several is printed once, under all their names."""
-    own = [getattr(module, method).code for method in methods]
+    own = [module._c._get_method(method).code for method in methods]
     names: dict[str, list[str]] = {}
     for name, submodule in module.named_modules():
         if name and "forward" in submodule._c._method_names():
-            names.setdefault(submodule.forward.code, []).append(name)
+            names.setdefault(submodule._c._get_method("forward").code, []).append(name)
     return "\n".join([*own, *(f"# {', '.join(named)}\n{code}" for code, named in names.items())])
