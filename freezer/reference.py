@@ -209,6 +209,8 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False) ->
         try:
             with torch.no_grad():
                 getattr(model, str(subject.reset))()
+                if wide:
+                    model.double()  # a reset puts new buffers of the source's own dtype in place
         except Exception as error:
             raise JudgeError(f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}", code=RESET) from error
 
