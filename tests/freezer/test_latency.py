@@ -150,3 +150,28 @@ def test_disturbed_rounds_are_dropped_and_counted(busy_machine: None) -> None:
     forgiving = sample(calls, replace(strict, busy_limit=2.0))
     assert forgiving.num_dropped == 0
     assert forgiving.stable
+
+
+class Growing:
+    """A call whose state grows; it notes how far."""
+
+    def __init__(self) -> None:
+        self.state = self.most = self.num_resets = 0
+
+    def __call__(self) -> None:
+        self.state += 1
+        self.most = max(self.most, self.state)
+
+    def reset(self) -> None:
+        self.state = 0
+        self.num_resets += 1
+
+
+def test_a_state_is_reset_before_each_block_and_between_calls_of_the_warm_up() -> None:
+    with_reset, without = Growing(), Growing()
+    policy = replace(QUICK, block_ms=0.001)
+    found = sample({"with": [with_reset], "without": [without]}, policy, {"with": with_reset.reset})
+    assert with_reset.num_resets > len(found.samples_ms["with"])
+    assert with_reset.most <= 1000
+    assert without.most == without.state > with_reset.most
+    assert without.num_resets == 0

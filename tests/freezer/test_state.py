@@ -17,6 +17,7 @@ from freezer.errors import FreezeError, JudgeError
 from freezer.freeze import example_spec, freeze
 from freezer.frozen_model import FrozenModel
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.pyfunc import _load_pyfunc
 from freezer.reference import run_reference
 from freezer.state import attributes_of, same_values
 from freezer.subject import Subject, prepare
@@ -65,6 +66,7 @@ def test_a_frozen_stateful_model_answers_as_eager_does(kind: type[nn.Module], re
     subject = stateful(seeded(kind), inputs_of(kind))
     candidate = candidate_of(subject, recipe, tmp_path / "c")
     assert candidate.capture == "script"
+    assert Candidate.read(candidate.folder).preserve == candidate.preserve == ("reset",)
     model, eager, check = candidate.open(subject), subject.fresh(), alike(recipe, kind)
     answers: list[list[Tensor]] = []
     for _ in range(3):
@@ -361,6 +363,14 @@ def test_two_open_instances_have_states_of_their_own(artifact: Path) -> None:
     one.reset()
     assert torch.equal(one(x), first)
     assert not torch.equal(other(x), first)
+
+
+def test_mlflows_pyfunc_gives_the_model_that_can_be_reset(artifact: Path) -> None:
+    served, x = _load_pyfunc(str(artifact)), inputs_of(HiddenState)
+    first = served.predict({"x": x})
+    assert not (served.predict({"x": x}) == first).all()
+    served.get_raw_model().reset()
+    assert (served.predict({"x": x}) == first).all()
 
 
 def test_the_canary_of_a_model_with_a_reset_runs_every_golden_set(artifact: Path) -> None:
