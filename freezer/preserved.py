@@ -47,6 +47,8 @@ class Preserved:
             NotPreservedError: freezing did not keep it.
             ContractError: it is a method, a constant, or of another type.
         """
+        if name not in self._names:
+            raise self.missing(name, to_set=True)
         old = self._value(name)
         if _is_method(old):
             raise ContractError(f"{name!r} is a method of the frozen model, which cannot be set; call it")
@@ -74,11 +76,13 @@ class Preserved:
         """Whether attributes of the submodule at this path are preserved."""
         return any(name.startswith(f"{path}.") for name in self._names)
 
-    def missing(self, name: str, doing: str = "") -> NotPreservedError:
-        """The error that says that a name was not preserved."""
-        kept = f"it kept {', '.join(self._names)}" if self._names else "it kept none of its source's"
+    def missing(self, name: str, *, to_set: bool = False) -> NotPreservedError:
+        """The error that says that a name was not preserved, and what was; of what was, with `to_set`, what can be set."""
+        names = [kept for kept in self._names if not (to_set and _is_method(self._value(kept)))]
+        kept = f"{'what can be set is' if to_set else 'it kept'} {', '.join(names)}" if names else "it kept none of its source's"
         return NotPreservedError(
-            f"the frozen model has no attribute or method {name!r}{doing}; {kept}. Freeze the model anew with `preserve: [{name}]`"
+            f"the frozen model has no attribute {'' if to_set else 'or method '}{name!r}; {kept}. Freeze the model anew with "
+            f"`preserve: [{name}]`"
         )
 
     def _value(self, name: str) -> Any:

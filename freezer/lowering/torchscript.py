@@ -72,7 +72,7 @@ def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str
         what = f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} not in the graph that {by} gave"
         raise BuildError(
             f"torchscript: {what}, and cannot be preserved; TorchScript keeps attributes that __init__ sets to numbers, texts, "
-            "tensors, or lists and dicts of them whose type is annotated, and methods of the model itself under @torch.jit.export",
+            "tensors, or lists and dicts of them whose type is annotated, and methods of the model itself that it can compile",
             code="CP-PRESERVE",
         )
 
