@@ -15,9 +15,10 @@ from typing import Any
 from freezer.capture import Attempt, Captured
 from freezer.errors import BuildError, CaptureError, FreezeError
 from freezer.frozen_model import FrozenModel, OpenPayload
-from freezer.lowering.tensor_sizes import program_bytes
+from freezer.lowering.tensor_sizes import program_bytes, program_tensors
 from freezer.lowering.texts import captured_texts
 from freezer.manifest import Payload, digest_file
+from freezer.memory import PeakMemory, give_back, share, tensors_of
 from freezer.phases import timed
 from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
 from freezer.report import Lowered, Report
@@ -102,14 +103,16 @@ class Candidate:
         return cls(folder=folder, **{**record, **lists, "payloads": payloads, "reports": reports})
 
 
-def build(subject: Subject, recipe: Recipe, target: Target, folder: Path) -> Candidate:
+def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, discard: bool = False) -> Candidate:
     """Capture the subject, lower the graph, and write the payloads.
 
     Args:
-        subject: the model; it is not changed.
+        subject: the model; it is not changed, unless it is to be discarded.
         recipe: of RECIPES.
         target: a class whose limits this process holds.
         folder: an existing folder, empty, which becomes the candidate's.
+        discard: free the model's weights as soon as the last graph is captured, so that its lowering has their memory. The subject
+            cannot be used afterwards; and if that lowering fails, no other way is tried.
 
     Raises:
         CaptureError: no capture that the recipe allows works.
@@ -119,9 +122,13 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path) -> Can
     (folder / "payloads").mkdir()
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
+    weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
     with threads(target.num_threads):
-        for name, point in _shapes(subject, recipe):
-            made.append(_first_that_works(Attempt(subject, point), recipe, target, folder, name, tried))
+        for name, point in shapes:
+            last_one = name == shapes[-1][0]
+            made.append(
+                _first_that_works(Attempt(subject, point), recipe, target, folder, name, tried, discard=discard and last_one)
+            )
     last = made[-1]
     candidate = Candidate(
         folder=folder,
@@ -133,9 +140,9 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path) -> Can
         payloads=tuple(item.payload for item in made),
         reports={item.payload.path: item.report for item in made},
         stateful=bool(last.captured.mutates),
-        warnings=last.captured.warnings,
+        warnings=tuple(dict.fromkeys(line for item in made for line in item.captured.warnings)),
         toolchain=toolchain(),
-        weights=weights_digest(subject.model),
+        weights=weights,
         build_s=time.monotonic() - started,
         preserve=subject.kept_names,
     )
@@ -151,7 +158,7 @@ class _Made:
 
 
 def _first_that_works(
-    attempt: Attempt, recipe: Recipe, target: Target, folder: Path, name: str, tried: list[dict[str, str]]
+    attempt: Attempt, recipe: Recipe, target: Target, folder: Path, name: str, tried: list[dict[str, str]], *, discard: bool
 ) -> _Made:
     """The payload of the first way of the recipe that works; what was tried is added to `tried`, with the file of each error.
 
@@ -169,16 +176,19 @@ def _first_that_works(
             unfit[capture] = why
             continue
         try:
-            made = _make(attempt, capture, lowering, recipe, target, folder, name)
+            with PeakMemory() as memory:
+                made = _make(attempt, capture, lowering, recipe, target, folder, name, discard=discard)
         except (CaptureError, BuildError) as error:
             file = folder / EVIDENCE / f"{name}-{number}-{capture}-error.txt"
             file.parent.mkdir(exist_ok=True)
             file.write_text("".join(traceback.format_exception(error)))
             tried.append({**row, "outcome": str(error), "error": str(file.relative_to(folder))})
             errors[capture] = error
+            if discard and isinstance(error, BuildError):
+                break  # it was captured, and the model was discarded
         else:
             tried.append({**row, "outcome": "captured and lowered"})
-            return made
+            return replace(made, report=replace(made.report, memory_peak_bytes=memory.bytes))
     message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
     if not errors:
         raise CaptureError(message)
@@ -188,18 +198,30 @@ def _first_that_works(
 
 
 def _make(
-    attempt: Attempt, capture: CaptureName, lowering: LoweringName, recipe: Recipe, target: Target, folder: Path, name: str
+    attempt: Attempt,
+    capture: CaptureName,
+    lowering: LoweringName,
+    recipe: Recipe,
+    target: Target,
+    folder: Path,
+    name: str,
+    *,
+    discard: bool,
 ) -> _Made:
     """One payload, made in one way."""
     phases: dict[str, float] = {}
     with timed(phases, "capture"):
         captured = attempt.capture(capture)
+    source, own = tensors_of(attempt.subject.model), program_tensors(captured.program)
+    captured = replace(captured, owned=discard or not share(own, source))
+    if discard:
+        give_back(source, in_use=own)
     texts, size_before_bytes = captured_texts(captured.program), program_bytes(captured.program)
     module = lowering_module(lowering)
     path = folder / "payloads" / f"{name}{module.SUFFIX}"
     with timed(phases, "lower"):
         lowered: Lowered = module.build(captured, path, target, recipe.settings)
-    _write_texts(folder / EVIDENCE, name, {**texts, **lowered.texts})
+    _write_texts(folder / EVIDENCE, name, {**texts, **captured.texts, **lowered.texts})
     payload = _payload(attempt.subject, recipe, target, path, lowering, attempt.point, captured)
     report = replace(
         lowered.report,
@@ -209,7 +231,7 @@ def _make(
         guards=captured.guards,
         notes=(*captured.notes, *lowered.report.notes),
     )
-    return _Made(captured=captured, payload=payload, report=report)
+    return _Made(captured=replace(captured, program=None), payload=payload, report=report)  # its weights need not stay
 
 
 def _write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from freezer.outputs import leaves_of
 from freezer.samples import InputSet
 from freezer.source_lines import warned_at
 from freezer.subject import Subject, call_source
+from freezer.tensor_bytes import same_bytes
 
 _TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By dtype, how far a value may be off: this part of it, and of the middle one. Model and program run the same kernels, so they are
@@ -60,7 +61,7 @@ def ask_eager(subject: Subject) -> EagerAnswers:
     before = [buffer.clone() for buffer in model.buffers()]
     call = native_call(model, subject)
     answers = [_asked(call, index, item) for index, item in enumerate(sets)]
-    unchanged = all(_difference(one, other) is None for one, other in zip(before, model.buffers(), strict=True))
+    unchanged = all(same_bytes(one, other) for one, other in zip(before, model.buffers(), strict=True))
     if unchanged and _worst(answers[0], call(sets[0].tensors), subject) is None:
         return EagerAnswers(first=answers, second=None, deterministic=True)
     call = native_call(subject.fresh(), subject)
@@ -72,7 +73,13 @@ def ask_eager(subject: Subject) -> EagerAnswers:
 
 
 def hold(
-    what: str, fresh: Callable[[], Call], subject: Subject, eager: EagerAnswers, said: Sequence[warnings.WarningMessage]
+    what: str,
+    fresh: Callable[[], Call],
+    subject: Subject,
+    eager: EagerAnswers,
+    *,
+    code: str = "CP-TRACE-DIFFERS",
+    why: Callable[[InputSet], str] = lambda _: "",
 ) -> None:
     """Hold a captured program against the eager model's answers.
 
@@ -80,10 +87,11 @@ def hold(
         what: the program is, for the message: `the trace`.
         fresh: gives the program in its initial state; called once where the model keeps no state.
         subject, eager: the model, and its answers, which are deterministic.
-        said: by the capture; the lines that the tracer warned of are named.
+        code: of the error.
+        why: what is known of the reason why a set is answered otherwise, as the end of a sentence.
 
     Raises:
-        CaptureError: with the code CP-TRACE-DIFFERS: it does not run, or an output's shape, dtype or values differ.
+        CaptureError: it does not run, or an output's shape, dtype or values differ.
     """
     call: Call | None = None
     for starts, place, item, expected in _calls(subject, eager):
@@ -94,8 +102,7 @@ def hold(
         except Exception as error:
             problem, cause = run_sentence(error), error
         if problem is not None:
-            message = f"{what} differs from the model on {place}: {problem}{_lost(said)}"
-            raise CaptureError(message, code="CP-TRACE-DIFFERS") from cause
+            raise CaptureError(f"{what} differs from the model on {place}: {problem}{why(item)}", code=code) from cause
 
 
 def native_call(program: Any, subject: Subject) -> Call:
@@ -117,20 +124,21 @@ def _asked(call: Call, index: int, item: InputSet) -> list[Tensor]:
     try:
         return call(item.tensors)
     except Exception as error:
-        raise CaptureError(f"the eager model does not run on {_place(index, item)}: {run_sentence(error)}") from error
+        raise CaptureError(f"the eager model does not run on {place_of(index, item)}: {run_sentence(error)}") from error
 
 
 def _calls(subject: Subject, eager: EagerAnswers) -> Iterator[tuple[bool, str, InputSet, Sequence[Tensor]]]:
     """For each call: whether the program is in its initial state, the call's name, its inputs and the answer."""
     for index, (item, expected) in enumerate(zip(subject.sets, eager.first, strict=True)):
-        yield eager.second is not None, _place(index, item), item, expected
+        yield eager.second is not None, place_of(index, item), item, expected
     if eager.second is not None:
         item = subject.sets[0]
-        yield True, _place(0, item), item, eager.first[0]
-        yield False, f"the second call with {_place(0, item)}", item, eager.second
+        yield True, place_of(0, item), item, eager.first[0]
+        yield False, f"the second call with {place_of(0, item)}", item, eager.second
 
 
-def _place(index: int, item: InputSet) -> str:
+def place_of(index: int, item: InputSet) -> str:
+    """The name of an input set: its index, and its sizes."""
     sizes = ", ".join(f"{name}={size}" for name, size in item.point.items())
     return f"input set {index} ({sizes})" if sizes else f"input set {index}"
 
@@ -178,12 +186,17 @@ def _wide(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.to(torch.float64)
 
 
-def _lost(said: Sequence[warnings.WarningMessage]) -> str:
-    """What the tracer saw only for its example, in words."""
+def lost(said: Sequence[warnings.WarningMessage]) -> str:
+    """What the tracer saw only for its example, as the end of a sentence."""
     warned = (warned_at(item) for item in said if issubclass(item.category, TracerWarning))
     lines = list(dict.fromkeys(line for line in warned if line))
+    return f", since a trace keeps what its example gave {first_lines(lines)}" if lines else ""
+
+
+def first_lines(lines: Sequence[str]) -> str:
+    """Where something is, of many places the first."""
     more = f" and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
-    return f", since a trace keeps what its example gave at {', at '.join(lines[:_MAX_LINES])}{more}" if lines else ""
+    return f"at {', at '.join(lines[:_MAX_LINES])}{more}"
 
 
 def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

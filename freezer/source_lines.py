@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 import sysconfig
 import traceback
 import warnings
@@ -30,6 +31,18 @@ def raised_at(error: BaseException | None) -> str | None:
                 return _line(frame.filename, frame.lineno or 0, frame.line or "")
         error = error.__cause__ or error.__context__
     return None
+
+
+def running_at() -> str | None:
+    """The user's line that runs now, the innermost; None where no line is the user's."""
+    frame = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost
+    return (
+        _line(frame.f_code.co_filename, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno))
+        if frame
+        else None
+    )
 
 
 def warned_at(said: warnings.WarningMessage) -> str | None:

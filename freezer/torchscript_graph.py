@@ -1,8 +1,9 @@
-"""What the graph of a ScriptModule tells: the devices that it names; and a ScriptModule for one of its methods."""
+"""What the graph of a ScriptModule tells: the devices that it names; and ScriptModules that call another in another way."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.source_lines import marked_in
+from freezer.spec import ConstantSpec, InputItem, InputSpec, TensorSpec
 
 
 def cuda_constants(module: torch.jit.ScriptModule) -> list[str]:
@@ -65,13 +67,6 @@ def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.Scrip
     if method not in methods:
         raise ValueError(f"got method {method!r}, expected one of {', '.join(methods) or 'none: the file has no method'}")
 
-    class Holder(nn.Module):
-        """Holds the module. Made anew each time: TorchScript gives `forward` to the type, and shares one type by class."""
-
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
     arguments = module._c._get_method(method).schema.arguments[1:]  # without self
     parameters = [
         f"{argument.name}: {argument.type.annotation_str}"
@@ -79,10 +74,57 @@ def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.Scrip
         for argument in arguments
     ]
     with torchscript_deprecations_silenced():
-        wrapper = torch.jit.script(Holder(module))
+        wrapper = torch.jit.script(_holder(module))
         call = f"self.model.{method}({', '.join(argument.name for argument in arguments)})"
         wrapper.define(f"def forward({', '.join(['self', *parameters])}):\n    return {call}\n")
     return wrapper.train(module.training)
+
+
+def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.ScriptModule:
+    """A ScriptModule that calls the given one with its tensor inputs in order; constants are written into it.
+
+    Raises:
+        RuntimeError: TorchScript does not take such a call.
+    """
+    arguments = [_call_text(item) for item in spec.inputs]
+    if spec.style == "keyword":
+        arguments = [f"{item.name}={text}" for item, text in zip(spec.inputs, arguments, strict=True)]
+    names = [_variable(item.name) for item in spec.tensors]
+    parameters = ", ".join(["self", *(f"{name}: Tensor" for name in names)])
+    with torchscript_deprecations_silenced():
+        wrapper = torch.jit.script(_holder(module))
+        wrapper.define(f"def forward({parameters}):\n    return self.model.forward({', '.join(arguments)})\n")
+    return wrapper.train(module.training)
+
+
+def _call_text(item: InputItem) -> str:
+    """TorchScript's source text of an input."""
+    if isinstance(item, TensorSpec):
+        return _variable(item.name)
+    if isinstance(item, ConstantSpec):
+        return _literal(item.value)
+    parts = [_call_text(part) for part in item.items]
+    if item.kind == "dict":
+        return "{" + ", ".join(f"{_literal(key)}: {part}" for key, part in zip(item.keys, parts, strict=True)) + "}"
+    if item.kind == "list":
+        return f"[{', '.join(parts)}]"
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _variable(path: str) -> str:
+    """A name for a tensor, of its path; no two paths give one."""
+    return "t_" + re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", path)
+
+
+def _holder(module: torch.jit.ScriptModule) -> nn.Module:
+    class Holder(nn.Module):
+        """Holds the module. Made anew each time: TorchScript gives `forward` to the type, and shares one type by class."""
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    return Holder(module)
 
 
 def _literal(value: object) -> str:

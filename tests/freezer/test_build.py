@@ -105,9 +105,9 @@ def test_ways_are_tried_in_order_and_each_outcome_is_kept(whatever_works: Recipe
 def test_where_no_way_works_every_reason_is_told_in_a_sentence_with_the_users_line(whatever_works: Recipe, tmp_path: Path) -> None:
     place = re.escape(place_of(Listing.forward, "sorted("))
     reasons = (
-        f"export: torch.export: .*{place}",
+        f"export: torch.export: .*{place}.*",
         f"trace: the trace .*{place}.*",
-        f"script: torch.jit.script: Lambda aren't supported at {place}",
+        f"script: torch.jit.script: .*[Ll]ambda.* at {place}.*",
     )
     with pytest.raises(CaptureError, match=f"^{'; '.join(reasons)}$") as caught:
         built(Listing(), whatever_works, tmp_path / "candidate")
@@ -118,7 +118,7 @@ def test_where_no_way_works_every_reason_is_told_in_a_sentence_with_the_users_li
 
 def test_where_no_way_is_for_such_a_model_that_is_the_reason(whatever_works: Recipe, tmp_path: Path) -> None:
     only_torchscript = replace(whatever_works, ways=whatever_works.ways[1:3])
-    with pytest.raises(CaptureError, match="^convert: the source is no TorchScript; as-is: the source is no TorchScript$"):
+    with pytest.raises(CaptureError, match=r"^convert: the source is no TorchScript; as-is: the source is no TorchScript$"):
         built(Branching(), only_torchscript, tmp_path / "candidate")
     assert not (tmp_path / "candidate" / "evidence").exists()
 
@@ -183,7 +183,7 @@ class Unsaved(nn.Module):
 
 def test_what_torchscript_cannot_save_is_one_sentence_with_the_users_line(tmp_path: Path) -> None:
     place = re.escape(place_of(Unsaved.forward, "self.python"))
-    with pytest.raises(BuildError, match=rf"script: torchscript: Could not export Python function call 'python' at {place}$"):
+    with pytest.raises(BuildError, match=rf"; script: torchscript: .*'python'.* at {place}"):
         candidate_of(subject_of(Unsaved(), {"x": X}), "torchscript-frozen", tmp_path / "candidate")
 
 

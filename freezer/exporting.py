@@ -1,0 +1,192 @@
+"""Captures by torch.export, strict and not: programs for all sizes that the entry declares, held against the model.
+
+torch.export takes a size of 1 for one that stays, and what Python asks of a type or an attribute for an answer that stays. So a
+program is tried on every input set, and its guards on every declared size, before anything is built of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from freezer.capture_errors import export_sentence
+from freezer.captured import Captured, FlatModule, lines_of
+from freezer.errors import CaptureError
+from freezer.exported_guards import declare, guards_of, unserved
+from freezer.faithful import Call, EagerAnswers, flat_call, hold
+from freezer.recipes import CaptureName
+from freezer.samples import InputSet
+from freezer.spec import Dim, InputSpec
+from freezer.subject import Subject
+
+DIFFERS = "CP-EXPORT-DIFFERS"
+DIMS = "CP-EXPORT-DIMS"
+_COMPARED = re.compile(r"Could not guard on data-dependent expression \S+ [<>=!]")
+_BOUND = re.compile(r"^(?P<name>\w+) = Dim\('\w+'(?:, min=(?P<min>\d+))?(?:, max=(?P<max>\d+))?\)$")
+_MULTIPLE = re.compile(r"^(?P<name>\w+) = (?P<step>\d+)\*\w+$")
+_OTHER = re.compile(r"^(?P<name>\w+) = (?P<other>\w+)$")
+
+
+def export(
+    subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers], *, strict: bool = False
+) -> Captured:
+    """The exported program of a model that is no TorchScript.
+
+    Raises:
+        CaptureError: torch.export does not take it, or takes it for fewer sizes than are declared (code CP-EXPORT-DIMS), or what
+            it makes differs from the model (code CP-EXPORT-DIFFERS).
+    """
+    flat = FlatModule(subject.fresh(), subject.spec).eval()
+    try:
+        return export_flat(flat, "export-strict" if strict else "export", subject, point, eager)
+    except CaptureError as error:
+        if (scripted := _scripted_part(subject.model)) and error.code == CaptureError.code:
+            why = f"torch.export: the model holds TorchScript ({scripted}), which torch.export does not look into"
+            raise CaptureError(why) from error.__cause__
+        raise
+
+
+def export_flat(
+    flat: nn.Module, name: CaptureName, subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]
+) -> Captured:
+    """The program of a module that takes the subject's tensors in order; see `export`."""
+    spec = subject.spec if point is None else subject.spec.at(point)
+    dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
+    example = subject.set_at(point if point is not None else _example_point(subject))
+    shapes = tuple(
+        {axis: dynamic[size] for axis, size in enumerate(item.shape) if isinstance(size, str) and size in dynamic} or None
+        for item in spec.tensors
+    )
+    try:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            program = torch.export.export(
+                flat,
+                tuple(example.cloned().values()),
+                dynamic_shapes={"tensors": shapes} if dynamic else None,
+                strict=name == "export-strict",
+            )
+    except Exception as error:
+        raise _refusal(error, spec) from error
+    if dynamic and (missing := unserved(program, spec)):
+        raise CaptureError(f"torch.export: {missing}", code=DIMS)
+    unheld = _hold(program, subject, eager(), example)
+    return Captured(
+        name=name,
+        program=program,
+        convention="flat",
+        mutates=_mutated(program),
+        warnings=(*lines_of(said), *unheld),
+        guards=guards_of(program, spec),
+    )
+
+
+def strict_may_help(error: Exception) -> bool:
+    """Whether what torch.export raised is of a kind that tracing the bytecode has cured.
+
+    It sees types, NumPy and numbers read from tensors otherwise; a branch on values and fixed sizes stay what they are.
+    """
+    cause = error.__cause__
+    if getattr(error, "code", "") == DIFFERS:
+        return True
+    return cause is not None and not _COMPARED.search(str(cause)) and not str(cause).startswith("Constraints violated")
+
+
+def _symbol(dim: Dim) -> Any:
+    """torch.export's own form of a dim."""
+    if dim.multiple_of == 1:
+        return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
+    step = dim.multiple_of
+    return step * torch.export.Dim(f"_{dim.name}", min=dim.min // step, max=dim.max // step)
+
+
+def _example_point(subject: Subject) -> dict[str, int]:
+    """A point whose sizes are all above the least where the dims allow it: torch.export specializes on sizes 0 and 1."""
+    steps = {dim.name: dim.multiple_of for dim in subject.spec.dims}
+    points = list(subject.spec.points())
+    return min(points, key=lambda point: (sum(size < 2 * steps[name] for name, size in point.items()), sum(point.values())))
+
+
+def _scripted_part(model: nn.Module) -> str | None:
+    return next((name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
+
+
+def _refusal(error: Exception, spec: InputSpec) -> CaptureError:
+    """The error for what torch.export raised; where sizes are the reason, it says how to declare them."""
+    if not str(error).startswith("Constraints violated"):
+        return CaptureError(f"torch.export: {export_sentence(error)}")
+    fixes = str(error).partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
+    remedies = [remedy for line in fixes if (remedy := _remedy(line.strip(), spec))]
+    sentence = export_sentence(error).partition(", suggested: ")[0]
+    return CaptureError(f"torch.export: {sentence}" + "".join(f"; {remedy}" for remedy in remedies), code=DIMS)
+
+
+def _remedy(fix: str, spec: InputSpec) -> str | None:
+    """A fix that torch.export suggests, in the words of a catalog; None where it is a part of another."""
+    dims = {dim.name: dim for dim in spec.dims}
+    if (found := _MULTIPLE.match(fix)) and found["name"] in dims:
+        dim, step = dims[found["name"]], int(found["step"])
+        low, high = -(-dim.min // step) * step, dim.max // step * step
+        return f"declare {declare(dim.name, low, high, step)}" if low <= high else None
+    if (found := _BOUND.match(fix)) and found["name"] in dims:
+        dim = dims[found["name"]]
+        return f"declare {declare(dim.name, int(found['min'] or dim.min), int(found['max'] or dim.max), dim.multiple_of)}"
+    if (found := _OTHER.match(fix)) and found["name"] in dims:
+        if found["other"].isdigit():
+            return f"write {found['other']} for {found['name']} in the shapes"
+        return f"name both {found['other']} in the shapes"
+    return None
+
+
+def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet) -> tuple[str, ...]:
+    """Hold a program against the model; returns a line that says so where it cannot be done. The program keeps its state."""
+    if not eager.deterministic:
+        return ("the exported program is not held against the model, which answers the same inputs differently",)
+
+    module = program.module()
+
+    def fresh() -> Call:
+        with warnings.catch_warnings():  # copying a graph copies its pytree specs, one class of which is deprecated
+            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+            return flat_call(module if eager.second is None else copy.deepcopy(module))
+
+    hold("the exported program", fresh, subject, eager, code=DIFFERS, why=lambda item: _unlike(item, example, subject.spec))
+    return ()
+
+
+def _unlike(item: InputSet, example: InputSet, spec: InputSpec) -> str:
+    """What a set of another result has that the example had not, in words: a size of 1."""
+    ones = [dim for dim in spec.dims if item.point[dim.name] == 1 < example.point[dim.name]]
+    remedies = " and ".join(declare(dim.name, 2, dim.max) for dim in ones)
+    names = " and ".join(dim.name for dim in ones)
+    return f", since torch.export takes {names} for larger than 1; declare {remedies}, or use no size in Python" if ones else ""
+
+
+def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Names of the buffers that a call changes.
+
+    torch.export leaves in-place operations in the graph, and its signature names no changed buffer until they are functionalized;
+    that costs seconds for a large model, so only graphs that hold such an operation are.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if any(_writes(node) for node in program.graph.nodes):
+            program = program.run_decompositions({})
+    return tuple(sorted(program.graph_signature.buffers_to_mutate.values()))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether an operation may change what it is given; higher-order operations are not looked into, and may."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if node.target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        return bool(node.args[5])  # running statistics are changed in training, which the schema does not say
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or bool(schema.is_mutable)
