@@ -24,6 +24,7 @@ MEDIA_MANIFEST = "application/vnd.coldpress.manifest.v1+json"
 MEDIA_PAYLOAD = "application/vnd.coldpress.payload.v1"
 MEDIA_SAFETENSORS = "application/vnd.safetensors"
 MEDIA_PARQUET = "application/vnd.apache.parquet"
+MEDIA_TEXT = "text/plain"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from freezer.artifact import (
     GOLDEN_OUTPUTS,
     MEDIA_PARQUET,
     MEDIA_SAFETENSORS,
+    MEDIA_TEXT,
     Artifact,
     file_ref,
     link_or_copy,
@@ -25,11 +26,12 @@ from freezer.artifact import (
 )
 from freezer.build import Candidate
 from freezer.drift import POOL_BELOW, Gate
-from freezer.evidence import write_evidence
+from freezer.evidence import write_evidence, write_texts
+from freezer.freezing_record import freezing_record
 from freezer.judge import Judgement, Trial
 from freezer.ladder import version_tuple
 from freezer.limits import Limits, SamplingPolicy
-from freezer.manifest import GoldenSet, Manifest
+from freezer.manifest import FileRef, GoldenSet, Manifest
 from freezer.recipes import EAGER
 from freezer.subject import Subject
 from freezer.target import Target, host_fingerprint
@@ -48,6 +50,7 @@ def assemble(
     policy: SamplingPolicy,
     provenance: Mapping[str, Any],
     dest: Path,
+    failures: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Write the winner's artifact folder, in one step.
 
@@ -56,6 +59,7 @@ def assemble(
         limits, policy: that it was held to.
         provenance: source, weights digest, campaign.
         dest: a folder that does not exist yet, or is empty.
+        failures: for each recipe that made no candidate, why; recorded.
     """
     winner = judgement.winner
     assert winner is not None, "assemble is called with a winner"
@@ -66,9 +70,15 @@ def assemble(
         for payload in candidate.payloads:
             link_or_copy(candidate.folder / payload.path, staging / payload.path)
         golden = write_golden(subject, judgement, candidate, staging)
-        evidence = write_evidence(judgement, staging)
+        files = [
+            *((path, MEDIA_SAFETENSORS) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)),
+            *((path, MEDIA_PARQUET) for path in write_evidence(judgement, staging)),
+            *((path, MEDIA_TEXT) for path in write_texts(candidate, staging)),
+        ]
+        refs = tuple(file_ref(staging, path, media_type) for path, media_type in files)
         cold = _cold(subject, candidate, staging, target)
-        manifest = _manifest(subject, judgement, winner, target, limits, policy, golden, evidence, cold, provenance, staging)
+        record = freezing_record(judgement, winner, failures or {})
+        manifest = _manifest(subject, judgement, winner, target, limits, policy, golden, refs, cold, provenance, record)
         staging.chmod(0o755)
         return write_artifact(manifest, staging, dest)
     finally:
@@ -173,14 +183,13 @@ def _manifest(
     limits: Limits,
     policy: SamplingPolicy,
     golden: tuple[GoldenSet, ...],
-    evidence: tuple[str, ...],
+    files: tuple[FileRef, ...],
     cold: Mapping[str, float],
     provenance: Mapping[str, Any],
-    staging: Path,
+    freezing: Mapping[str, Any],
 ) -> Manifest:
     candidate, reference = winner.candidate, judgement.reference
     assert winner.drift is not None, "a winner has passed the drift gate"
-    files = [(GOLDEN_INPUTS, MEDIA_SAFETENSORS), (GOLDEN_OUTPUTS, MEDIA_SAFETENSORS), *((path, MEDIA_PARQUET) for path in evidence)]
     torch_version = candidate.toolchain["torch"]
     return Manifest(
         model=subject.name,
@@ -200,7 +209,7 @@ def _manifest(
         structure=subject.structure,
         stateful=reference.stateful,
         payloads=candidate.payloads,
-        files=tuple(file_ref(staging, path, media_type) for path, media_type in files),
+        files=files,
         golden=golden,
         reference="float64" if reference.float64 else "eager",
         needs={"torch": ".".join(str(part) for part in version_tuple(torch_version)), "machine": target.device_class.archspec},
@@ -214,12 +223,7 @@ def _manifest(
         gate={**Gate(error_ratio_max=limits.error_ratio_max).to_json(), "speedup_min": limits.speedup_min},
         latency=_latency(judgement, winner, target, policy, cold),
         provenance={**provenance, "host": host_fingerprint()},
-        freezing={
-            "build_s": candidate.build_s,
-            "size_bytes": sum(payload.size_bytes for payload in candidate.payloads),
-            "warnings": list(candidate.warnings),
-            "entrants": _entrants(judgement.trials),
-        },
+        freezing=freezing,
     )
 
 
@@ -242,15 +246,3 @@ def _latency(
         "policy": policy.to_json(),
         "cold_start": dict(cold),
     }
-
-
-def _entrants(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    return [
-        {
-            "recipe": trial.candidate.recipe,
-            "problem": trial.problem,
-            "speedup": trial.speedup.value if trial.speedup else None,
-            "error_ratio": trial.drift.error_ratio if trial.drift else None,
-        }
-        for trial in trials
-    ]

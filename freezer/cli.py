@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +24,7 @@ from freezer.device_class import detect, device_class
 from freezer.errors import ColdpressError, IncompatibleError, StoreUnreachableError, UsageError
 from freezer.ladder import rungs
 from freezer.manifest import Manifest
+from freezer.readable import readable
 from freezer.sources import fetched, parse_source
 from freezer.spec import declared_spec
 from freezer.store import Store, Version
@@ -204,20 +205,27 @@ def inspect(
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest itself.")] = False,
+    code: Annotated[bool, typer.Option("--code", help="Print the code of the frozen model.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Print the graph of the frozen model.")] = False,
+    captured: Annotated[bool, typer.Option("--captured", help="With --code or --graph: of the model as it was captured.")] = False,
 ) -> None:
-    """Print an artifact's manifest."""
-    classes: Mapping[str, Any] = {}
+    """Print an artifact's manifest and what freezing did, or the code or graph of its model."""
+    kinds = [name for name, wanted in (("code", code), ("graph", graph)) if wanted]
+    if captured and not kinds:
+        raise UsageError("--captured goes with --code or --graph")
     folder = _folder_or_name(reference)
     if isinstance(folder, Path):
-        manifest = Artifact.read(folder).manifest
-    else:
-        opened = Store.open(store)
-        version = opened.version(folder)
-        manifest, classes = opened.manifest(version, _pick(version, device_class_)), version.images
-    if as_json:
-        sys.stdout.write(manifest.to_bytes().decode())
+        artifact = Artifact.read(folder)
+        _inspect(artifact.manifest, {}, as_json=as_json, text=_readable(artifact, kinds, captured))
         return
-    _print_manifest(manifest, classes)
+    opened = Store.open(store)
+    version = opened.version(folder)
+    name = _pick(version, device_class_)
+    text = ""
+    if kinds:
+        with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+            text = _readable(opened.materialize(version, name, Path(scratch)), kinds, captured)
+    _inspect(opened.manifest(version, name), version.images, as_json=as_json, text=text)
 
 
 @app.command()
@@ -287,6 +295,20 @@ def _folder_or_name(reference: str) -> Path | str:
     """A path where there is an artifact folder or the text can only be a path; else the name of a model."""
     path = Path(reference)
     return path if (path / MANIFEST).is_file() or os.sep in reference or reference in (".", "..") else reference
+
+
+def _readable(artifact: Artifact, kinds: Sequence[str], captured: bool) -> str:
+    return "\n".join(readable(artifact, kind, captured=captured) for kind in kinds)
+
+
+def _inspect(manifest: Manifest, classes: Mapping[str, Any], *, as_json: bool, text: str) -> None:
+    """Print the manifest as it is, the text where one was asked for, or else the manifest in words."""
+    if as_json:
+        sys.stdout.write(manifest.to_bytes().decode())
+    elif text:
+        sys.stdout.write(text)
+    else:
+        _print_manifest(manifest, classes)
 
 
 def _print_manifest(manifest: Manifest, classes: Mapping[str, Any]) -> None:

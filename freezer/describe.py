@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from freezer.describe_report import describe_freezing
 from freezer.manifest import Manifest, Payload
 from freezer.spec import Dim, NestedSpec, TensorSpec
 
@@ -27,6 +28,7 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tupl
     yield "drift", _drift(manifest)
     if manifest.latency:
         yield from _latency(manifest.latency)
+    yield from describe_freezing(manifest.freezing, manifest.recipe)
     yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
     yield "source", f"{manifest.provenance['source']}, weights {str(manifest.provenance['weights'])[:19]}…"
 

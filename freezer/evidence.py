@@ -1,4 +1,7 @@
-"""Evidence: every raw latency sample and every drift figure, as Parquet. Needs pyarrow; serving does not."""
+"""Evidence: every raw latency sample and every drift figure, as Parquet; what was captured and frozen, and each error, as text.
+
+Parquet needs pyarrow; serving does not.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from freezer.artifact import DRIFT_EVIDENCE, LATENCY_EVIDENCE
+from freezer.build import EVIDENCE, Candidate
 from freezer.drift import rows_as_columns
 from freezer.judge import Judgement
+
+MAX_TEXT_BYTES = 2_000_000
+"""Of one text; what is longer is cut."""
 
 logger = logging.getLogger("coldpress")
 
@@ -25,7 +32,7 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
     except ImportError:
         logger.warning("raw evidence is left out: it needs pyarrow; pip install 'coldpress[stores]'")
         return ()
-    (folder / "evidence").mkdir()
+    (folder / EVIDENCE).mkdir(exist_ok=True)
     latency: dict[str, list[Any]] = {"entrant": [], "round": [], "call": [], "latency_ms": []}
     for entrant, rounds in (judgement.sampling.samples_ms if judgement.sampling else {}).items():
         for round_index, block in enumerate(rounds):
@@ -38,6 +45,29 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
     rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
     pq.write_table(pa.table(rows_as_columns(rows), schema=_drift_schema(pa)), folder / DRIFT_EVIDENCE)
     return LATENCY_EVIDENCE, DRIFT_EVIDENCE
+
+
+def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
+    """Copy the candidate's texts to evidence/: code and graphs, and each error in full.
+
+    Returns:
+        The paths written, in `folder`, sorted.
+    """
+    texts = sorted((candidate.folder / EVIDENCE).glob("*.txt"))
+    if texts:
+        (folder / EVIDENCE).mkdir(exist_ok=True)
+    for source in texts:
+        (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
+    return tuple(f"{EVIDENCE}/{source.name}" for source in texts)
+
+
+def _cut(data: bytes) -> bytes:
+    """The text, or its whole first lines and one that says how much is left out."""
+    if len(data) <= MAX_TEXT_BYTES:
+        return data
+    kept = data[:MAX_TEXT_BYTES]
+    kept = kept[: kept.rfind(b"\n") + 1] or kept.decode(errors="ignore").encode() + b"\n"
+    return kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
 
 
 def _drift_schema(pa: Any) -> Any:

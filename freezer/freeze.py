@@ -243,7 +243,8 @@ def _freeze_for(
     judgement = judge(subject, candidates, target, limits=limits, policy=policy, task_metric=task_metric)
     artifact = None
     if judgement.winner is not None:
-        artifact = assemble(subject, judgement, target, limits=limits, policy=policy, provenance=provenance, dest=out)
+        settings: dict[str, Any] = {"limits": limits, "policy": policy, "provenance": provenance, "failures": failures}
+        artifact = assemble(subject, judgement, target, dest=out, **settings)
     return found(verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement)
 
 

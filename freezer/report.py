@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 MAX_LISTED = 100
-"""Names, reasons and sentences that a list of the JSON form holds; one more says how many are left out."""
+"""Names, reasons and sentences that a list of the manifest's form holds; one more says how many are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +84,14 @@ class Report:
     guards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """The manifest's form of the report: long lists are cut."""
+    def to_json(self, *, max_listed: int | None = None) -> dict[str, Any]:
+        """The JSON form of the report. Lists of names, reasons and sentences that are longer than `max_listed` are cut."""
         data = asdict(self)
+        data["changes"], data["changes_at_load"] = list(data["changes"]), list(data["changes_at_load"])
         for name in ("constants", "unused", "guards", "notes"):
-            data[name] = _cut(data[name], "and {} more")
-        data["kept"] = _cut(data["kept"], {"name": "and {} more", "reason": "not listed"})
-        data["preserved"] = _cut(data["preserved"], {"name": "and {} more", "kind": "attribute", "why": "not listed"})
+            data[name] = _cut(data[name], "and {} more", max_listed)
+        data["kept"] = _cut(data["kept"], {"name": "and {} more", "reason": "not listed"}, max_listed)
+        data["preserved"] = _cut(data["preserved"], {"name": "and {} more", "kind": "attribute", "why": "not listed"}, max_listed)
         return data
 
     @classmethod
@@ -107,13 +108,13 @@ class Report:
 _ITEMS: Mapping[str, Any] = {"changes": Change, "changes_at_load": Change, "kept": Kept, "preserved": Preserved}
 
 
-def _cut(items: Sequence[Any], more: str | dict[str, str]) -> list[Any]:
+def _cut(items: Sequence[Any], more: str | dict[str, str], max_listed: int | None) -> list[Any]:
     """The first items, and `more` with the number of the others in place of its braces."""
-    if len(items) <= MAX_LISTED:
+    if max_listed is None or len(items) <= max_listed:
         return list(items)
-    count = len(items) - MAX_LISTED
+    count = len(items) - max_listed
     last = more.format(count) if isinstance(more, str) else {key: text.format(count) for key, text in more.items()}
-    return [*items[:MAX_LISTED], last]
+    return [*items[:max_listed], last]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -201,6 +201,7 @@ class Executor:
             policy=item.policy,
             campaign=self._ledger.campaign,
             store=self._store,
+            failures={r: result.message for r, result in task.progress.results.items() if result.failure is not None},
         )
         self._show(Event(kind="judge", what=task.what))
         name = f"judge {task.what}"

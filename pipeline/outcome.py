@@ -15,7 +15,8 @@ class CandidateReport:
         recipe, build_key: which build this is.
         problem: why it was not built or does not pass; None of a candidate that passes.
         failure: the type of a build that failed (`capture`, `build`, `timeout`, ...); None where a candidate was built.
-        capture: how the graph was captured.
+        capture, lowering: how the graph was captured, and what turned it into payloads.
+        tried: what was tried for each payload, in order: capture, lowering, and its outcome in a sentence.
         build_s: wall time of the build, in seconds.
         size_bytes: of all payloads.
         num_payloads: one for each shape and thread count.
@@ -24,6 +25,8 @@ class CandidateReport:
         speedup, speedup_ci: over eager; None where it was not timed.
         task_metric: the entry's own measure; None where it has none.
         warnings: what the capture said.
+        strides_equal: whether outputs had eager's strides; None where that was not compared.
+        reports: by payload path, what freezing did; the JSON form of freezer.report.Report, with short lists.
     """
 
     recipe: str
@@ -40,11 +43,16 @@ class CandidateReport:
     speedup_ci: tuple[float, float] | None = None
     task_metric: float | None = None
     warnings: tuple[str, ...] = ()
+    lowering: str | None = None
+    tried: tuple[Mapping[str, str], ...] = ()
+    strides_equal: bool | None = None
+    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CandidateReport:
-        """The report that `asdict` took apart, also after a pass through JSON text."""
-        return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "warnings": tuple(data["warnings"])})
+        """The report that `asdict` took apart, also after a pass through JSON text; earlier releases had fewer fields."""
+        lists = {name: tuple(data.get(name, ())) for name in ("warnings", "tried")}
+        return cls(**{**data, **lists, "speedup_ci": pair(data["speedup_ci"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

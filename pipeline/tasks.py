@@ -18,10 +18,11 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
 from pipeline.entry import Entry
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 DRIFT = "CP-DRIFT"
 """The code of a rejected outcome."""
+
+MAX_LISTED_IN_LEDGER = 10
+"""Names in each list of a report that the ledger keeps; the manifest keeps more."""
 
 PROBE_TIMEOUT_S = 120.0
 MEMORY_SHARE = 0.8
@@ -84,7 +88,7 @@ class BuildResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeRequest:
-    """One judge: of the candidates that `builds` names by recipe."""
+    """One judge: of the candidates that `builds` names by recipe; `failures` says of the other recipes why there is none."""
 
     key: str
     entry: Entry
@@ -94,6 +98,7 @@ class JudgeRequest:
     policy: SamplingPolicy
     campaign: str
     store: str
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,7 +245,8 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     if judgement.winner is not None:
         provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
         folder = staging / "judged" / "artifact"
-        assemble(subject, judgement, target, limits=entry.limits, policy=request.policy, provenance=provenance, dest=folder)
+        settings: dict[str, Any] = {"limits": entry.limits, "policy": request.policy, "failures": request.failures}
+        assemble(subject, judgement, target, provenance=provenance, dest=folder, **settings)
     return _summary(request, judgement, host_fingerprint())
 
 
@@ -293,8 +299,10 @@ def _report(trial: Trial, key: str) -> CandidateReport:
         build_key=key,
         problem=trial.problem,
         capture=candidate.capture,
+        lowering=candidate.lowering,
+        tried=tuple(tried_json(candidate.tried)),
         build_s=candidate.build_s,
-        size_bytes=sum(payload.size_bytes for payload in candidate.payloads),
+        size_bytes=size_bytes(trial),
         num_payloads=len(candidate.payloads),
         drift=trial.drift.summary() if trial.drift else None,
         latency_ms=trial.latency_ms,
@@ -302,6 +310,8 @@ def _report(trial: Trial, key: str) -> CandidateReport:
         speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
         task_metric=trial.task_metric,
         warnings=candidate.warnings,
+        strides_equal=strides_equal(trial),
+        reports={path: report.to_json(max_listed=MAX_LISTED_IN_LEDGER) for path, report in candidate.reports.items()},
     )
 
 

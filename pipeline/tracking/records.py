@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freezer.artifact import MANIFEST
+from freezer.describe_report import figures_text
 from freezer.manifest import Manifest
+from freezer.report_markdown import FREEZING, freezing_markdown
 from pipeline.outcome import CandidateReport, Outcome
 
 NO_RECIPE = "none"
@@ -109,6 +111,14 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         "winner": str(outcome.verdict == "published" and candidate.recipe == outcome.recipe).lower(),
     }
     texts = {"warnings.txt": "\n".join(candidate.warnings)} if candidate.warnings else {}
+    if candidate.reports:
+        texts[FREEZING] = freezing_markdown(
+            title=f"{outcome.model} for {outcome.device_class}, {candidate.recipe}",
+            verdict=_candidate_verdict(candidate),
+            tried=candidate.tried,
+            reports=candidate.reports,
+            strides_equal=candidate.strides_equal,
+        )
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail
     if manifest is not None and (manifest.device_class, manifest.recipe.get("name")) == (outcome.device_class, candidate.recipe):
@@ -124,6 +134,12 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
     )
+
+
+def _candidate_verdict(candidate: CandidateReport) -> str:
+    if candidate.problem:
+        return f"Does not pass: {candidate.problem}"
+    return f"Passes: {figures_text(candidate.speedup, (candidate.drift or {}).get('error_ratio'))}"
 
 
 def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ in whatever order campaigns are logged. A registered version looks so:
 
     MLmodel            python_function, loader_module freezer.pyfunc, data: artifact, and the signature
     requirements.txt   python_env.yaml
+    freezing.md        what freezing did, for people
     artifact/          the artifact folder in full; by reference, manifest.json and store.json alone
 
 Every step may be repeated after a crash: an artifact that has a version gets no other, and an upload that broke off is thrown away.
@@ -24,6 +25,7 @@ from urllib.parse import urlparse
 
 from freezer.artifact import MANIFEST, Artifact
 from freezer.manifest import Manifest
+from freezer.report_markdown import FREEZING, manifest_markdown
 from pipeline.outcome import Outcome
 from pipeline.tracking.connection import listed, reaching
 from pipeline.tracking.records import free_tags
@@ -179,6 +181,9 @@ def _upload(
 
             pointer = {"store": tags[STORE], "model": outcome.model, "version": outcome.version}
             (staging / DATA / STORE_POINTER).write_text(json.dumps({**pointer, "device_class": manifest.device_class}))
+        page = manifest_markdown(manifest)
+        if page is not None:
+            (staging / FREEZING).write_text(page)
         _write_model_files(staging, manifest, model.model_id, run_id)
         client.log_model_artifacts(model.model_id, str(staging))
     client.finalize_logged_model(model.model_id, "READY")

@@ -33,6 +33,7 @@ REPORT = Report(
 def test_a_report_round_trips_through_json() -> None:
     assert Report.from_json(json.loads(json.dumps(REPORT.to_json()))) == REPORT
     assert Report.from_json(json.loads(json.dumps(Report().to_json()))) == Report()
+    assert json.loads(json.dumps(REPORT.to_json())) == REPORT.to_json(), "a manifest is the same before and after it is written"
 
 
 def test_a_report_of_another_release_is_read() -> None:
@@ -42,14 +43,19 @@ def test_a_report_of_another_release_is_read() -> None:
 
 @pytest.mark.parametrize("field", ["constants", "unused", "guards", "notes"])
 def test_a_long_list_is_cut_and_says_so(field: str) -> None:
-    listed = Report(**{field: tuple(f"item {i}" for i in range(MAX_LISTED + 37))}).to_json()[field]  # type: ignore[arg-type]
+    listed = Report(**{field: tuple(f"item {i}" for i in range(MAX_LISTED + 37))}).to_json(max_listed=MAX_LISTED)[field]  # type: ignore[arg-type]
     assert len(listed) == MAX_LISTED + 1
     assert listed[-1] == "and 37 more"
+
+
+def test_nothing_is_cut_unless_asked_for() -> None:
+    names = tuple(f"item {i}" for i in range(MAX_LISTED + 37))
+    assert Report.from_json(Report(constants=names).to_json()).constants == names
 
 
 def test_a_long_list_of_reasons_is_cut_and_still_read() -> None:
     kept = tuple(Kept(name=f"b{i}", reason="a call changes it") for i in range(MAX_LISTED + 2))
     preserved = tuple(Preserved(name=f"p{i}", kind="method", why="asked for") for i in range(MAX_LISTED + 3))
-    read = Report.from_json(Report(kept=kept, preserved=preserved).to_json())
+    read = Report.from_json(Report(kept=kept, preserved=preserved).to_json(max_listed=MAX_LISTED))
     assert read.kept[-1] == Kept(name="and 2 more", reason="not listed")
     assert read.preserved[-1] == Preserved(name="and 3 more", kind="attribute", why="not listed")
