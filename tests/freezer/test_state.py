@@ -14,14 +14,15 @@ from torch import Tensor, nn
 import freezer
 from freezer.build import Candidate
 from freezer.errors import FreezeError, JudgeError
-from freezer.freeze import example_spec, freeze
+from freezer.freeze import example_spec, freeze, load_subject
 from freezer.frozen_model import FrozenModel
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.pyfunc import _load_pyfunc
 from freezer.reference import run_reference
+from freezer.sources import parse_source
 from freezer.state import attributes_of, same_values
 from freezer.subject import Subject, prepare
-from tests.freezer.models_state import HiddenState, InPlace, Number, OptionalState, Reassigned, RunningMean, Silent
+from tests.freezer.models_state import HiddenState, InPlace, Number, OptionalState, Reassigned, RunningMean, Silent, Tracker
 from tests.models import seeded
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, copy_of, judgement_of, random_inputs
 
@@ -92,6 +93,29 @@ def test_a_torchscript_file_with_state_keeps_it(kind: type[nn.Module], recipe: s
     found = judgement_of(subject, [candidate])
     assert found.verdict == "published", found.reason
     assert found.reference.stateful
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_torchscript_file_whose_source_is_gone_keeps_its_state_and_methods(recipe: str, tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
+    spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
+    source = parse_source("torchscript:tracker.pt", folder=tmp_path)
+    kept = ["threshold", "encode", "windows"]
+    subject = load_subject(source, name="tracker", spec=spec, samples=None, preserve=kept, reset="reset")
+    candidate = candidate_of(subject, recipe, tmp_path / "c")
+    found = judgement_of(subject, [candidate])
+    assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
+    model, eager, check = candidate.open(subject), seeded(Tracker), alike(recipe, Tracker)
+    xs = [inputs_of(Tracker, seed) for seed in range(4)]
+    with torch.no_grad():
+        check(model.encode(xs[0]), eager.encode(xs[0]))  # type: ignore[operator]
+        for model_answer, answer in zip(model.windows(xs), eager.windows(xs), strict=True):  # type: ignore[operator]
+            check(model_answer, answer)
+        check(model(xs[0]), eager(xs[0]))
+        model.threshold = eager.threshold = 0.0  # type: ignore[assignment]
+        check(model(xs[1]), eager(xs[1]))
+    assert not hasattr(model, "unused")
 
 
 # Judging
