@@ -1,50 +1,85 @@
-"""What a capture raised, as one sentence for people, with the user's own source line. The whole text stays in the cause."""
+"""What a capture raised, as one sentence for people: what it means, the user's own source line, and a remedy.
+
+The whole text stays in the cause, and in the candidate's evidence. What the messages mean is in torchscript_remedies.py.
+"""
 
 from __future__ import annotations
 
 import re
 
-from freezer.errors import CaptureError
-from freezer.source_lines import marked_in, raised_at
+from freezer.errors import CaptureError, ColdpressError
+from freezer.source_lines import line_of_stack, marked_in, raised_at
+from freezer.torchscript_remedies import FAMILIES, Family, explain
 
 _FILE = re.compile(r'(\s+at)?\s+File "')
 _ADDRESS = re.compile(r" at:? 0x[0-9a-f]+")  # two runs say the same
-_VALUES = "data-dependent"
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
+_EXPLANATION = re.compile(r"^ *Explanation: (?P<text>.+)$", re.MULTILINE)
 
 
 def export_sentence(error: Exception) -> str:
     """Why torch.export did not take a model."""
     text = str(error)
-    if _VALUES in text:
-        where = raised_at(error)
-        return f"{_VALUES} control flow: a branch, a size or a number depends on the values of a tensor{_at(where)}"
     if text.startswith("Constraints violated"):
         why = ", ".join(_first_sentence(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)[:2])
         fixes = [line.strip() for line in text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
         return f"{text.partition('!')[0]}: {why}{', suggested: ' if fixes else ''}{', '.join(fixes)}"
-    return f"{_first_line(error)}{_at(raised_at(error))}"
+    if known := _known(error, "export", line_of_stack(text) or raised_at(error)):
+        return known
+    explained = _EXPLANATION.search(text)
+    why = f" ({_first_sentence(explained['text'])})" if explained else ""
+    return f"{_first_line(error)}{why}{_at(line_of_stack(text) or raised_at(error))}"
 
 
 def trace_sentence(error: Exception) -> str:
     """Why torch.jit.trace did not take a model."""
-    return f"{_first_line(error)}{_at(raised_at(error))}"
+    return _known(error, "trace", raised_at(error)) or f"{_first_line(error)}{_at(raised_at(error))}"
 
 
 def script_sentence(error: Exception) -> str:
     """Why torch.jit.script, freeze or save did not take a model."""
     text = str(error).rpartition("The error stack is reproduced here:")[2]  # what went wrong in a method that forward calls
+    where = marked_in(text) or raised_at(error)
+    if known := _known(error, "script", where, text):
+        return known
     lines = [line.strip() for line in _FILE.split(text, 1)[0].splitlines() if line.strip()]
     if not lines or lines[0].startswith(_INTERPRETER):
         return run_sentence(error)
-    return f"{_first_sentence(lines[0])}{_at(marked_in(text) or raised_at(error))}"
+    return f"{_first_sentence(lines[0])}{_at(where)}"
+
+
+def inductor_sentence(error: Exception) -> str:
+    """Why Inductor did not compile a graph."""
+    return _known(error, "inductor", None) or _first_sentence(_whole(error).splitlines()[0])
+
+
+def code_of(error: Exception) -> str | None:
+    """The code of docs/errors.md that says more of an error than that the capture or lowering failed; None where there is none."""
+    if isinstance(error, ColdpressError):
+        return error.code
+    found = (explain(_whole(error), family) for family in FAMILIES)
+    return next((item.code for item in found if item and item.code), None)
 
 
 def run_sentence(error: Exception) -> str:
     """Why a captured program does not run: TorchScript's interpreter puts what happened last, behind its own traceback."""
+    if known := _known(error, "run", None):
+        return known
     lines = str(error).strip().splitlines() or ["no message"]
     last = lines[-1] if lines[0].startswith(_INTERPRETER) else lines[0]
     return f"{type(error).__name__}: {last.removeprefix(f'{type(error).__name__}: ')}"
+
+
+def _known(error: Exception, family: Family, where: str | None, text: str | None = None) -> str | None:
+    """What the table says of an error; None where it does not know it, or the error is our own and says it all."""
+    if isinstance(error, ColdpressError):
+        return None
+    found = explain(_ADDRESS.sub("", _whole(error) if text is None else text), family)
+    return f"{found.means}{_at(where)}; {found.remedy}" if found else None
+
+
+def _whole(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _first_line(error: Exception) -> str:
@@ -57,4 +92,4 @@ def _first_sentence(line: str) -> str:
 
 
 def _at(where: str | None) -> str:
-    return f" at {where}" if where else ""
+    return f" at {where.removesuffix(':')}" if where else ""

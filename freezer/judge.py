@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from freezer.build import Candidate
+from freezer.capture_errors import run_sentence
+from freezer.chance import baked_in
 from freezer.device_class import PORTABLE
 from freezer.drift import Call, DriftReport, Gate, assess
 from freezer.errors import JudgeError
@@ -146,8 +148,7 @@ def _try_all(
             results = run_calls(lambda c=candidate: _runner(c.open(subject), subject), subject, stateful=reference.stateful)  # type: ignore[misc]
             opened[candidate.recipe] = candidate.open(subject)
         except Exception as error:  # whatever a payload raises is its own failure, and the others go on
-            lines = str(error).strip().splitlines() or ["no message"]
-            trials.append(Trial(candidate=candidate, drift=None, problem=f"{type(error).__name__}: {lines[-1]}"))
+            trials.append(Trial(candidate=candidate, drift=None, problem=run_sentence(error)))
             continue
         calls = [
             Call(
@@ -162,8 +163,20 @@ def _try_all(
         ]
         names = [output.name for output in subject.outputs]
         drift = assess(candidate.recipe, names, calls, gate, float64=reference.float64)
-        trials.append(Trial(candidate=candidate, drift=drift, problem=drift.nearest_miss if not drift.passed else None))
+        problem = _constant(subject, reference, results, opened[candidate.recipe]) if drift.passed else drift.nearest_miss
+        trials.append(Trial(candidate=candidate, drift=drift, problem=problem))
     return opened, trials
+
+
+def _constant(
+    subject: Subject, reference: Reference, results: Sequence[tuple[str, int, list[Tensor]]], opened: FrozenModel
+) -> str | None:
+    """What is wrong with a candidate that keeps what a random model drew while it was captured; None where that does not show."""
+    if reference.deterministic:
+        return None
+    again = [(call.eager, leaves) for call, (_, index, leaves) in zip(reference.calls, results, strict=True) if index == 0]
+    ask = partial(_runner(opened, subject).call, subject.sets[0].tensors)
+    return baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask)
 
 
 def _runner(model: FrozenModel, subject: Subject) -> Runner:

@@ -169,7 +169,17 @@ def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
-    """The spec of one example tensor. Integers get the range of its values; a mask of zeros and ones needs none."""
+    """The spec of one example tensor. Integers get the range of its values; a mask of zeros and ones needs none.
+
+    Raises:
+        SpecError: it is not dense.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        raise SpecError(
+            f"input {name!r}: got a {kind} tensor, expected a dense one; give .to_dense(), or its parts as inputs of their own, "
+            "and put it together in forward"
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
     plain = TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape))
     if dtype not in INTEGRAL or dtype == "bool" or tensor.numel() == 0:
