@@ -10,17 +10,17 @@ import copy
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from freezer.capture_errors import export_sentence
+from freezer.capture_errors import code_of, export_sentence
 from freezer.captured import Captured, FlatModule, lines_of
 from freezer.errors import CaptureError
-from freezer.exported_guards import declare, guards_of, unserved
-from freezer.faithful import Call, EagerAnswers, flat_call, hold
+from freezer.exported_guards import declare, guards_of, named, unserved
+from freezer.faithful import Call, EagerAnswers, answers_right, flat_call, hold
 from freezer.recipes import CaptureName
 from freezer.samples import InputSet
 from freezer.spec import Dim, InputSpec
@@ -29,6 +29,8 @@ from freezer.subject import Subject
 DIFFERS = "CP-EXPORT-DIFFERS"
 DIMS = "CP-EXPORT-DIMS"
 _COMPARED = re.compile(r"Could not guard on data-dependent expression \S+ [<>=!]")
+_VIOLATED = re.compile(r"^Constraints violated \((?P<names>[^)]*)\)")
+_MAX_CONDITIONS = 2
 _BOUND = re.compile(r"^(?P<name>\w+) = Dim\('\w+'(?:, min=(?P<min>\d+))?(?:, max=(?P<max>\d+))?\)$")
 _MULTIPLE = re.compile(r"^(?P<name>\w+) = (?P<step>\d+)\*\w+$")
 _OTHER = re.compile(r"^(?P<name>\w+) = (?P<other>\w+)$")
@@ -119,18 +121,36 @@ def _scripted_part(model: nn.Module) -> str | None:
 
 
 def _refusal(error: Exception, spec: InputSpec) -> CaptureError:
-    """The error for what torch.export raised; where sizes are the reason, it says how to declare them."""
-    if not str(error).startswith("Constraints violated"):
+    """The error for what torch.export raised; where sizes are the reason, it says which, and how to declare them."""
+    text = str(error)
+    if not (found := _VIOLATED.match(text)):
         return CaptureError(f"torch.export: {export_sentence(error)}")
-    fixes = str(error).partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
-    remedies = [remedy for line in fixes if (remedy := _remedy(line.strip(), spec))]
-    sentence = export_sentence(error).partition(", suggested: ")[0]
-    return CaptureError(f"torch.export: {sentence}" + "".join(f"; {remedy}" for remedy in remedies), code=DIMS)
+    names = [name for dim in spec.dims if (name := dim.name) in re.findall(r"[A-Za-z]\w*", found["names"].replace("*_", " "))]
+    conditions = [_condition(line, spec) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)]
+    fixes = text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
+    remedies = [remedy for line in fixes if (remedy := _remedy(line.strip(), spec, names))]
+    return CaptureError(
+        f"torch.export: the model does not take every declared size of {' and '.join(names)}, but needs "
+        f"{' and '.join(list(dict.fromkeys(conditions))[:_MAX_CONDITIONS])}; "
+        f"{'; '.join(remedies) or 'declare other bounds, or ask no such thing of sizes in forward'}",
+        code=DIMS,
+    )
 
 
-def _remedy(fix: str, spec: InputSpec) -> str | None:
-    """A fix that torch.export suggests, in the words of a catalog; None where it is a part of another."""
-    dims = {dim.name: dim for dim in spec.dims}
+def _condition(line: str, spec: InputSpec) -> str:
+    """What torch.export says that sizes must hold to, with the names of dims."""
+    if found := re.search(r"specialized it to be a constant \((\d+)\)", line):
+        name = re.search(r"You marked (\S+) as dynamic", line)
+        return f"{name[1] if name else 'a size'} == {found[1]}"
+    if found := re.search(r"The values of (\w+) = .* and (\w+) = .* must always be equal", line):
+        return f"{found[1]} == {found[2]}"
+    guard = line.partition("satisfy the generated guard ")[2].rstrip(".") or line
+    return named(guard, spec)
+
+
+def _remedy(fix: str, spec: InputSpec, names: Sequence[str]) -> str | None:
+    """A fix that torch.export suggests for one of some dims, in the words of a catalog; None where it is a part of another."""
+    dims = {dim.name: dim for dim in spec.dims if dim.name in names}
     if (found := _MULTIPLE.match(fix)) and found["name"] in dims:
         dim, step = dims[found["name"]], int(found["step"])
         low, high = -(-dim.min // step) * step, dim.max // step * step
@@ -149,7 +169,6 @@ def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerA
     """Hold a program against the model; returns a line that says so where it cannot be done. The program keeps its state."""
     if not eager.deterministic:
         return ("the exported program is not held against the model, which answers the same inputs differently",)
-
     module = program.module()
 
     def fresh() -> Call:
@@ -157,16 +176,16 @@ def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerA
             warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
             return flat_call(module if eager.second is None else copy.deepcopy(module))
 
-    hold("the exported program", fresh, subject, eager, code=DIFFERS, why=lambda item: _unlike(item, example, subject.spec))
+    def why(item: InputSet) -> str:
+        ones = [dim for dim in subject.spec.dims if item.point[dim.name] == 1 < example.point[dim.name]]
+        if not ones or answers_right(fresh(), item, subject, eager) or not answers_right(fresh(), example, subject, eager):
+            return ""
+        remedies = " and ".join(declare(dim.name, 2, dim.max) for dim in ones)
+        names = " and ".join(dim.name for dim in ones)
+        return f", since torch.export takes {names} for larger than 1; declare {remedies}, or ask for no such size in forward"
+
+    hold("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
     return ()
-
-
-def _unlike(item: InputSet, example: InputSet, spec: InputSpec) -> str:
-    """What a set of another result has that the example had not, in words: a size of 1."""
-    ones = [dim for dim in spec.dims if item.point[dim.name] == 1 < example.point[dim.name]]
-    remedies = " and ".join(declare(dim.name, 2, dim.max) for dim in ones)
-    names = " and ".join(dim.name for dim in ones)
-    return f", since torch.export takes {names} for larger than 1; declare {remedies}, or use no size in Python" if ones else ""
 
 
 def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from freezer.capture_errors import script_sentence
+from freezer.capture_errors import code_of, script_sentence
 from freezer.captured import Captured, lines_of
 from freezer.errors import CaptureError
 from freezer.faithful import Call, EagerAnswers, hold, native_call
@@ -43,7 +43,7 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
             warnings.simplefilter("always")
             program = torch.jit.script(model)
     except Exception as error:
-        raise CaptureError(f"torch.jit.script: {script_sentence(error)}") from error
+        raise CaptureError(f"torch.jit.script: {script_sentence(error)}", code=code_of(error)) from error
     check_scripted(program, subject.kept_names)
     answers = eager()
     unheld = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freezer.capture_errors import trace_sentence
+from freezer.capture_errors import code_of, trace_sentence
 from freezer.captured import Captured, FlatModule, lines_of
 from freezer.errors import CaptureError
 from freezer.faithful import Call, EagerAnswers, first_lines, flat_call, hold, lost, place_of
@@ -50,7 +50,7 @@ def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[],
             warnings.simplefilter("always")
             program = _traced(_flat(subject), tensors)
     except Exception as error:
-        raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}") from error
+        raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}", code=code_of(error)) from error
     _refuse_reads(_reads(subject, tensors))
     names = [item.name for item in subject.spec.tensors]
     lines = lines_of_graph(program, names)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from freezer.capture import Captured
-from freezer.capture_errors import script_sentence
+from freezer.capture_errors import code_of, script_sentence
 from freezer.errors import BuildError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering.torchscript_report import lowered
@@ -42,7 +42,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             with timed(phases_s, "save"):
                 torch.jit.save(after, str(path))
         except RuntimeError as error:
-            raise BuildError(f"torchscript: {script_sentence(error)}") from error
+            raise BuildError(f"torchscript: {script_sentence(error)}", code=code_of(error)) from error
         return lowered(captured, after, settings, phases_s)
 
 

@@ -170,8 +170,8 @@ def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> N
         (
             fixed,
             {"x": {0: BATCH}},
-            "Constraints violated (batch): You marked batch as dynamic but your code specialized it to be a constant (2), "
-            "suggested: batch = 2",
+            "Constraints violated (batch): You marked batch as dynamic but your code specialized it to be a constant (2); "
+            "write 2 for batch in the shapes",
         ),
     ):
         with pytest.raises(CaptureError) as caught:
