@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from typing import Any
@@ -58,7 +59,8 @@ def _attribute(module: torch.jit.ScriptModule, node: Any) -> Any:
 def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.ScriptModule:
     """A ScriptModule whose `forward` is a method of the given one, with the same argument names, types and defaults.
 
-    Weights and state are the given module's own, under `model.`.
+    Weights and state are the given module's own, under `model.`; its other methods but `forward` keep their names, where
+    TorchScript can write their arguments' types.
 
     Raises:
         ValueError: there is no such method; the message names those that exist.
@@ -66,18 +68,26 @@ def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.Scrip
     methods: list[str] = sorted(module._c._method_names())
     if method not in methods:
         raise ValueError(f"got method {method!r}, expected one of {', '.join(methods) or 'none: the file has no method'}")
+    with torchscript_deprecations_silenced():
+        wrapper = torch.jit.script(_holder(module))
+        _define(wrapper, module, method, "forward")
+        for other in methods:
+            if other not in (method, "forward", "model"):
+                with contextlib.suppress(RuntimeError):
+                    _define(wrapper, module, other, other)
+    return wrapper.train(module.training)
 
+
+def _define(wrapper: torch.jit.ScriptModule, module: torch.jit.ScriptModule, method: str, name: str) -> None:
+    """Give a holder of a module a method that calls one of the module's."""
     arguments = module._c._get_method(method).schema.arguments[1:]  # without self
     parameters = [
         f"{argument.name}: {argument.type.annotation_str}"
         + (f"={_literal(argument.default_value)}" if argument.has_default_value() else "")
         for argument in arguments
     ]
-    with torchscript_deprecations_silenced():
-        wrapper = torch.jit.script(_holder(module))
-        call = f"self.model.{method}({', '.join(argument.name for argument in arguments)})"
-        wrapper.define(f"def forward({', '.join(['self', *parameters])}):\n    return {call}\n")
-    return wrapper.train(module.training)
+    call = f"self.model.{method}({', '.join(argument.name for argument in arguments)})"
+    wrapper.define(f"def {name}({', '.join(['self', *parameters])}):\n    return {call}\n")
 
 
 def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.ScriptModule:

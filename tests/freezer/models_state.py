@@ -270,6 +270,12 @@ class Tracker(nn.Module):
         return out
 
     @torch.jit.export
+    def follow(self, x: Tensor, times: int = 2) -> Tensor:
+        for _ in range(times - 1):
+            self.forward(x)
+        return self.forward(x)
+
+    @torch.jit.export
     def windows(self, xs: list[Tensor]) -> list[Tensor]:
         self.reset()
         out: list[Tensor] = []

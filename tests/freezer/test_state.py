@@ -118,6 +118,23 @@ def test_a_torchscript_file_whose_source_is_gone_keeps_its_state_and_methods(rec
     assert not hasattr(model, "unused")
 
 
+def test_a_method_of_a_file_is_frozen_with_the_reset_of_its_module(tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
+    spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
+    source = parse_source("torchscript:tracker.pt", folder=tmp_path, method="follow")
+    kept = ["model.threshold", "encode"]
+    subject = load_subject(source, name="tracker", spec=spec, samples=None, preserve=kept, reset="reset")
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    found = judgement_of(subject, [candidate])
+    assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
+    model, eager = candidate.open(subject), seeded(Tracker)
+    for seed in (0, 1):
+        x = inputs_of(Tracker, seed)
+        assert torch.equal(model(x), eager.follow(x, 2).detach())  # type: ignore[operator]
+    assert (model.model.threshold, model.encode(x).shape) == (0.5, (2, 8))
+
+
 # Judging
 
 
