@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from freezer.report import Report as FreezingReport
 from pipeline.events import Event, LineDisplay, LiveDisplay, verdict_text
 from pipeline.outcome import CandidateReport, Outcome
 from pipeline.report import Report, print_next_steps, print_report
@@ -30,7 +31,18 @@ PUBLISHED = Outcome(
     latency_ms={"eager_p50": 20.0, "p50": 10.9, "p90": 11.0, "p99": None},
     artifact="sha256:1",
     version=3,
-    candidates=(CandidateReport(recipe="inductor-frozen", build_key="b", speedup_ci=(1.0, 2.0), warnings=("w",)),),
+    candidates=(
+        CandidateReport(
+            recipe="inductor-frozen",
+            build_key="b",
+            speedup_ci=(1.0, 2.0),
+            warnings=("w",),
+            lowering="inductor",
+            tried=({"payload": "all", "capture": "export", "lowering": "inductor", "outcome": "captured and lowered"},),
+            strides_equal=True,
+            reports={"payloads/all.pt2": FreezingReport(ops_before={"aten.relu.default": 2}).to_json()},
+        ),
+    ),
 )
 FAILED = replace(
     PUBLISHED,
@@ -72,6 +84,15 @@ def test_exit_codes_are_the_contracts(report: Report, code: int) -> None:
 def test_an_outcome_survives_json() -> None:
     for outcome in (PUBLISHED, FAILED):
         assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+
+
+def test_an_outcome_of_an_earlier_release_is_read() -> None:
+    data = json.loads(json.dumps(PUBLISHED.to_json()))
+    for name in ("lowering", "tried", "strides_equal", "reports"):
+        del data["candidates"][0][name]
+    read = Outcome.from_json(data).candidates[0]
+    assert (read.lowering, read.tried, read.strides_equal, read.reports) == (None, (), None, {})
+    assert read.recipe == "inductor-frozen"
 
 
 def test_the_json_file_holds_every_outcome(tmp_path: Path) -> None:

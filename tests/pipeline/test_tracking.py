@@ -24,6 +24,9 @@ from freezer.artifact import Artifact
 from freezer.errors import ContractError, InfrastructureError, IntegrityError, UsageError
 from freezer.freeze import freeze
 from freezer.limits import SamplingPolicy
+from freezer.report import Change
+from freezer.report import Report as FreezingReport
+from freezer.report_markdown import manifest_markdown
 from freezer.spec import Dim
 from freezer.store import Store
 from pipeline.outcome import CandidateReport, Outcome
@@ -195,6 +198,19 @@ def test_the_winners_run_alone_holds_the_manifest(projection: Projection, artifa
     assert not projection.client.list_artifacts(runs["torchscript-frozen"].info.run_id)
     assert runs["torchscript-frozen"].data.tags["coldpress.problem"] == "error_ratio 41.2 > 3"
     assert runs["torchscript-frozen"].data.tags["coldpress.winner"] == "false"
+
+
+def test_every_candidates_run_holds_a_page_of_what_freezing_did(projection: Projection) -> None:
+    report = FreezingReport(ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)).to_json()
+    made = [candidate("portable", reports={"payloads/all.pt2": report}, strides_equal=True)]
+    made.append(candidate("torchscript-frozen", reports={"payloads/all.pt": report}, problem="error_ratio 41.2 > 3"))
+    projection.log_outcome(outcome("page", candidates=tuple(made)))
+    pages = {recipe: text_of(projection, run.info.run_id, "freezing.md") for recipe, run in by_recipe(projection).items()}
+    head = "# What freezing did: page for portable, {}\n\n{}\n"
+    assert pages["portable"].startswith(head.format("portable", "Passes: speedup 2.00 over eager, error ratio 1.25"))
+    assert "Strides of all outputs equal to eager's." in pages["portable"]
+    assert pages["torchscript-frozen"].startswith(head.format("torchscript-frozen", "Does not pass: error_ratio 41.2 > 3"))
+    assert all("| dropouts removed | 2 |" in page for page in pages.values())
 
 
 def test_a_failed_candidate_is_a_failed_run_with_its_problem_and_the_log(projection: Projection) -> None:
@@ -521,6 +537,8 @@ def test_the_whole_artifact_is_registered_and_verified(projection: Projection, a
         "safetensors",
     ]
     assert not any(path.is_symlink() for path in folder.rglob("*"))
+    assert (folder / "artifact" / "evidence" / "all-captured-code.txt").is_file()
+    assert (folder / "freezing.md").read_text() == manifest_markdown(copied.manifest)
 
 
 def test_registering_twice_makes_one_version(projection: Projection, artifact: Artifact) -> None:

@@ -1,0 +1,54 @@
+"""What a worker's tasks leave in the store: a build and a judge in their isolated children, without Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from freezer.artifact import Artifact
+from freezer.limits import Limits
+from freezer.report import Report
+from freezer.sources import parse_source
+from freezer.spec import InputSpec, TensorSpec
+from pipeline.entry import Entry
+from pipeline.tasks import BuildRequest, JudgeRequest, JudgeResult, build, judge, judged_folder
+from tests.steps import HERE, QUICK
+
+MODELS = Path(__file__).parent / "models"
+
+
+def entry() -> Entry:
+    path = (str(MODELS),)
+    return Entry(
+        name="good",
+        source=parse_source("python:campaign_models:good", folder=MODELS, search_path=path),
+        spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
+        samples=None,
+        task_metric=None,
+        limits=Limits(speedup_min=0.0, timeout_s=300),
+        device_classes=(HERE,),
+        recipes=("torchscript-frozen",),
+        files=(),
+        search_path=path,
+    )
+
+
+def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) -> None:
+    common = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
+    built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))  # type: ignore[arg-type]
+    assert built.failure is None, built.message + built.log_tail
+    why = {"inductor-frozen": "inductor: no compiler"}
+    request = JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", failures=why, **common)  # type: ignore[arg-type]
+    result = judge(request)
+    assert result.verdict == "published", result.reason + result.log_tail
+    (candidate,) = result.candidates
+    report = Report.from_json(candidate.reports["payloads/all.pt"])
+    assert report.num_constants == 24, "weight and bias of 6 linear layers and 6 layer norms"
+    assert len(report.constants) == 11, "the ledger keeps short lists"
+    assert report.constants[-1] == "and 14 more"
+    assert (candidate.capture, candidate.lowering, candidate.strides_equal) == ("trace", "torchscript", True)
+    assert candidate.tried[-1]["outcome"] == "captured and lowered"
+    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j") / "result.json").read_text())) == result
+    freezing = Artifact.read(judged_folder(str(tmp_path), "j") / "artifact").manifest.freezing
+    assert freezing["failures"] == why
+    assert len(freezing["reports"]["payloads/all.pt"]["constants"]) == 24
