@@ -71,7 +71,7 @@ def lowered(captured: Captured, module: Any, settings: Mapping[str, Any], phases
     prefix = "model." if captured.convention == "flat" else ""
     with timed(phases_s, "report"):
         if not settings["freeze"]:
-            report, texts = report_unfrozen(module, prefix=prefix), {}
+            report, texts = report_unfrozen(module, captured.preserve, prefix=prefix), {}
         else:
             freezing = Freezing(
                 before=captured.program,
@@ -120,8 +120,14 @@ def report_freezing(freezing: Freezing) -> Report:
     )
 
 
-def report_unfrozen(module: Any, *, prefix: str = "") -> Report:
-    """Of a module that is stored as it was captured: the same operators before and after, and all its tensors stay."""
+def report_unfrozen(module: Any, preserved: Sequence[str] = (), *, prefix: str = "") -> Report:
+    """Of a module that is stored as it was captured: the same operators before and after, and all its tensors stay.
+
+    Args:
+        module: of TorchScript.
+        preserved: attributes and methods that were asked for.
+        prefix: as of Freezing.
+    """
     tensors = dict(named_tensors(module))
     graph = inlined(module._c, "forward")
     ops = dict(operators(graph))
@@ -130,6 +136,12 @@ def report_unfrozen(module: Any, *, prefix: str = "") -> Report:
         ops_before=ops,
         ops_after=ops,
         kept=tuple(Kept(name=name.removeprefix(prefix), reason=changed[name]) for name in tensors if name in changed),
+        preserved=tuple(
+            Preserved(
+                name=name.removeprefix(prefix), kind="method" if name in module._c._method_names() else "attribute", why=_ASKED
+            )
+            for name in preserved
+        ),
         notes=(stored_as_captured(len(tensors)),),
     )
 

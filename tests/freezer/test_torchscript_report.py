@@ -25,7 +25,7 @@ from freezer.lowering.torchscript_replay import (
     TRANSPOSED,
     UNROLLED,
 )
-from freezer.lowering.torchscript_report import Freezing, report_freezing
+from freezer.lowering.torchscript_report import Freezing, report_freezing, report_unfrozen
 from freezer.report import Kept, Preserved, Report
 from freezer.source_lines import line_of_node, line_of_stack
 from tests.freezer.models_reports import Adding, Arithmetic, ConvNet, Forking, Heads, Holder, Looping, Repeating, Stateful, Tied
@@ -173,6 +173,19 @@ def test_what_a_trace_changes_in_place_has_its_line_too() -> None:
     report, _ = frozen(Adding(), ROW)
     where = place_of(Adding.forward, "add_")
     assert report.kept == (Kept(name="total", reason=f"`forward` changes it in place (aten::add_) at {where}"),)
+
+
+def test_of_a_module_that_is_not_frozen_what_stays_is_told() -> None:
+    with torchscript_deprecations_silenced():
+        module = torch.jit.script(Stateful().eval())
+    report = report_unfrozen(module, ("reset", "version"))
+    assert report.ops_before == report.ops_after
+    assert [item.name for item in report.kept] == ["total", "last"], "the others just stay what they are"
+    assert report.preserved == (
+        Preserved(name="reset", kind="method", why="asked for"),
+        Preserved(name="version", kind="attribute", why="asked for"),
+    )
+    assert "its 4 parameters and buffers stay what they are" in report.notes[0]
 
 
 def test_names_are_those_of_the_source_model() -> None:
