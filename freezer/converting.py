@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -18,12 +20,16 @@ from torch import Tensor, nn
 from freezer.captured import Captured
 from freezer.errors import CaptureError
 from freezer.exported_module import module_of
-from freezer.exporting import export_flat
+from freezer.exporting import DIMS, export_flat
 from freezer.faithful import EagerAnswers
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.outputs import leaves_of
+from freezer.source_lines import line_of_node
+from freezer.spec import InputSpec
 from freezer.subject import Subject
-from freezer.torchscript_graph import flat_forward
+from freezer.torchscript_graph import flat_forward, variable_of
+
+NOTE = "The program was made of TorchScript by PyTorch's converter, and answers as the TorchScript does on every input set."
 
 
 class ConvertedModule(nn.Module):
@@ -47,14 +53,24 @@ def convert(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[
     """
     converter = _converter()
     example = subject.set_at(point if point is not None else max(subject.spec.points(), key=lambda sizes: sum(sizes.values())))
+    source = cast(torch.jit.ScriptModule, subject.fresh())
     try:
         with _quietly():
-            flat = flat_forward(cast(torch.jit.ScriptModule, subject.fresh()), subject.spec)
+            flat = flat_forward(source, subject.spec)
             program = converter(flat, tuple(example.cloned().values()), {}).convert()
     except Exception as error:
-        raise CaptureError(f"the converter: {_sentence(error)}") from error
-    with _quietly():
-        return export_flat(ConvertedModule(program).eval(), "convert", subject, point, eager)
+        raise CaptureError(f"PyTorch's converter: {_sentence(error, source)}") from error
+    try:
+        with _quietly():
+            captured = export_flat(lambda: ConvertedModule(program).eval(), "convert", subject, point, eager)
+    except CaptureError as error:
+        guard = str(error.__cause__).strip().partition("\n")[0]
+        if isinstance(error.__cause__, AssertionError) and guard.startswith("Guard failed: "):
+            sizes = _named(guard.removeprefix("Guard failed: "), subject.spec)
+            why = f"PyTorch's converter makes a program of fixed sizes, {sizes}, since forward asks for a size"
+            raise CaptureError(why, code=DIMS) from error.__cause__
+        raise
+    return replace(captured, notes=(*captured.notes, NOTE))
 
 
 def _converter() -> Any:
@@ -78,6 +94,25 @@ def _quietly() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _sentence(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {lines[0]}"
+def _sentence(error: BaseException, module: torch.jit.ScriptModule) -> str:
+    """What was not converted: the innermost node of the graph that is named, the user's line, and why, which is in the cause."""
+    node, said = None, ""
+    cause: BaseException | None = error
+    while cause is not None:
+        lines = str(cause).strip().splitlines() or ["no message"]
+        found = re.fullmatch(r"TS2EPConverter failed for node (\S+)", lines[0])
+        node, said = (found[1], "") if found else (node, f"{type(cause).__name__}: {lines[0].rstrip('.')}")
+        cause = cause.__cause__
+    if node is None:
+        return said
+    graph: Any = module.inlined_graph  # held: its nodes die with it
+    first = graph.findNode(node, True)
+    where = first and line_of_node(first.sourceRange())
+    return f"it does not take {node}" + (f" at {where}" if where else "") + (f" ({said})" if said else "")
+
+
+def _named(guard: str, spec: InputSpec) -> str:
+    """A guard of a converted program, with the names of inputs."""
+    for item in spec.tensors:
+        guard = re.sub(rf"\b{variable_of(item.name)}(_\d+)?\.size\(\)\[(\d+)\]", rf"{item.name}.shape[\2]", guard)
+    return guard

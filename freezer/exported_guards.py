@@ -6,11 +6,13 @@ must not be 2), and a lowering that checks no guard would answer such sizes with
 
 from __future__ import annotations
 
+import ast
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice, product
+from types import CodeType
 from typing import Any
 
 import torch
@@ -21,9 +23,13 @@ from freezer.spec import Dim, InputSpec
 NUM_SIZES = 4096
 """So many combinations of sizes are tried at most; of more, each dim's own sizes beside the corners of the others."""
 
-NUM_GUARDS = 12
+NUM_GUARDS = 8
 """So many guards are told at most."""
 
+_ARITHMETIC = (
+    *(ast.Expression, ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Load),
+    *(ast.boolop, ast.operator, ast.unaryop, ast.cmpop),
+)
 _SIZE = re.compile(r"L\['\w+'\]\[(\d+)\]\.size\(\)\[(\d+)\]|\btensors_(\d+)\.size\(\)\[(\d+)\]")
 
 
@@ -43,12 +49,9 @@ def unserved(program: torch.export.ExportedProgram, spec: InputSpec) -> str | No
         good = sorted({point[dim.name] for point in taken})
         bad = sorted({sizes[index] for sizes in refused} - set(good))
         if bad:
-            step = reduce(math.gcd, good, 0)
-            declared = [size for size in dim.sizes if good and good[0] <= size <= good[-1]]
-            fitting = [size for size in declared if size % max(step, 1) == 0]
-            remedy = f"; declare {declare(dim.name, good[0], good[-1], step if len(fitting) < len(declared) else dim.multiple_of)}"
             guard = next(why for sizes, why in refused.items() if sizes[index] == bad[0])
-            return f"the program does not take {dim.name}={bad[0]} ({guard}), got {dim}{remedy if good else ''}"
+            remedy = narrowed(dim, good)
+            return f"the program does not take {dim.name}={bad[0]} ({guard}), got {dim}" + (f"; {remedy}" if remedy else "")
     sizes, guard = next(iter(refused.items()))
     point = ", ".join(f"{dim.name}={size}" for dim, size in zip(spec.dims, sizes, strict=True))
     return f"the program does not take {point} ({guard}), which the declared dims allow; declare fewer sizes, or one name for both"
@@ -58,6 +61,38 @@ def declare(name: str, low: int, high: int, multiple_of: int = 1) -> str:
     """The bounds of a dim as a catalog declares them."""
     step = f", multiple_of: {multiple_of}" if multiple_of > 1 else ""
     return f"`dims: {{{name}: {{min: {low}, max: {high}{step}}}}}`"
+
+
+def narrowed(dim: Dim, sizes: Sequence[int]) -> str | None:
+    """How to declare the sizes of a dim that are taken; None where bounds and multiples do not tell them from the others."""
+    if not sizes or list(sizes) == list(dim.sizes):
+        return None
+    step = reduce(math.gcd, sizes, 0)
+    fitting = [size for size in dim.sizes if sizes[0] <= size <= sizes[-1] and size % step == 0]
+    if fitting != list(sizes):  # a hole: what lies above it is the larger part
+        after = [size for size in sizes if all(other in sizes for other in dim.sizes if other >= size)]
+        return f"declare {declare(dim.name, after[0], after[-1], dim.multiple_of)}" if after else None
+    within = [size for size in dim.sizes if sizes[0] <= size <= sizes[-1]]
+    return f"declare {declare(dim.name, sizes[0], sizes[-1], dim.multiple_of if within == fitting else step)}"
+
+
+def sizes_of(conditions: Sequence[str], dim: Dim) -> list[int]:
+    """The declared sizes of a dim for which conditions on it alone hold; conditions are such as `named` gives."""
+    checks = [compiled for condition in conditions if (compiled := _compiled(condition, dim.name)) is not None]
+    try:
+        return [size for size in dim.sizes if all(eval(check, {"__builtins__": {}}, {dim.name: size}) for check in checks)]
+    except ArithmeticError:
+        return []
+
+
+def _compiled(condition: str, name: str) -> CodeType | None:
+    """A condition that is arithmetic on one dim, as code; None where it is anything else."""
+    try:
+        tree = ast.parse(condition, mode="eval")
+    except SyntaxError:
+        return None
+    plain = all(isinstance(node, _ARITHMETIC) and (not isinstance(node, ast.Name) or node.id == name) for node in ast.walk(tree))
+    return compile(tree, "<condition>", "eval") if plain else None
 
 
 def _multiples(dim: Dim) -> str:
@@ -81,13 +116,15 @@ def _cut(conditions: Mapping[str, None]) -> Iterator[str]:
 def _conditions(program: torch.export.ExportedProgram, spec: InputSpec) -> Iterator[str]:
     """The program's guards on sizes, with the names of dims."""
     for guard in getattr(program, "_guards_code", None) or ():
-        named = _named(guard, spec)
-        one, _, other = named.partition(" == ")
-        if one != other and not re.fullmatch(r"\d+", one):
-            yield named
+        text = named(guard, spec)
+        one, _, other = text.partition(" == ")
+        if one != other and not one.isdigit():
+            yield text
 
 
-def _named(guard: str, spec: InputSpec) -> str:
+def named(guard: str, spec: InputSpec) -> str:
+    """A condition of torch.export, with the names of dims, or of inputs and axes."""
+
     def name(found: re.Match[str]) -> str:
         index, axis = (int(part) for part in found.groups() if part is not None)
         size = spec.tensors[index].shape[axis]
@@ -125,7 +162,7 @@ def _checker(program: torch.export.ExportedProgram, spec: InputSpec) -> Callable
             try:
                 guards(*(torch.empty(item.at(point), dtype=getattr(torch, item.dtype), device="meta") for item in spec.tensors))
             except (AssertionError, RuntimeError) as error:
-                return _named(str(error).strip().partition("\n")[0], spec)
+                return named(str(error).strip().partition("\n")[0], spec)
         return None
 
     return check

@@ -19,7 +19,7 @@ from torch import nn
 from freezer.capture_errors import code_of, export_sentence
 from freezer.captured import Captured, FlatModule, lines_of
 from freezer.errors import CaptureError
-from freezer.exported_guards import declare, guards_of, named, unserved
+from freezer.exported_guards import declare, guards_of, named, narrowed, sizes_of, unserved
 from freezer.faithful import Call, EagerAnswers, answers_right, flat_call, hold
 from freezer.recipes import CaptureName
 from freezer.samples import InputSet
@@ -30,6 +30,7 @@ DIFFERS = "CP-EXPORT-DIFFERS"
 DIMS = "CP-EXPORT-DIMS"
 _COMPARED = re.compile(r"Could not guard on data-dependent expression \S+ [<>=!]")
 _VIOLATED = re.compile(r"^Constraints violated \((?P<names>[^)]*)\)")
+_FIXED = "specialized it to be a constant"
 _MAX_CONDITIONS = 2
 _BOUND = re.compile(r"^(?P<name>\w+) = Dim\('\w+'(?:, min=(?P<min>\d+))?(?:, max=(?P<max>\d+))?\)$")
 _MULTIPLE = re.compile(r"^(?P<name>\w+) = (?P<step>\d+)\*\w+$")
@@ -45,38 +46,46 @@ def export(
         CaptureError: torch.export does not take it, or takes it for fewer sizes than are declared (code CP-EXPORT-DIMS), or what
             it makes differs from the model (code CP-EXPORT-DIFFERS).
     """
-    flat = FlatModule(subject.fresh(), subject.spec).eval()
+
+    def fresh() -> nn.Module:
+        return FlatModule(subject.fresh(), subject.spec).eval()
+
     try:
-        return export_flat(flat, "export-strict" if strict else "export", subject, point, eager)
+        return export_flat(fresh, "export-strict" if strict else "export", subject, point, eager)
     except CaptureError as error:
-        if (scripted := _scripted_part(subject.model)) and error.code == CaptureError.code:
+        if (scripted := _scripted_part(subject.model)) and error.code not in (DIMS, DIFFERS):
             why = f"torch.export: the model holds TorchScript ({scripted}), which torch.export does not look into"
             raise CaptureError(why) from error.__cause__
         raise
 
 
 def export_flat(
-    flat: nn.Module, name: CaptureName, subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]
+    fresh: Callable[[], nn.Module],
+    name: CaptureName,
+    subject: Subject,
+    point: Mapping[str, int] | None,
+    eager: Callable[[], EagerAnswers],
 ) -> Captured:
-    """The program of a module that takes the subject's tensors in order; see `export`."""
+    """The program of a module that takes the subject's tensors in order; see `export`. `fresh` gives it in its initial state."""
     spec = subject.spec if point is None else subject.spec.at(point)
     dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
-    example = subject.set_at(point if point is not None else _example_point(subject))
     shapes = tuple(
         {axis: dynamic[size] for axis, size in enumerate(item.shape) if isinstance(size, str) and size in dynamic} or None
         for item in spec.tensors
     )
-    try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            program = torch.export.export(
-                flat,
+
+    def attempt(example: InputSet) -> torch.export.ExportedProgram:
+        with torch.no_grad():
+            return torch.export.export(
+                fresh(),
                 tuple(example.cloned().values()),
                 dynamic_shapes={"tensors": shapes} if dynamic else None,
                 strict=name == "export-strict",
             )
-    except Exception as error:
-        raise _refusal(error, spec) from error
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        program, example = _first_program(attempt, _examples(subject, point), spec)
     if dynamic and (missing := unserved(program, spec)):
         raise CaptureError(f"torch.export: {missing}", code=DIMS)
     unheld = _hold(program, subject, eager(), example)
@@ -109,11 +118,30 @@ def _symbol(dim: Dim) -> Any:
     return step * torch.export.Dim(f"_{dim.name}", min=dim.min // step, max=dim.max // step)
 
 
-def _example_point(subject: Subject) -> dict[str, int]:
-    """A point whose sizes are all above the least where the dims allow it: torch.export specializes on sizes 0 and 1."""
+def _examples(subject: Subject, point: Mapping[str, int] | None) -> list[InputSet]:
+    """The sets to export with: one whose sizes are all above the least where the dims allow it, since torch.export specializes on
+    sizes 0 and 1; then the largest, where a size that is computed of a small one may be 1.
+    """
+    if point is not None:
+        return [subject.set_at(point)]
     steps = {dim.name: dim.multiple_of for dim in subject.spec.dims}
     points = list(subject.spec.points())
-    return min(points, key=lambda point: (sum(size < 2 * steps[name] for name, size in point.items()), sum(point.values())))
+    small = min(points, key=lambda one: (sum(size < 2 * steps[name] for name, size in one.items()), sum(one.values())))
+    large = max(points, key=lambda one: sum(one.values()))
+    return [subject.set_at(one) for one in ([small, large] if large != small else [small])]
+
+
+def _first_program(
+    attempt: Callable[[InputSet], torch.export.ExportedProgram], examples: Sequence[InputSet], spec: InputSpec
+) -> tuple[torch.export.ExportedProgram, InputSet]:
+    """The program of the first example that torch.export takes; another is tried only where a size came out as fixed."""
+    for example in examples:
+        try:
+            return attempt(example), example
+        except Exception as error:
+            if example is examples[-1] or _FIXED not in str(error):
+                raise _refusal(error, spec) from error
+    raise AssertionError("there is an example")
 
 
 def _scripted_part(model: nn.Module) -> str | None:
@@ -124,22 +152,23 @@ def _refusal(error: Exception, spec: InputSpec) -> CaptureError:
     """The error for what torch.export raised; where sizes are the reason, it says which, and how to declare them."""
     text = str(error)
     if not (found := _VIOLATED.match(text)):
-        return CaptureError(f"torch.export: {export_sentence(error)}")
+        return CaptureError(f"torch.export: {export_sentence(error)}", code=code_of(error))
     names = [name for dim in spec.dims if (name := dim.name) in re.findall(r"[A-Za-z]\w*", found["names"].replace("*_", " "))]
-    conditions = [_condition(line, spec) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)]
+    conditions = list(dict.fromkeys(_condition(line, spec) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)))
     fixes = text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
     remedies = [remedy for line in fixes if (remedy := _remedy(line.strip(), spec, names))]
+    remedies = remedies or [fit for dim in spec.dims if dim.name in names and (fit := narrowed(dim, sizes_of(conditions, dim)))]
     return CaptureError(
-        f"torch.export: the model does not take every declared size of {' and '.join(names)}, but needs "
-        f"{' and '.join(list(dict.fromkeys(conditions))[:_MAX_CONDITIONS])}; "
-        f"{'; '.join(remedies) or 'declare other bounds, or ask no such thing of sizes in forward'}",
+        f"torch.export: no program takes all declared sizes of {' and '.join(names)}: it needs "
+        f"{' and '.join(conditions[:_MAX_CONDITIONS])}; "
+        f"{' and '.join(remedies) or 'declare other bounds, or ask no such thing of sizes in forward'}",
         code=DIMS,
     )
 
 
 def _condition(line: str, spec: InputSpec) -> str:
     """What torch.export says that sizes must hold to, with the names of dims."""
-    if found := re.search(r"specialized it to be a constant \((\d+)\)", line):
+    if found := re.search(rf"{_FIXED} \((\d+)\)", line):
         name = re.search(r"You marked (\S+) as dynamic", line)
         return f"{name[1] if name else 'a size'} == {found[1]}"
     if found := re.search(r"The values of (\w+) = .* and (\w+) = .* must always be equal", line):

@@ -105,6 +105,15 @@ def hold(
             raise CaptureError(f"{what} differs from the model on {place}: {problem}{why(item)}", code=code) from cause
 
 
+def answers_right(call: Call, item: InputSet, subject: Subject, eager: EagerAnswers) -> bool:
+    """Whether a program answers one of the subject's sets as the eager model does, from the initial state."""
+    expected = next(answer for other, answer in zip(subject.sets, eager.first, strict=True) if other is item)
+    try:
+        return _worst(expected, call(item.tensors), subject) is None
+    except Exception:
+        return False
+
+
 def native_call(program: Any, subject: Subject) -> Call:
     """Calls the source model, or a program that is called as it is."""
     return lambda tensors: _kept(leaves_of(call_source(program, subject.spec, _cloned(tensors))))

@@ -99,7 +99,7 @@ def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.S
     arguments = [_call_text(item) for item in spec.inputs]
     if spec.style == "keyword":
         arguments = [f"{item.name}={text}" for item, text in zip(spec.inputs, arguments, strict=True)]
-    names = [_variable(item.name) for item in spec.tensors]
+    names = [variable_of(item.name) for item in spec.tensors]
     parameters = ", ".join(["self", *(f"{name}: Tensor" for name in names)])
     with torchscript_deprecations_silenced():
         wrapper = torch.jit.script(_holder(module))
@@ -110,7 +110,7 @@ def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.S
 def _call_text(item: InputItem) -> str:
     """TorchScript's source text of an input."""
     if isinstance(item, TensorSpec):
-        return _variable(item.name)
+        return variable_of(item.name)
     if isinstance(item, ConstantSpec):
         return _literal(item.value)
     parts = [_call_text(part) for part in item.items]
@@ -121,8 +121,8 @@ def _call_text(item: InputItem) -> str:
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
-def _variable(path: str) -> str:
-    """A name for a tensor, of its path; no two paths give one."""
+def variable_of(path: str) -> str:
+    """The parameter of `flat_forward` for a tensor, by its path; no two paths give one."""
     return "t_" + re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", path)
 
 
