@@ -63,13 +63,15 @@ def test_a_counter_that_was_baked_in_is_rejected_by_the_sequence_alone(tmp_path:
 
 
 @pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter])
-def test_state_that_no_graph_shows_is_rejected(model: type[nn.Module], tmp_path: Path) -> None:
+def test_state_that_torch_export_does_not_see_is_left_to_a_script(model: type[nn.Module], tmp_path: Path) -> None:
     subject = subject_of(seeded(model), {"x": X})
     candidate = candidate_of(subject, "portable", tmp_path / "c")
-    assert not candidate.stateful, "the graph does not tell; only the gate finds it"
+    outcomes = {row["capture"]: row["outcome"] for row in candidate.tried}
+    assert candidate.capture in ("trace", "script")
+    assert "captured" not in outcomes["export"]
     found = judgement_of(subject, [candidate])
-    assert found.verdict == "rejected"
-    assert "(sequence)" in found.reason
+    assert found.verdict == "published", found.reason
+    assert found.reference.stateful
 
 
 def test_a_branch_that_was_lost_is_rejected(tmp_path: Path) -> None:
