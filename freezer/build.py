@@ -21,7 +21,7 @@ from freezer.manifest import Payload, digest_file
 from freezer.memory import PeakMemory, give_back, share, tensors_of
 from freezer.phases import timed
 from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
-from freezer.report import Lowered, Report
+from freezer.report import NOT_TRIED, Lowered, Report
 from freezer.sources import weights_digest
 from freezer.spec import Dim
 from freezer.subject import Subject
@@ -172,7 +172,7 @@ def _first_that_works(
     for number, (capture, lowering) in enumerate(recipe.ways):
         row = {"payload": name, "capture": capture, "lowering": lowering}
         if why := attempt.unfit(capture):
-            tried.append({**row, "outcome": f"not tried: {why}"})
+            tried.append({**row, "outcome": f"{NOT_TRIED}: {why}"})
             unfit[capture] = why
             continue
         try:

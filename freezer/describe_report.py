@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from freezer.report import Change, Report
+from freezer.report import NOT_TRIED, Change, Report
 
 MAX_KINDS = 8
 """Kinds of operators that a row names; the others are counted together."""
@@ -24,7 +24,8 @@ def describe_freezing(freezing: Mapping[str, Any], recipe: Mapping[str, Any]) ->
         freezing, recipe: of the manifest.
     """
     for row in recipe.get("tried", ()):
-        yield "tried", tried_text(row)
+        if not row["outcome"].startswith(NOT_TRIED):
+            yield "tried", tried_text(row)
     reports = {path: Report.from_json(data) for path, data in freezing.get("reports", {}).items()}
     for path, report in reports.items():
         if len(reports) > 1:
@@ -36,6 +37,8 @@ def describe_freezing(freezing: Mapping[str, Any], recipe: Mapping[str, Any]) ->
         yield "candidate", _other(other)
     for name, why in freezing.get("failures", {}).items():
         yield "not built", f"{name}: {why}"
+    if freezing.get("migration"):
+        yield "migration", migration_text(freezing["migration"])
 
 
 def describe_report(report: Report) -> Iterator[tuple[str, str]]:
@@ -91,6 +94,21 @@ def phases_text(report: Report) -> str:
     """The seconds of each phase; the capture comes first and the report last, as JSON keeps no order."""
     phases = sorted(report.phases_s.items(), key=lambda item: (item[0] == "report", item[0] != "capture", item[0]))
     return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases)
+
+
+def migration_text(migration: Mapping[str, Any]) -> str:
+    """What moving a TorchScript model to torch.export would bring; of the JSON form of a Migration."""
+    if not migration["possible"]:
+        return f"the TorchScript is not converted to an exported program: {migration['reason']}"
+    recipe, against = migration["recipe"], migration["against"]
+    if against is None:
+        return f"converted to an exported program, {recipe} answers right; no frozen TorchScript is there to compare with"
+    gain, interval = migration["gain"], migration["gain_ci"]
+    faster = f"is {gain:.2f} times as fast as {against} ({interval[0]:.2f} to {interval[1]:.2f})" if gain else "was not timed"
+    worst, relative = migration["max_abs_diff"], migration["relative_rms_diff"]
+    apart = "their shapes differ" if worst is None else f"the two are at most {worst:.3g} apart"
+    apart += f", rms {relative:.3g} of the output" if relative is not None else ""
+    return f"converted to an exported program, {recipe} {faster}; {apart}"
 
 
 def strides_text(equal: bool | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from freezer.migration import refused
 from freezer.report import MAX_LISTED
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, 
         "strides_equal": strides_equal(winner),
         "candidates": [_other(trial) for trial in judgement.trials if trial is not winner],
         "failures": dict(failures),
+        "migration": found.to_json() if (found := judgement.migration or refused(failures)) else None,
     }
 
 

@@ -20,6 +20,7 @@ from freezer.errors import JudgeError
 from freezer.frozen_model import FrozenModel
 from freezer.latency import Sampling, Speedup, sample, speedup
 from freezer.limits import Limits, SamplingPolicy
+from freezer.migration import Entrant, Migration, compare
 from freezer.outputs import leaves_of
 from freezer.recipes import EAGER
 from freezer.reference import Reference, Runner, run_calls, run_reference
@@ -56,6 +57,7 @@ class Judgement:
         best: the trial that came nearest, for the figures of a verdict that publishes nothing.
         eager_latency_ms: percentiles at the first point.
         task_metric: of the eager model.
+        migration: of a TorchScript model that was converted too.
     """
 
     verdict: Verdict
@@ -69,6 +71,7 @@ class Judgement:
     task_metric: float | None
     judge_s: float
     point: Mapping[str, int] = field(default_factory=dict)
+    migration: Migration | None = None
 
 
 TaskMetric = Callable[[Callable[..., Any]], float]
@@ -102,7 +105,7 @@ def judge(
     with threads(target.num_threads):
         reference = run_reference(subject)
         gate = Gate(error_ratio_max=limits.error_ratio_max)
-        opened, trials = _try_all(subject, candidates, reference, gate)
+        opened, trials, answers = _try_all(subject, candidates, reference, gate)
         passing = [trial for trial in trials if trial.problem is None]
         point = subject.spec.first_point()
         sampling = _time(subject, [(t, opened[t.candidate.recipe]) for t in passing], policy, point) if passing else None
@@ -122,6 +125,7 @@ def judge(
         task_metric=eager_metric,
         judge_s=time.monotonic() - started,
         point=point,
+        migration=compare(_entrants(trials, answers), sampling, policy) if answers else None,
     )
 
 
@@ -139,9 +143,10 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
 
 def _try_all(
     subject: Subject, candidates: Sequence[Candidate], reference: Reference, gate: Gate
-) -> tuple[dict[str, FrozenModel], list[Trial]]:
-    """Run every candidate over all calls, and hold it to the gate."""
+) -> tuple[dict[str, FrozenModel], list[Trial], dict[str, list[list[Tensor]]]]:
+    """Run every candidate over all calls, and hold it to the gate; and what candidates of a TorchScript model answered."""
     opened: dict[str, FrozenModel] = {}
+    answers: dict[str, list[list[Tensor]]] = {}
     trials = []
     for candidate in candidates:
         try:
@@ -165,7 +170,23 @@ def _try_all(
         drift = assess(candidate.recipe, names, calls, gate, float64=reference.float64)
         problem = _constant(subject, reference, results, opened[candidate.recipe]) if drift.passed else drift.nearest_miss
         trials.append(Trial(candidate=candidate, drift=drift, problem=problem))
-    return opened, trials
+        if subject.scripted:
+            answers[candidate.recipe] = [leaves for _, _, leaves in results]
+    return opened, trials, answers
+
+
+def _entrants(trials: Sequence[Trial], answers: Mapping[str, list[list[Tensor]]]) -> list[Entrant]:
+    return [
+        Entrant(
+            recipe=trial.candidate.recipe,
+            capture=trial.candidate.capture,
+            lowering=trial.candidate.lowering,
+            passed=trial.problem is None,
+            answers=answers[trial.candidate.recipe],
+        )
+        for trial in trials
+        if trial.candidate.recipe in answers
+    ]
 
 
 def _constant(

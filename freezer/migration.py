@@ -65,21 +65,17 @@ class Migration:
         return asdict(self)
 
 
-def compare(
-    entrants: Sequence[Entrant], failures: Mapping[str, str], sampling: Sampling | None, policy: SamplingPolicy
-) -> Migration | None:
-    """The migration of a TorchScript model; None where no recipe tried to convert it.
+def compare(entrants: Sequence[Entrant], sampling: Sampling | None, policy: SamplingPolicy) -> Migration | None:
+    """The migration of a TorchScript model; None where no candidate was converted.
 
     Args:
         entrants: all candidates that the judge ran.
-        failures: for each recipe that made no candidate, why.
         sampling: of the judge; None where nothing was timed.
         policy: of the sampling.
     """
     converted = next((e for e in entrants if e.capture == CONVERTED), None)
     if converted is None:
-        reason = next((why for why in failures.values() if f"{CONVERTED}: " in why), None)
-        return None if reason is None else Migration(possible=False, reason=_of_conversion(reason))
+        return None
     legacy = [e for e in entrants if e.lowering == "torchscript" and e.passed] or [
         e for e in entrants if e.lowering == "torchscript"
     ]
@@ -103,9 +99,16 @@ def compare(
     )
 
 
-def _of_conversion(reason: str) -> str:
-    """The part of a failure that is about the conversion; captures are joined with '; '."""
-    return reason.partition(f"{CONVERTED}: ")[2].partition("; ")[0]
+def refused(failures: Mapping[str, str]) -> Migration | None:
+    """The migration that the converter, or what came after it, refused; None where no recipe tried.
+
+    Args:
+        failures: for each recipe that made no candidate, why; captures are joined with '; '.
+    """
+    reason = next((why for why in failures.values() if f"{CONVERTED}: " in why), None)
+    if reason is None:
+        return None
+    return Migration(possible=False, reason=reason.partition(f"{CONVERTED}: ")[2].partition("; ")[0])
 
 
 def _median(sampling: Sampling | None, recipe: str) -> float:

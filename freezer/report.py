@@ -16,6 +16,10 @@ MAX_LISTED = 100
 """Names, reasons and sentences that a list of the manifest's form holds; one more says how many are left out."""
 
 
+NOT_TRIED = "not tried"
+"""How the outcome of a way begins that is not for this kind of model."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
     """Something that freezing did, by name, and how often."""

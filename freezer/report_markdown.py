@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from freezer.describe_report import constants_text, figures_text, kinds_by_number, listed, phases_text, size_text, strides_text
+from freezer.describe_report import (
+    constants_text,
+    figures_text,
+    kinds_by_number,
+    listed,
+    migration_text,
+    phases_text,
+    size_text,
+    strides_text,
+)
 from freezer.manifest import Manifest
 from freezer.report import Change, Report
 
@@ -29,6 +38,7 @@ def manifest_markdown(manifest: Manifest) -> str | None:
         tried=recipe.get("tried", ()),
         reports=freezing["reports"],
         strides_equal=freezing.get("strides_equal"),
+        migration=freezing.get("migration"),
     )
 
 
@@ -39,6 +49,7 @@ def freezing_markdown(
     tried: Sequence[Mapping[str, str]],
     reports: Mapping[str, Mapping[str, Any]],
     strides_equal: bool | None,
+    migration: Mapping[str, Any] | None = None,
 ) -> str:
     """The page of one candidate.
 
@@ -48,6 +59,7 @@ def freezing_markdown(
         tried: the ways that were tried, in order.
         reports: by payload path, the JSON form of each Report.
         strides_equal: whether outputs had eager's strides; None where that was not compared.
+        migration: of a TorchScript model, the JSON form of a Migration.
     """
     lines = [f"# What freezing did: {title}", "", verdict, ""]
     if tried:
@@ -55,6 +67,9 @@ def freezing_markdown(
         lines += _table(head, [[_cell(row.get(name, "")) for name in head] for row in tried])
     if strides_equal is not None:
         lines += [f"Strides {strides_text(strides_equal)}.", ""]
+    if migration is not None:
+        text = migration_text(migration)
+        lines += [f"{text[0].upper()}{text[1:]}.", ""]
     for path, data in reports.items():
         lines += [f"## {path}", "", *_report(Report.from_json(data))]
     return "\n".join(lines).rstrip() + "\n"

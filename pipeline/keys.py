@@ -134,7 +134,7 @@ def build_key(
         toolchain: of the class's workers.
         samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
     """
-    kept = {"preserve": list(entry.preserve)} if entry.preserve else {}
+    kept: dict[str, Any] = {"preserve": list(entry.preserve)} if entry.preserve else {}
     kept |= {"reset": entry.reset} if entry.reset else {}
     return make_key(
         {

@@ -27,6 +27,7 @@ class CandidateReport:
         warnings: what the capture said.
         strides_equal: whether outputs had eager's strides; None where that was not compared.
         reports: by payload path, what freezing did; the JSON form of freezer.report.Report, with short lists.
+        migration: of one that was converted from TorchScript, what that gained; the JSON form of freezer.migration.Migration.
     """
 
     recipe: str
@@ -47,6 +48,7 @@ class CandidateReport:
     tried: tuple[Mapping[str, str], ...] = ()
     strides_equal: bool | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    migration: Mapping[str, Any] | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CandidateReport:

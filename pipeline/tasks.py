@@ -31,6 +31,7 @@ from pipeline.outcome import CandidateReport, pair
 
 if TYPE_CHECKING:
     from freezer.judge import Judgement, Trial
+    from freezer.migration import Migration
     from freezer.subject import Subject
 
 DRIFT = "CP-DRIFT"
@@ -287,13 +288,14 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
         drift=best.drift.summary() if best and best.drift else None,
         latency_ms={"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None,
         task_metric=metric,
-        candidates=tuple(_report(trial, request.builds[trial.candidate.recipe]) for trial in judgement.trials),
+        candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
         host=host,
     )
 
 
-def _report(trial: Trial, key: str) -> CandidateReport:
+def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateReport:
     candidate = trial.candidate
+    converted = migration is not None and migration.recipe == candidate.recipe
     return CandidateReport(
         recipe=candidate.recipe,
         build_key=key,
@@ -312,6 +314,7 @@ def _report(trial: Trial, key: str) -> CandidateReport:
         warnings=candidate.warnings,
         strides_equal=strides_equal(trial),
         reports={path: report.to_json(max_listed=MAX_LISTED_IN_LEDGER) for path, report in candidate.reports.items()},
+        migration=migration.to_json() if migration and converted else None,
     )
 
 

@@ -118,6 +118,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             tried=candidate.tried,
             reports=candidate.reports,
             strides_equal=candidate.strides_equal,
+            migration=candidate.migration,
         )
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail
