@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from freezer.errors import UsageError
+from freezer.lowering.inductor_settings import recipe_settings
 
 CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "as-is"]
 LoweringName = Literal["inductor", "torchscript", "exported"]
@@ -59,7 +60,7 @@ def _inductor(name: str, *, weight_prepack: bool = True, max_autotune: bool = Fa
     return Recipe(
         name=name,
         ways=tuple((capture, "inductor") for capture in _EXPORT),
-        settings={"freezing": True, "weight_prepack": weight_prepack, "max_autotune": max_autotune},
+        settings=recipe_settings(weight_prepack=weight_prepack, max_autotune=max_autotune),
         keeps_state=False,
         by_thread=True,
         by_shape=True,

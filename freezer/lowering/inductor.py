@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import gc
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,35 @@ import torch
 from torch import Tensor
 
 from freezer.capture import Captured
-from freezer.device_class import DeviceClass
 from freezer.errors import BuildError
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.lowering.inductor_repairs import name_scalars, own_cache, plain_precision, vectors_of, weight_packing
+from freezer.lowering.inductor_report import graph_text, program_of, report_of
+from freezer.lowering.inductor_settings import BESIDE, REQUIRED
+from freezer.lowering.inductor_watch import Watch, watching
+from freezer.lowering.inductor_weights import TABLE, open_mapped, table_of, write_table
+from freezer.lowering.tensor_sizes import program_bytes, program_tensors
+from freezer.lowering.texts import CODE, GRAPH, shortened
+from freezer.memory import give_back
+from freezer.phases import timed
 from freezer.report import Lowered
 from freezer.target import Target
 
 SUFFIX = ".pt2"
+MAX_TEXT_BYTES = 2_000_000
+"""Longer texts are left out of the evidence."""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Compile a package for the target's device class and thread count. Needs a C++ compiler.
 
+    The tensors of a program that is nobody else's (`captured.owned`) are freed as soon as Inductor has made its own of them: the
+    program cannot be used afterwards.
+
     Raises:
         BuildError: the model mutates buffers (freezing would bake their first values in), or Inductor fails.
     """
-    if captured.mutates and settings["freezing"]:
+    if captured.mutates and settings["inductor"]["freezing"]:
         raise BuildError(
             f"inductor: a call changes {', '.join(captured.mutates)}, and freezing would bake the first values in; "
             "torchscript-frozen keeps state",
@@ -34,64 +49,148 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         )
     if not captured.program.graph_signature.user_inputs:
         raise BuildError("inductor: the model takes no tensor, and Inductor compiles none without; torchscript-frozen does")
-    config: dict[str, Any] = {
-        "freezing": settings["freezing"],
-        "cpp.weight_prepack": settings["weight_prepack"],
-        "max_autotune": settings["max_autotune"],
-        "compile_threads": 1,
-    }
-    device_class = target.device_class
-    if device_class.kind == "cpu":
-        config |= {"cpp.march": device_class.march, "cpp.simdlen": device_class.simdlen, "cpp.threads": target.num_threads}
     try:
-        with torch.no_grad(), torchscript_deprecations_silenced(), _vectors_of(device_class):
-            from torch._inductor import aoti_compile_and_package  # here: its first import uses torch.jit
-
-            aoti_compile_and_package(captured.program, package_path=str(path), inductor_configs=config)
+        return _Build(captured, path, target, settings).run()
+    except BuildError:
+        raise
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
         raise BuildError(f"inductor: {type(error).__name__}: {lines[0]}") from error
-    return Lowered()
+
+
+class _Build:
+    """One build: the program, what is made of it, and what there is to tell."""
+
+    def __init__(self, captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> None:
+        self._captured, self._path, self._target = captured, path, target
+        self._program = captured.program
+        self._told = program_of(self._program, prefix="model." if captured.convention == "flat" else "")
+        limit_mb = settings["weights_beside_above_mb"]
+        self._size_mb = program_bytes(self._program) / 1e6
+        self._beside = self._size_mb > limit_mb
+        self._why = f"{self._size_mb:.1f} MB, {'above' if self._beside else 'not above'} {limit_mb} MB"
+        self._settings = settings["inductor"]
+        self._table: str | None = None
+        self._phases_s: dict[str, float] = {}
+        self._notes: list[str] = []
+
+    def run(self) -> Lowered:
+        """Compile, package, and tell."""
+        with own_cache(self._path.parent):
+            watch, files = self._compile()
+            gc.collect()  # Inductor's graphs refer to each other, and hold the frozen weights
+            with timed(self._phases_s, "package"):
+                self._package(files)
+        self._notes.append(self._where())
+        report = report_of(watch, self._told, self._phases_s, self._notes)
+        texts = {GRAPH: shortened(graph_text(watch, self._told)), CODE: watch.code}
+        return Lowered(report=report, texts={name: text for name, text in texts.items() if 0 < len(text) <= MAX_TEXT_BYTES})
+
+    def _compile(self) -> tuple[Watch, list[Any]]:
+        started, compiled = time.monotonic(), [time.monotonic()]
+
+        def frozen(graph: torch.fx.Graph) -> None:
+            if self._captured.owned:
+                give_back(program_tensors(self._program), _tensors_in(graph))
+
+        def lowered(graph: Any) -> None:
+            compiled[0] = time.monotonic()
+            if self._beside:
+                self._table = self._describe(graph)
+
+        with (
+            torch.no_grad(),
+            torchscript_deprecations_silenced(),
+            plain_precision(),
+            vectors_of(self._target.device_class),
+            watching(before=name_scalars, frozen=frozen, lowered=lowered) as (watch, hooks),
+        ):
+            from torch._inductor import aot_compile  # here: its first import uses torch.jit
+
+            args, kwargs = self._program.example_inputs
+            config = known({**configuration(self._settings, self._target, beside=self._beside), **hooks})
+            with weight_packing(self._settings["cpp.weight_prepack"]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch's own code, while it tunes
+                files = aot_compile(self._program.module(check_guards=False), args, kwargs, options=config)
+        self._phases_s |= {"lower": compiled[0] - started, "compile": time.monotonic() - compiled[0]}
+        return watch, list(files)
+
+    def _describe(self, graph: Any) -> str | None:
+        try:
+            return write_table(*table_of(graph))
+        except Exception as error:  # torch keeps its constants elsewhere: its own loader opens the package all the same
+            self._notes.append(f"The weights cannot be mapped, and will be copied at load: {type(error).__name__}: {error}.")
+            return None
+
+    def _package(self, files: list[Any]) -> None:
+        from torch.export.pt2_archive._package import package_pt2
+
+        package_pt2(str(self._path), aoti_files=files, extra_files={TABLE: self._table} if self._table else None)
+
+    def _where(self) -> str:
+        if not self._beside:
+            return f"The weights lie inside the shared library ({self._why})."
+        how = "mapped into memory" if self._table else "copied"
+        return f"The weights lie beside the shared library, and are {how} at load ({self._why})."
+
+
+def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) -> dict[str, Any]:
+    """All that is set for a build, by name of Inductor's configuration.
+
+    Args:
+        settings: of inductor_settings.py.
+        target: the device class and thread count.
+        beside: whether the weights lie beside the shared library.
+    """
+    config = {**settings, "aot_inductor.package": True, **(BESIDE if beside else {})}
+    device_class = target.device_class
+    if device_class.kind == "cpu":
+        config |= {"cpp.march": device_class.march, "cpp.simdlen": device_class.simdlen, "cpp.threads": target.num_threads}
+    return config
+
+
+def known(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the installed torch has.
+
+    Raises:
+        BuildError: it lacks one that no build can do without.
+    """
+    from torch._inductor import config as inductor
+
+    names = inductor.get_config_copy().keys()
+    lacking = [name for name in REQUIRED if name in config and name not in names]
+    if lacking:
+        raise BuildError(
+            f"inductor: torch {torch.__version__} has no setting {', '.join(lacking)}; use another torch, from 2.11 on"
+        )
+    return {name: value for name, value in config.items() if name in names}
+
+
+def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
+    """The tensors that a graph reads, and all that the graphs within it hold."""
+    found: list[Tensor] = []
+    for node in graph.find_nodes(op="get_attr"):
+        value: Any = graph.owning_module
+        for part in node.target.split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.nn.Module):
+            found += [*value.parameters(), *value.buffers()]
+        elif isinstance(value, Tensor):
+            found.append(value)
+    return found
 
 
 def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., list[Tensor]]:
     """A runner of the package.
 
-    torch._inductor.aoti_load_package compiles a probe to fill an advisory warning; the loader under it needs no compiler.
+    torch._inductor.aoti_load_package compiles a probe to fill an advisory warning; the loaders under it need no compiler.
     """
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    run_flat = open_mapped(path)
+    if run_flat is None:
+        run_flat = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).run
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        outputs: list[Tensor] = loader.run(list(tensors))
+        outputs: list[Tensor] = run_flat(list(tensors))
         return outputs
 
     return run
-
-
-@contextlib.contextmanager
-def _vectors_of(device_class: DeviceClass) -> Iterator[None]:
-    """Let Inductor see the vector instructions of the class, not those of the CPU it builds on.
-
-    `cpp.march` alone is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* when the CPU has
-    them, whatever the target.
-    """
-    if device_class.kind != "cpu":
-        yield
-        return
-    from torch._inductor import cpu_vec_isa
-
-    class PlainAVX512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
-        """AVX-512 as x86-64-v4 defines it."""
-
-        __hash__ = cpu_vec_isa.VecISA.__hash__
-
-        def build_arch_flags(self) -> str:
-            return str(self._arch_flags)
-
-    isa = PlainAVX512() if device_class.simdlen == 512 else cpu_vec_isa.VecAVX2()
-    whole = cpu_vec_isa.valid_vec_isa_list
-    cpu_vec_isa.valid_vec_isa_list = lambda: [isa]
-    try:
-        yield
-    finally:
-        cpu_vec_isa.valid_vec_isa_list = whole

@@ -35,10 +35,13 @@ def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
-def program_bytes(program: Any) -> int:
-    """Bytes of the parameters and buffers of a ScriptModule, or of an ExportedProgram with the constants that it lifted."""
+def program_tensors(program: Any) -> list[Tensor]:
+    """Parameters and buffers of a ScriptModule, or of an ExportedProgram with the constants that it lifted."""
     if isinstance(program, torch.export.ExportedProgram):
-        return tensors_bytes(
-            value for value in (*program.state_dict.values(), *program.constants.values()) if isinstance(value, Tensor)
-        )
-    return tensors_bytes(tensor for _, tensor in named_tensors(program))
+        return [value for value in (*program.state_dict.values(), *program.constants.values()) if isinstance(value, Tensor)]
+    return [tensor for _, tensor in named_tensors(program)]
+
+
+def program_bytes(program: Any) -> int:
+    """Bytes of the tensors of a captured program."""
+    return tensors_bytes(program_tensors(program))

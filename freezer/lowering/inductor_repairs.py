@@ -1,0 +1,177 @@
+"""What would make Inductor build something else than was asked for, put right for the time of a build.
+
+Each was seen with torch 2.13; its test fails without it. Where a torch has no such thing any more, nothing is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freezer.device_class import DeviceClass
+
+_MKLDNN_PASSES = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization")
+"""The modules whose patterns pack weights."""
+
+_FOLDED = ("add", "sub", "mul", "div")
+
+
+@contextlib.contextmanager
+def vectors_of(device_class: DeviceClass) -> Iterator[None]:
+    """Let Inductor see the vector instructions of the class, not those of the CPU it builds on.
+
+    `cpp.march` alone is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* when the CPU has
+    them, whatever the target.
+    """
+    if device_class.kind != "cpu":
+        yield
+        return
+    from torch._inductor import cpu_vec_isa
+
+    class PlainAVX512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
+        """AVX-512 as x86-64-v4 defines it."""
+
+        __hash__ = cpu_vec_isa.VecISA.__hash__
+
+        def build_arch_flags(self) -> str:
+            return str(self._arch_flags)
+
+    isa = PlainAVX512() if device_class.simdlen == 512 else cpu_vec_isa.VecAVX2()
+    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]):
+        yield
+
+
+@contextlib.contextmanager
+def plain_precision() -> Iterator[None]:
+    """Full precision of float32 matrix products, whatever `torch.set_float32_matmul_precision` says in this process.
+
+    Inductor packs weights for bfloat16 where it says less, and the payload would compute so wherever it is served.
+    """
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def own_cache(folder: Path) -> Iterator[Path]:
+    """A cache folder of this build's own, gone afterwards.
+
+    Inductor keeps what it built for ever, weights and all, and what it timed by shapes alone: timings of another thread count or
+    instruction set would decide here.
+
+    Args:
+        folder: that the cache folder is made in; on a disk that has room for the weights twice.
+    """
+    from torch._inductor.utils import clear_caches
+
+    name, before = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    cache = Path(tempfile.mkdtemp(prefix=".inductor-", dir=folder))
+    os.environ[name] = str(cache)
+    clear_caches()
+    try:
+        yield cache
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+        clear_caches()
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def weight_packing(wanted: bool) -> Iterator[None]:
+    """Pack weights, or do not, as the build wants it.
+
+    Inductor looks at `cpp.weight_prepack` when it freezes the first model of a process, and does with all others what it did then.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes import freezing_patterns as patterns
+
+    if hasattr(patterns.lazy_init, "cache_clear"):
+        patterns.lazy_init.cache_clear()
+    with config.patch({"cpp.weight_prepack": True}):
+        patterns.lazy_init()
+    if wanted:
+        yield
+        return
+    with _replaced(patterns, "pass_patterns", [_without_packing(one) for one in patterns.pass_patterns]):
+        yield
+
+
+def _without_packing(patterns: Any) -> Any:
+    """A copy of a PatternMatcherPass without the patterns that pack weights."""
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    copied = PatternMatcherPass()
+    for key, entries in patterns.patterns.items():
+        copied.patterns[key] += [entry for entry in entries if _module_of(entry) not in _MKLDNN_PASSES]
+    return copied
+
+
+def _module_of(entry: Any) -> str | None:
+    return getattr(getattr(entry, "handler", None), "__module__", None)
+
+
+def name_scalars(graph: torch.fx.Graph) -> None:
+    """Give each number that will be folded into a convolution a buffer of its own.
+
+    Inductor's folding puts every such number into one buffer, `other_tensor`: of `conv1(x) * 2` and `conv2(x) * 3` in one model
+    both are multiplied by 3. Tensors it folds right.
+
+    Args:
+        graph: of a GraphModule, with operators of aten, in which weights are attributes.
+    """
+    module: Any = graph.owning_module
+    number = 0
+    for conv in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+        node = conv
+        while (node := _folded_next(node)) is not None:
+            if isinstance(node.args[1], float):
+                while hasattr(module, name := f"coldpress_scalar_{number}"):
+                    number += 1
+                value = node.meta["val"]
+                with torch.utils._python_dispatch._disable_current_modes():
+                    module.register_buffer(name, torch.tensor([node.args[1]], dtype=value.dtype))
+                with graph.inserting_before(node):
+                    scalar = graph.get_attr(name)
+                scalar.meta["val"] = value.new_empty((1,))
+                node.update_arg(1, scalar)
+
+
+def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The addition, subtraction, multiplication or division that folding would take into a node's convolution next."""
+    aten = torch.ops.aten
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    kinds = [getattr(aten, name).Tensor for name in _FOLDED]
+    if user.target not in kinds or len(user.args) != 2 or user.kwargs or user.args[0] is not node:
+        return None
+    value, other = user.meta.get("val"), user.args[1]
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return None
+    constant = isinstance(other, torch.fx.Node) and other.op == "get_attr"
+    return user if constant or isinstance(other, float) else None
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
