@@ -85,6 +85,7 @@ def difference(one: Sequence[Line], other: Sequence[Line], from_name: str, to_na
 def shortened(diff: str) -> str:
     """The first changed lines of a diff, and where the first was called, in one line."""
     changed = [line.partition(_WHERE) for line in diff.splitlines()[2:] if line.startswith(("-", "+"))]
+    changed = [line for line in changed if not line[0][1:].startswith("return(")] or changed
     more = f" and {len(changed) - _MAX_SHORT} more" if len(changed) > _MAX_SHORT else ""
     where = next((place for _, _, place in changed if place), "")
     return ", ".join(f"`{text.strip()}`" for text, _, _ in changed[:_MAX_SHORT]) + more + (f" at {where}" if where else "")
