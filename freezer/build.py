@@ -14,11 +14,12 @@ from typing import Any
 
 from freezer.capture import Attempt, Captured
 from freezer.errors import BuildError, CaptureError, FreezeError
+from freezer.freeing import give_back, share, tensors_of
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.lowering.tensor_sizes import program_bytes, program_tensors
 from freezer.lowering.texts import captured_texts
 from freezer.manifest import Payload, digest_file
-from freezer.memory import PeakMemory, give_back, share, tensors_of
+from freezer.memory import PeakMemory
 from freezer.phases import timed
 from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
 from freezer.report import NOT_TRIED, Lowered, Report

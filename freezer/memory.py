@@ -1,13 +1,11 @@
-"""Memory: the most that a block needs, and giving back that of weights which nobody needs any more."""
+"""The most memory that a block needs. Imports no torch."""
 
 from __future__ import annotations
 
+import resource
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-
-from torch import Tensor, nn
 
 _SELF = Path("/proc/self")
 _SAMPLE_S = 0.05
@@ -80,72 +78,29 @@ def _reset_peak() -> bool:
 def _children_bytes(process: str) -> int:
     """Resident memory of all that a process started, and what that started.
 
-    A child that has not begun a program of its own is left out: until then its memory is its parent's.
+    A child that is as large as its parent, to the byte, is left out: it has not begun a program of its own, and its memory is its
+    parent's.
     """
     total = 0
     try:
-        command = Path(f"/proc/{process}/cmdline").read_bytes()
+        size, _ = _size_and_resident(process)
         tasks = list(Path(f"/proc/{process}/task").iterdir())
         children = [child for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:  # it has ended meanwhile, or this kernel does not tell
+    except (OSError, ValueError):  # it has ended meanwhile, or this kernel does not tell
         return 0
     for child in children:
         try:
-            if Path(f"/proc/{child}/cmdline").read_bytes() == command:
-                continue
-            resident = int(Path(f"/proc/{child}/statm").read_text().split()[1])
-        except (OSError, IndexError):
+            child_size, resident = _size_and_resident(child)
+        except (OSError, ValueError):
             continue
-        total += resident * _PAGE + _children_bytes(child)
+        total += (resident if child_size != size else 0) + _children_bytes(child)
     return total
 
 
-def _page_size() -> int:
-    import resource
-
-    return resource.getpagesize()
-
-
-_PAGE = _page_size()
+def _size_and_resident(process: str) -> tuple[int, int]:
+    """Of a process, in bytes."""
+    size, resident, *_ = Path(f"/proc/{process}/statm").read_text().split()
+    return int(size) * _PAGE, int(resident) * _PAGE
 
 
-def address_of(tensor: Tensor) -> int | None:
-    """Where a tensor's memory begins; None where it has none, or is of a layout without such."""
-    try:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr() if storage.nbytes() else None
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
-    """Free the memory of tensors; returns the number of bytes.
-
-    It is freed whoever still refers to the tensors: they must never be read again. Of memory that cannot be (of a mapped file, or
-    that numpy has seen) these tensors let go, and it is gone with the last other that refers to it. What is shared with a tensor
-    that is in use is kept.
-    """
-    kept = {address_of(tensor) for tensor in in_use}
-    freed: dict[int, int] = {}
-    for tensor in tensors:
-        address = address_of(tensor)
-        if address is None or address in kept:
-            continue
-        storage = tensor.untyped_storage()
-        freed[address] = storage.nbytes()
-        if storage.resizable():
-            storage.resize_(0)
-        else:
-            tensor.data = tensor.data.new_empty(0)
-    return sum(freed.values())
-
-
-def tensors_of(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers of a module; of tied ones each."""
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return [tensor for _, tensor in named]
-
-
-def share(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Whether some memory is common to tensors and to others."""
-    return not ({address_of(tensor) for tensor in ones} & {address_of(tensor) for tensor in others} <= {None})
+_PAGE = resource.getpagesize()

@@ -197,13 +197,16 @@ def build(request: BuildRequest) -> BuildResult:
 
 def _build_child(request: BuildRequest, staging: Path) -> None:
     from freezer.build import build as build_candidate
+    from freezer.freeing import is_large
     from freezer.recipes import RECIPES
     from freezer.target import target_here
 
     target = target_here(request.device_class, request.num_threads)
     folder = staging / "candidate"
     folder.mkdir()
-    build_candidate(load_subject(request.entry), RECIPES[request.recipe], target, folder)
+    subject = load_subject(request.entry)
+    # This process ends with the build: of a large model, freeing it in time matters more than another way after a failed lowering.
+    build_candidate(subject, RECIPES[request.recipe], target, folder, discard=is_large(subject.model))
 
 
 def judge(request: JudgeRequest) -> JudgeResult:

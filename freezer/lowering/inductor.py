@@ -14,6 +14,7 @@ from torch import Tensor
 
 from freezer.capture import Captured
 from freezer.errors import BuildError
+from freezer.freeing import give_back
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering.inductor_repairs import name_scalars, own_cache, plain_precision, vectors_of, weight_packing
 from freezer.lowering.inductor_report import graph_text, program_of, report_of
@@ -22,7 +23,6 @@ from freezer.lowering.inductor_watch import Watch, watching
 from freezer.lowering.inductor_weights import TABLE, open_mapped, table_of, write_table
 from freezer.lowering.tensor_sizes import program_bytes, program_tensors
 from freezer.lowering.texts import CODE, GRAPH, shortened
-from freezer.memory import give_back
 from freezer.phases import timed
 from freezer.report import Lowered
 from freezer.target import Target

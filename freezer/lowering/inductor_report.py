@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freezer.freeing import address_of
 from freezer.lowering.exported_report import fx_operators
 from freezer.lowering.inductor_watch import STAGES, Graph, Node, Watch
 from freezer.lowering.tensor_sizes import identity_of, program_tensors, tensors_bytes
-from freezer.memory import address_of
 from freezer.report import Change, Report
 
 KERNEL = "kernel of Inductor"
