@@ -31,11 +31,10 @@ File file_from(const json& data) {
 }
 
 Payload payload_from(const json& data) {
-  Payload payload{file_from(data), data.at("kind"), std::nullopt, {}, {}, data.at("convention") == "flat"};
+  Payload payload{file_from(data), data.at("kind"), std::nullopt, {}, data.at("convention") == "flat"};
   if (const auto& count = data.at("num_threads"); !count.is_null()) payload.num_threads = count.get<int>();
   for (const auto& [name, bounds] : data.at("dims").items()) {
-    payload.min[name] = bounds.at("min");
-    payload.max[name] = bounds.at("max");
+    payload.dims[name] = {bounds.at("min"), bounds.at("max"), bounds.value("multiple_of", std::int64_t{1})};
   }
   return payload;
 }
@@ -50,7 +49,9 @@ Manifest manifest_from(const json& data) {
   manifest.positional = data.at("inputs").at("style") == "positional";
   manifest.stateful = data.at("stateful");
   manifest.eager_reference = data.at("reference") == "eager";
-  manifest.optimize_for_inference = data.at("recipe").at("settings").value("optimize_for_inference", false);
+  const json& recipe = data.at("recipe");
+  if (const auto reset = recipe.find("reset"); reset != recipe.end() && !reset->is_null()) manifest.reset = *reset;
+  manifest.optimize_for_inference = recipe.at("settings").value("optimize_for_inference", false);
   manifest.error_ratio_max = data.at("gate").at("error_ratio_max");
   for (const auto& item : data.at("payloads")) manifest.payloads.push_back(payload_from(item));
   for (const auto& item : data.at("files")) manifest.files.emplace(item.at("path"), file_from(item));
@@ -173,9 +174,10 @@ std::string sha256_of(const fs::path& path) {
 }  // namespace
 
 bool Payload::accepts(const Point& point) const {
-  return std::all_of(min.begin(), min.end(), [&](const auto& bound) {
-    const auto size = point.at(bound.first);
-    return bound.second <= size && size <= max.at(bound.first);
+  return std::all_of(dims.begin(), dims.end(), [&](const auto& item) {
+    const auto& [name, dim] = item;
+    const auto size = point.at(name);
+    return dim.min <= size && size <= dim.max && size % dim.multiple_of == 0;
   });
 }
 

@@ -33,12 +33,16 @@ struct File {
   std::uintmax_t size_bytes;
 };
 
+struct Dim {
+  std::int64_t min, max, multiple_of;
+};
+
 struct Payload {
   File file;
-  std::string kind;                // "inductor" and "torchscript" are served
-  std::optional<int> num_threads;  // that its packed weights are laid out for
-  Point min, max;                  // the sizes that it accepts
-  bool flat;                       // takes the tensors in order and gives a flat list; else it is called as the source model is
+  std::string kind;                 // "inductor" and "torchscript" are served
+  std::optional<int> num_threads;   // that its packed weights are laid out for
+  std::map<std::string, Dim> dims;  // the sizes that it accepts
+  bool flat;                        // takes the tensors in order and gives a flat list; else it is called as the source model is
 
   bool accepts(const Point& point) const;
 };
@@ -54,6 +58,7 @@ struct Manifest {
   bool positional;                         // how a payload that is not flat is called
   bool stateful;
   bool eager_reference;         // golden outputs are eager's, where float64 could not run
+  std::string reset;            // the method that brings back the initial state; empty where there is none
   bool optimize_for_inference;  // TorchScript payloads are optimized when they are opened
   double error_ratio_max;
   std::vector<Payload> payloads;

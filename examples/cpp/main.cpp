@@ -25,11 +25,15 @@ constexpr auto kGoldenInputs = "golden/inputs.safetensors";
 constexpr auto kGoldenOutputs = "golden/outputs.safetensors";
 
 using TensorList = std::vector<at::Tensor>;
-using Runner = std::function<TensorList(const TensorList&)>;  // tensor inputs and outputs in the manifest's order
 
-Runner open_inductor(const fs::path& path) {
+struct Opened {
+  std::function<TensorList(const TensorList&)> run;  // tensor inputs and outputs in the manifest's order
+  std::function<void()> reset;                       // brings back the initial state
+};
+
+Opened open_inductor(const fs::path& path) {
   auto loader = std::make_shared<torch::inductor::AOTIModelPackageLoader>(path.string());
-  return [loader](const TensorList& inputs) { return loader->run(inputs); };
+  return {[loader](const TensorList& inputs) { return loader->run(inputs); }, [] {}};  // it keeps no state
 }
 
 // An input that is no tensor. TorchScript takes no int for a float, which Python would convert.
@@ -81,23 +85,29 @@ void take_apart(const json& structure, const at::IValue& value, TensorList& leav
   for (std::size_t i = 0; i < items.size(); ++i) take_apart(items[i], parts[i], leaves);
 }
 
-Runner open_torchscript(const fs::path& path, const Manifest& manifest, bool flat) {
-  auto module = torch::jit::load(path.string(), at::kCPU);
-  // It was saved in eval mode. What optimize_for_inference makes cannot be saved, so every loader applies it.
-  if (manifest.optimize_for_inference) module = torch::jit::optimize_for_inference(module);
-  if (flat) {
-    return [module](const TensorList& inputs) mutable {
-      const auto result = module.forward({inputs.begin(), inputs.end()});
-      TensorList leaves;
-      for (const auto& item : result.toTupleRef().elements()) leaves.push_back(item.toTensor());
-      return leaves;
-    };
+Opened open_torchscript(const fs::path& path, const Manifest& manifest, bool flat) {
+  auto module = torch::jit::load(path.string(), at::kCPU);  // in eval mode, as it was saved
+  if (manifest.optimize_for_inference) {                    // what it makes cannot be saved, so every loader applies it
+    std::vector<std::string> others;
+    for (const auto& method : module.get_methods()) {
+      if (method.name() != "forward") others.push_back(method.name());
+    }
+    module = torch::jit::optimize_for_inference(module, others);
   }
-  return [forward = module.get_method("forward"), manifest](const TensorList& inputs) mutable {
+  const auto run = [module, manifest, flat](const TensorList& inputs) {
     TensorList leaves;
-    take_apart(manifest.structure, call_as_source(forward, manifest, inputs), leaves);
+    auto forward = module.get_method("forward");
+    if (flat) {
+      const auto result = forward({inputs.begin(), inputs.end()});
+      for (const auto& item : result.toTupleRef().elements()) leaves.push_back(item.toTensor());
+    } else {
+      take_apart(manifest.structure, call_as_source(forward, manifest, inputs), leaves);
+    }
     return leaves;
   };
+  return {run, [module, manifest] {
+            if (!manifest.reset.empty()) module.get_method(manifest.reset)({});
+          }};
 }
 
 // The tensors of one golden set, "<index>/<name>" in the file, in the order of the names.
@@ -113,19 +123,22 @@ TensorList golden_tensors(const Tensors& file, std::size_t index, const std::vec
 
 std::vector<Figure> run_canary(const fs::path& folder, const Manifest& manifest) {
   const Tensors inputs = read_tensors(folder / kGoldenInputs), outputs = read_tensors(folder / kGoldenOutputs);
-  std::map<std::string, Runner> runners;
+  std::map<std::string, Opened> opened;
   for (const auto& payload : manifest.payloads) {
     const fs::path path = folder / payload.file.path;
-    runners[payload.file.path] = payload.kind == "inductor" ? open_inductor(path) : open_torchscript(path, manifest, payload.flat);
+    opened[payload.file.path] = payload.kind == "inductor" ? open_inductor(path) : open_torchscript(path, manifest, payload.flat);
   }
-  // Of a stateful model the first set alone: only it starts from the initial state.
-  const std::size_t num_sets = manifest.stateful ? std::min<std::size_t>(1, manifest.golden.size()) : manifest.golden.size();
+  // Of a stateful model without a reset method the first set alone: only it starts from the initial state.
+  const bool once = manifest.stateful && manifest.reset.empty();
+  const std::size_t num_sets = std::min<std::size_t>(manifest.golden.size(), once ? 1 : manifest.golden.size());
   std::vector<TensorList> expected, got;
   for (std::size_t index = 0; index < num_sets; ++index) {
     const Payload& payload = manifest.payload_for(manifest.golden[index].point);
+    const auto& [run, reset] = opened.at(payload.file.path);
     if (payload.num_threads) at::set_num_threads(*payload.num_threads);  // its packed weights are laid out for that many
+    if (index) reset();
     expected.push_back(golden_tensors(outputs, index, manifest.outputs));
-    got.push_back(runners.at(payload.file.path)(golden_tensors(inputs, index, manifest.tensor_names())));
+    got.push_back(run(golden_tensors(inputs, index, manifest.tensor_names())));
     if (got.back().size() != manifest.outputs.size()) {
       throw Refused(payload.file.path + " gives " + std::to_string(got.back().size()) + " tensors, expected " +
                     std::to_string(manifest.outputs.size()));

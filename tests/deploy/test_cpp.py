@@ -23,11 +23,12 @@ from freezer.drift import POOL_BELOW, SMALL_TENSOR
 from freezer.input_items import NestedSpec
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.load import open_artifact
-from freezer.manifest import FORMAT_VERSION
+from freezer.manifest import FORMAT_VERSION, GoldenSet
 from freezer.tensor_files import load_tensors, save_tensors
 from tests.conftest import Frozen
-from tests.models import Counter, seeded
-from tests.steps import ANY_SPEED, HERE, QUICK, copy_of, flip_a_byte, random_inputs, rewritten
+from tests.freezer.models_state import InPlace
+from tests.models import seeded
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, copy_of, flip_a_byte, random_inputs, rewritten
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
 LINE = re.compile(r" *(\d+)  +([\d.]+|inf)? +([\d.e+-]+)  ([^:]+)(?:: (.+))?")
@@ -79,10 +80,9 @@ def run(program: Path, *args: object, **environ: str) -> subprocess.CompletedPro
     return finished(program, *args, env={**unlimited, **environ})
 
 
-def frozen(model: nn.Module, inputs: Any, out: Path, recipe: str = "torchscript-frozen") -> Artifact:
-    result = freezer.freeze(
-        model, inputs, out=out, name="model", recipes=[recipe], device_class=HERE, limits=ANY_SPEED, policy=QUICK
-    )
+def frozen(model: nn.Module, inputs: Any, out: Path, recipe: str = "torchscript-frozen", **kwargs: Any) -> Artifact:
+    fast: dict[str, Any] = {"recipes": [recipe], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
+    result = freezer.freeze(model, inputs, out=out, name="model", **fast, **kwargs)
     assert result.artifact is not None, (result.reason, result.failures)
     return result.artifact
 
@@ -266,21 +266,16 @@ def test_optimize_for_inference_is_applied_when_the_payload_is_opened(program: P
 
 
 @pytest.mark.slow
-def test_of_a_stateful_model_the_first_golden_set_is_run(program: Path, tmp_path: Path) -> None:
-    dims = {"x": {0: freezer.Dim(name="batch", min=1, max=4)}}
-    result = freezer.freeze(
-        *(script(seeded(Counter)), {"x": random_inputs(2, 4)}),
-        out=tmp_path / "counter",
-        dims=dims,
-        recipes=["torchscript-frozen"],
-        device_class=HERE,
-        limits=ANY_SPEED,
-        policy=QUICK,
-    )
-    assert result.artifact is not None, (result.reason, result.failures)
-    assert result.artifact.manifest.stateful
-    assert len(result.artifact.manifest.golden) > 1
-    assert answers_as_python_says(program, result.artifact) == ["output"]
+@pytest.mark.parametrize(
+    ("recipe", "reset"), [("torchscript-frozen", None), ("torchscript-frozen", "reset"), ("torchscript-optimized", "reset")]
+)
+def test_a_stateful_model_starts_from_its_initial_state(program: Path, tmp_path: Path, recipe: str, reset: str | None) -> None:
+    dims = {"x": {0: BATCH}}
+    artifact = frozen(script(seeded(InPlace)), {"x": random_inputs(2, 4)}, tmp_path / "model", recipe, dims=dims, reset=reset)
+    assert artifact.manifest.stateful
+    num_sets = len(artifact.manifest.golden)
+    assert num_sets > 1
+    assert answers_as_python_says(program, artifact) == ["output"] * (num_sets if reset else 1)
 
 
 @pytest.mark.slow
@@ -343,6 +338,10 @@ def test_what_it_cannot_serve_is_told(program: Path, portable: Frozen, scripted:
     assert "names '../all.pt', which is outside" in says(payloads=(replace(payload, path="../all.pt"),))
     assert f"names no {GOLDEN_INPUTS}" in says(files=())
     assert "holds no golden set" in says(golden=())
+    step = replace(payload, dims=(replace(BATCH, min=2, multiple_of=2),))
+    assert 'no payload serves the sizes {"batch":1}' in says(payloads=(step,))
+    point = GoldenSet(point={"batch": 3}, native_rmse={})
+    assert 'no payload serves the sizes {"batch":3}' in says(payloads=(step,), golden=(point,))
     (copied.folder / "manifest.json").write_text('{"format_version": 1}')
     assert re.search(r"copied/manifest.json is no Coldpress manifest: .*; pull the artifact again", refused(program, copied))
 
