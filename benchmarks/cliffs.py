@@ -274,9 +274,9 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
     folder = Path(job["folder"])
     torch.set_num_threads(job["num_threads"])
-    payloads = Candidate.read(folder).payloads
-    payload = payloads[0] if job["shape"] == "static" else payloads[-1]
-    run = lowering_module(payload.kind).open_payload(folder / payload.path)
+    candidate = Candidate.read(folder)
+    payload = candidate.payloads[0 if job["shape"] == "static" else -1]
+    run = lowering_module(payload.kind).open_payload(folder / payload.path, candidate.settings)
     inputs = safetensors.torch.load_file(folder / "inputs.safetensors")
     answers = safetensors.torch.load_file(folder / "answers.safetensors")
     with torch.no_grad():

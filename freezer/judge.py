@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from freezer.build import Candidate
@@ -18,21 +17,18 @@ from freezer.device_class import PORTABLE
 from freezer.drift import Call, DriftReport, Gate, assess
 from freezer.errors import JudgeError
 from freezer.frozen_model import FrozenModel
-from freezer.latency import Sampling, Speedup, sample, speedup
+from freezer.latency import Sampling, Speedup, speedup
 from freezer.limits import Limits, SamplingPolicy
 from freezer.migration import Entrant, Migration, compare
 from freezer.outputs import leaves_of
 from freezer.recipes import EAGER
 from freezer.reference import Reference, Runner, run_calls, run_reference
-from freezer.samples import InputSet, generate_at, needs_range, resize
 from freezer.sources import weights_digest
-from freezer.subject import Subject, bind
+from freezer.subject import Subject
 from freezer.target import Target, threads
+from freezer.timing import time_at, without_grad
 
 Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
-
-NUM_TIMED_INPUTS = 4
-"""Distinct inputs that rotate while timing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +104,9 @@ def judge(
         opened, trials, answers = _try_all(subject, candidates, reference, gate)
         passing = [trial for trial in trials if trial.problem is None]
         point = subject.spec.first_point()
-        sampling = _time(subject, [(t, opened[t.candidate.recipe]) for t in passing], policy, point) if passing else None
-        eager_metric = None if task_metric is None else task_metric(partial(_call_eager, subject.fresh()))
+        timed = {trial.candidate.recipe: opened[trial.candidate.recipe] for trial in passing}
+        sampling = time_at(point, subject, timed, policy) if timed else None
+        eager_metric = None if task_metric is None else task_metric(partial(without_grad, subject.fresh()))
         trials = [_measured(t, subject, sampling, len(passing), policy, task_metric) for t in trials]
     eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
     verdict, reason, winner, best = _decide(trials, sampling, target, limits)
@@ -207,45 +204,6 @@ def _runner(model: FrozenModel, subject: Subject) -> Runner:
     return Runner(call=run, reset=None if subject.reset is None else model.preserved[subject.reset])
 
 
-def _time(
-    subject: Subject, passing: Sequence[tuple[Trial, FrozenModel]], policy: SamplingPolicy, point: Mapping[str, int]
-) -> Sampling:
-    """Time eager and all passing candidates at a point."""
-    inputs = inputs_at(subject, point)
-    # Every entrant has copies of its own, in the form that a caller gives them: what puts them together is not timed.
-    eager = subject.fresh()
-    entrants: dict[str, list[Callable[[], Any]]] = {EAGER: _calls(partial(_call_eager, eager), subject, inputs)}
-    resets: dict[str, Callable[[], object]] = {}
-    for trial, model in passing:
-        entrants[trial.candidate.recipe] = _calls(model, subject, inputs)
-    if subject.reset is not None:
-        resets = {trial.candidate.recipe: model.preserved[subject.reset] for trial, model in passing}
-        resets[EAGER] = partial(_call_eager, getattr(eager, subject.reset))
-    return sample(entrants, policy, resets)
-
-
-def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
-    bound = [bind(subject.spec, item.cloned()) for item in inputs]
-    return [partial(model, *args, **kwargs) for args, kwargs in bound]
-
-
-def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
-    """Distinct input sets at a point: the subject's own, then others cut or repeated to size, then generated ones."""
-    own = [item for item in subject.sets if dict(item.point) == dict(point)]
-    own += [resize(item, subject.spec, point) for item in subject.sets if dict(item.point) != dict(point)]
-    found: list[InputSet] = []
-    for item in own:
-        if len(found) < NUM_TIMED_INPUTS and not any(_equal(item, other) for other in found):
-            found.append(item)
-    if any(needs_range(item) for item in subject.spec.tensors):
-        return found  # such inputs come from samples alone
-    return [*found, *(generate_at(subject.spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
-
-
-def _equal(one: InputSet, other: InputSet) -> bool:
-    return all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
-
-
 def _measured(
     trial: Trial,
     subject: Subject,
@@ -266,11 +224,6 @@ def _measured(
         speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
         task_metric=None if task_metric is None else task_metric(trial.candidate.open(subject)),
     )
-
-
-def _call_eager(model: Any, *args: Any, **kwargs: Any) -> Any:
-    with torch.no_grad():
-        return model(*args, **kwargs)
 
 
 def _decide(

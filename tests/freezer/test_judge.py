@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError
-from freezer.judge import inputs_at
 from freezer.latency import Speedup
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.limits import Limits
 from freezer.sources import weights_digest
 from freezer.spec import declared_spec
 from freezer.subject import prepare
+from freezer.timing import inputs_at
 from tests.models import (
     AttributeCounter,
     BakedCounter,

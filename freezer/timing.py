@@ -1,0 +1,68 @@
+"""Time eager and candidates side by side, at one point: which inputs they are called with, and what is reset between blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from freezer.frozen_model import FrozenModel
+from freezer.latency import Sampling, sample
+from freezer.limits import SamplingPolicy
+from freezer.recipes import EAGER
+from freezer.samples import InputSet, generate_at, needs_range, resize
+from freezer.subject import Subject, bind
+
+NUM_TIMED_INPUTS = 4
+"""Distinct inputs that rotate while timing."""
+
+
+def time_at(point: Mapping[str, int], subject: Subject, candidates: Mapping[str, FrozenModel], policy: SamplingPolicy) -> Sampling:
+    """Time eager and candidates, interleaved, at a point.
+
+    Args:
+        point: sizes of the named dims.
+        subject: the model; a copy of it is the eager entrant.
+        candidates: by recipe, those that passed the drift gate.
+        policy: of the sampling.
+    """
+    inputs = inputs_at(subject, point)
+    # Every entrant has copies of its own, in the form that a caller gives them: what puts them together is not timed.
+    eager = subject.fresh()
+    entrants: dict[str, list[Callable[[], Any]]] = {EAGER: _calls(partial(without_grad, eager), subject, inputs)}
+    entrants |= {recipe: _calls(model, subject, inputs) for recipe, model in candidates.items()}
+    resets: dict[str, Callable[[], object]] = {}
+    if subject.reset is not None:
+        resets = {recipe: model.preserved[subject.reset] for recipe, model in candidates.items()}
+        resets[EAGER] = partial(without_grad, getattr(eager, subject.reset))
+    return sample(entrants, policy, resets)
+
+
+def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function gives with gradients off, as a frozen model is called."""
+    with torch.no_grad():
+        return function(*args, **kwargs)
+
+
+def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
+    bound = [bind(subject.spec, item.cloned()) for item in inputs]
+    return [partial(model, *args, **kwargs) for args, kwargs in bound]
+
+
+def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
+    """Distinct input sets at a point: the subject's own, then others cut or repeated to size, then generated ones."""
+    own = [item for item in subject.sets if dict(item.point) == dict(point)]
+    own += [resize(item, subject.spec, point) for item in subject.sets if dict(item.point) != dict(point)]
+    found: list[InputSet] = []
+    for item in own:
+        if len(found) < NUM_TIMED_INPUTS and not any(_equal(item, other) for other in found):
+            found.append(item)
+    if any(needs_range(item) for item in subject.spec.tensors):
+        return found  # such inputs come from samples alone
+    return [*found, *(generate_at(subject.spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
+
+
+def _equal(one: InputSet, other: InputSet) -> bool:
+    return all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
