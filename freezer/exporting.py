@@ -28,7 +28,7 @@ from freezer.subject import Subject
 
 DIFFERS = "CP-EXPORT-DIFFERS"
 DIMS = "CP-EXPORT-DIMS"
-_COMPARED = re.compile(r"Could not guard on data-dependent expression \S+ [<>=!]")
+_COMPARED = re.compile(r"Could not guard on data-dependent expression (\w+ [<>=!]|Eq\(|Ne\()")
 _VIOLATED = re.compile(r"^Constraints violated \((?P<names>[^)]*)\)")
 _FIXED = "specialized it to be a constant"
 _MAX_CONDITIONS = 2
