@@ -26,6 +26,7 @@ from freezer.assemble import assemble
 from freezer.build import Candidate, build
 from freezer.device_class import PORTABLE, auto_classes, detect
 from freezer.errors import FreezeError, SpecError
+from freezer.generators import generators_kept
 from freezer.judge import Judgement, TaskMetric, judge
 from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import select
@@ -99,7 +100,8 @@ def freeze(
     """
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
-    subject = prepare(name, model, spec, [example], fill_up=True, preserve=preserve, reset=reset)
+    with generators_kept():
+        subject = prepare(name, model, spec, [example], fill_up=True, preserve=preserve, reset=reset)
     return freeze_subject(
         subject,
         out=Path(out),
@@ -201,8 +203,7 @@ def freeze_subject(
     wanted = auto_classes(detect().classes)[0] if device_class == "auto" else device_class
     target = target_here(wanted, num_threads)
     provenance = {**provenance, "weights": weights_digest(subject.model)}
-    # Compilers and models draw random numbers; the caller's stream goes on as if nothing had happened.
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as work, torch.random.fork_rng(devices=[]):
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
         result = _freeze_for(subject, target, recipes, Path(work), out, limits, policy, task_metric, provenance)
         if result.verdict != "kept-eager":
             return result

@@ -6,15 +6,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from freezer.artifact import Artifact
 from freezer.freeze import FreezeResult, freeze
 from freezer.store import Store
 from tests.models import Mlp, TinyConv, seeded
+from tests.snapshots import model_state, process_state
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs
 
 
@@ -45,18 +46,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """A model, what freezing it gave, and what freezing did to the model and to the random numbers of its caller."""
+    """A model, what freezing it gave, and what the model and the process were before and after."""
 
     model: nn.Module
     result: FreezeResult
     artifact: Artifact
-    state_before: dict[str, Tensor]
-    random_before: Tensor
-    random_after: Tensor
+    before: dict[str, Any]
+    after: dict[str, Any]
 
 
 def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, device_class: str) -> Frozen:
-    state, random = {key: tensor.clone() for key, tensor in model.state_dict().items()}, torch.get_rng_state()
+    before = {"model": model_state(model), **process_state()}
     result = freeze(
         model,
         {"x": x},
@@ -73,9 +73,8 @@ def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, de
         model=model,
         result=result,
         artifact=result.artifact,
-        state_before=state,
-        random_before=random,
-        random_after=torch.get_rng_state(),
+        before=before,
+        after={"model": model_state(model), **process_state()},
     )
 
 
