@@ -24,6 +24,9 @@ NO_OPERATORS = frozenset(
 )
 """Kinds of nodes that compute nothing: constants, reads of attributes, and what puts values together and takes them apart."""
 
+_LONG_CHAIN = 100
+"""Views of views that are followed back to an attribute."""
+
 Path = tuple[str, ...]
 """Names from the module to one of its attributes."""
 
@@ -35,20 +38,22 @@ def inlined(module: Any, method: str) -> Any:
 
 def _with_own_forks(graph: Any) -> Any:
     """The graph, with copies of the graphs that it forks: a copied graph shares them with the first."""
-    for node in walk(graph):
-        if node.kind() == "prim::fork":
-            copied = node.g("Subgraph").copy()
-            torch._C._jit_pass_inline(copied)
-            node.g_("Subgraph", _with_own_forks(copied))
+    for node in graph.findAllNodes("prim::fork"):
+        copied = node.g("Subgraph").copy()
+        torch._C._jit_pass_inline(copied)
+        node.g_("Subgraph", _with_own_forks(copied))
     return graph
 
 
 def walk(block: Any) -> Iterator[Any]:
-    """The nodes of a graph or block and of the blocks within."""
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from walk(inner)
+    """The nodes of a graph or block, then those of the blocks within."""
+    waiting = [block]
+    while waiting:
+        for node in waiting.pop(0).nodes():
+            yield node
+            kind = node.kind()
+            if kind.startswith("prim::") and kind not in NO_OPERATORS:  # asking for blocks costs more than all the rest
+                waiting.extend(node.blocks())
 
 
 def operators(graph: Any) -> Counter[str]:
@@ -57,7 +62,7 @@ def operators(graph: Any) -> Counter[str]:
     for node in walk(graph):
         if node.kind() not in NO_OPERATORS:
             found[node.kind()] += 1
-        if node.hasAttribute("Subgraph"):
+        if node.kind() == "prim::fork":
             found += operators(node.g("Subgraph"))
     return found
 
@@ -88,17 +93,16 @@ class Scope:
 
     def forked(self) -> Iterator[Scope]:
         """The scopes of the tasks that the graph forks."""
-        for node in walk(self.graph):
-            if node.kind() == "prim::fork":
-                graph = node.g("Subgraph")
-                given = zip(graph.inputs(), node.inputs(), strict=True)
-                paths = {inner.unique(): self._path(outer) for inner, outer in given}
-                yield Scope(graph=graph, owners={key: path for key, path in paths.items() if path is not None})
+        for node in self.graph.findAllNodes("prim::fork"):
+            graph = node.g("Subgraph")
+            given = zip(graph.inputs(), node.inputs(), strict=True)
+            paths = {inner.unique(): self._path(outer) for inner, outer in given}
+            yield Scope(graph=graph, owners={key: path for key, path in paths.items() if path is not None})
 
     def reads(self) -> Iterator[tuple[Path, Any]]:
         """Each read of an attribute that is no submodule or other object, with its node; those of forked tasks are left out."""
-        for node in walk(self.graph):
-            if node.kind() == "prim::GetAttr" and not isinstance(node.output().type(), torch._C.ClassType):
+        for node in self.graph.findAllNodes("prim::GetAttr"):
+            if not isinstance(node.output().type(), torch._C.ClassType):
                 path = self.attribute(node)
                 if path is not None:
                     yield path, node
@@ -128,6 +132,14 @@ def attribute_of(module: Any, path: Path) -> Any:
     for name in path:
         module = module.getattr(name)
     return module
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an attribute's value: itself, or those in its lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,9 +184,24 @@ def _note_mutations(scope: Scope, method: str, found: dict[Path, Mutation]) -> N
     writes = [(node, given) for node in walk(scope.graph) for given in _written(node)]
     for path, node in scope.reads():
         if path not in found and aliases.has_writers(node.output()):
-            writer = next((w for w, given in writes if aliases.may_contain_alias(node.output(), given)), None)
-            how = f"changes it in place ({writer.kind()})" if writer else "may change it, as the alias analysis finds"
-            found[path] = Mutation(method=method, how=how, line=_line(writer) if writer else None)
+            mine = [(writer, given) for writer, given in writes if aliases.may_contain_alias(node.output(), given)]
+            sure = [writer for writer, given in mine if _viewed(scope, given) == path]
+            writer = (sure or [writer for writer, _ in mine] or [None])[0]
+            how = "changes it in place" if sure else "may change it in place, as far as the alias analysis can tell"
+            kind = f" ({writer.kind()})" if writer else ""
+            found[path] = Mutation(method=method, how=f"{how}{kind}", line=_line(writer) if writer else None)
+
+
+def _viewed(scope: Scope, value: Any) -> Path | None:
+    """The attribute that a value is, or is a view of, by a chain of first inputs; None where there is no such chain."""
+    for _ in range(_LONG_CHAIN):
+        node = value.node()
+        if node.kind() == "prim::GetAttr":
+            return scope.attribute(node)
+        if not node.inputsSize() or node.kind() == "prim::Param":
+            return None
+        value = node.inputsAt(0)
+    return None
 
 
 def _line(node: Any) -> str | None:
@@ -196,5 +223,5 @@ def _written(node: Any) -> list[Any]:
 
 def tensor_constants(graphs: Collection[Any]) -> list[Tensor]:
     """The tensors that graphs hold as constants."""
-    values = [node.output().toIValue() for graph in graphs for node in walk(graph) if node.kind() == "prim::Constant"]
-    return [value for value in values if isinstance(value, Tensor)]
+    nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
+    return [tensor for node in nodes for tensor in tensors_in(node.output().toIValue())]

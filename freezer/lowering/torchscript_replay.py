@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.lowering.torchscript_graphs import Path, attribute_of, has_attribute, inlined, operators, scopes, walk
+from freezer.lowering.torchscript_graphs import Path, attribute_of, has_attribute, inlined, operators, scopes, tensors_in
 from freezer.report import Change
 
 _DROPOUTS = ("aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::feature_dropout_")
@@ -30,7 +30,7 @@ DEAD, MERGED, SIMPLIFIED = "operators without effect removed", "common subexpres
 COMPUTED, BRANCHES, UNROLLED = "operators computed into constants", "branches decided", "loops unrolled"
 COMPUTED_OR_DEAD = "operators computed into constants, or in branches that are never taken"
 APPENDED = "appends to lists replaced by the lists"
-NO_OPS = "detach removed"
+NO_OPS, CASTS = "detach removed", "casts of autocast regions written out"
 
 NUMERIC_PASSES: Mapping[str, str] = {
     "fold_frozen_conv_bn": "batch norms folded into convolutions",
@@ -77,8 +77,13 @@ def clean_up(module: Any, frozen: Any, methods: Sequence[str]) -> tuple[Change, 
     for method in methods:
         graph = inlined(module, method)
         _make_constants(graph, module, frozen, tensors=True)
-        _optimize(graph, counts)
-        left, expected = operators(graph), operators(frozen._get_method(method).graph)
+        for scope in scopes(graph):
+            _clean_up(_Replay(scope.graph, counts))
+        replay, expected = _Replay(graph, counts), operators(frozen._get_method(method).graph)
+        if _but(replay.ops, "aten::detach") != _but(expected, "aten::detach"):
+            _pass("lower_all_tuples")(graph)  # torch lowers simple ones alone; the operators that then have no use are the same
+            replay.run("dce_graph", DEAD)
+        left = replay.ops
         counts.add(NO_OPS, left["aten::detach"] - expected["aten::detach"])
         if _but(left, "aten::detach") != _but(expected, "aten::detach"):
             raise UntoldError(f"the clean-up of `{method}` left other operators than its replay")
@@ -86,13 +91,14 @@ def clean_up(module: Any, frozen: Any, methods: Sequence[str]) -> tuple[Change, 
 
 
 def used_attributes(module: Any, frozen: Any, methods: Sequence[str]) -> set[Path]:
-    """Parameters, buffers and other tensors that calls read, once the branches are gone that frozen numbers and flags decide."""
+    """Tensors, and what holds tensors, that calls read, once the branches are gone that frozen numbers and flags decide."""
     used: set[Path] = set()
     for method in methods:
         graph = inlined(module, method)
         _make_constants(graph, module, frozen, tensors=False)
-        _optimize(graph, _Counts())
-        used |= {path for scope in scopes(graph) for path, node in scope.reads() if node.hasUses()}
+        for scope in scopes(graph):
+            _clean_up(_Replay(scope.graph, None))
+            used |= {path for path, node in scope.reads() if node.hasUses()}
     return used
 
 
@@ -115,12 +121,13 @@ def optimizations(frozen: Any, final: Any, methods: Sequence[str], *, numerics: 
         if method == "forward":  # the pass takes a module, and looks at this method alone
             _pass("remove_dropout")(frozen)
         counts.add(DROPOUT, before - _num_dropouts(graph))
-        sliced = operators(graph)["aten::slice"]
+        sliced = len(graph.findAllNodes("aten::slice"))
         _pass("concat_frozen_linear")(graph)
-        counts.add(CONCAT, operators(graph)["aten::slice"] - sliced)
-        while numerics and sum(_removed(counts, name, graph, told) for name, told in NUMERIC_PASSES.items()):
+        counts.add(CONCAT, len(graph.findAllNodes("aten::slice")) - sliced)
+        replay = _Replay(graph, counts)
+        while numerics and sum(replay.run(name, told) for name, told in NUMERIC_PASSES.items()) > 0:
             pass
-        left, expected = operators(graph), operators(final._get_method(method).graph)
+        left, expected = replay.ops, operators(final._get_method(method).graph)
         counts.add(DROPOUT, sum(left[kind] - expected[kind] for kind in _DROPOUTS))
         if _but(left, *_DROPOUTS) != _but(expected, *_DROPOUTS):
             raise UntoldError(f"the optimization of `{method}` left other operators than its replay")
@@ -139,61 +146,73 @@ def optimizations_at_load(final: Any, methods: Sequence[str]) -> tuple[Change, .
         _pass("fuse_frozen_conv_add_relu")(graph)
         counts.add(FUSED, sum(count for kind, count in operators(graph).items() if "cudnn_convolution" in kind))
         _pass("convert_frozen_ops_to_mkldnn")(graph)
-        linears = [node for node in walk(graph) if node.kind() == "aten::linear"]
+        linears = graph.findAllNodes("aten::linear")
         moved = sum(node.inputsAt(1).node().kind() == "prim::ConstantMKLDNNTensor" for node in linears)
-        counts.add(MKLDNN, operators(graph)["prim::mkldnn_convolution"] + moved)
+        counts.add(MKLDNN, len(graph.findAllNodes("prim::mkldnn_convolution")) + moved)
+        num_linears = len(linears)
+        del linears  # the next pass destroys some of these nodes
         _pass("transpose_frozen_linear")(graph)
-        counts.add(TRANSPOSED, len(linears) - operators(graph)["aten::linear"])
+        counts.add(TRANSPOSED, num_linears - len(graph.findAllNodes("aten::linear")))
     return counts.changes()
 
 
-def _optimize(graph: Any, counts: _Counts) -> None:
-    for scope in scopes(graph):
-        _Optimization(scope.graph, counts).run()
+class _Replay:
+    """Passes on one graph, and how many operators each took away.
+
+    Attributes:
+        ops: the operators that the graph has now; none where nobody counts.
+    """
+
+    def __init__(self, graph: Any, counts: _Counts | None) -> None:
+        self.graph = graph
+        self.ops: Counter[str] = Counter() if counts is None else operators(graph)
+        self._counts = counts
+
+    def run(self, name: str, told: str) -> int:
+        """Run a pass; how many operators it took away, which is counted as `told`."""
+        before = self.ops.total()
+        self._run(name)
+        self.count(told, before - self.ops.total())
+        return before - self.ops.total()
+
+    def propagate_constants(self) -> None:
+        before = self.ops
+        self._run("constant_propagation")
+        branches = before["prim::If"] - self.ops["prim::If"]
+        self.count(BRANCHES, branches)
+        self.count(COMPUTED_OR_DEAD if branches else COMPUTED, before.total() - self.ops.total() - branches)
+
+    def unroll(self) -> bool:
+        """Whether loops were unrolled."""
+        before = len(self.graph.findAllNodes("prim::Loop"))
+        self._run("constant_loop_unrolling")
+        after = len(self.graph.findAllNodes("prim::Loop"))
+        self.count(UNROLLED, before - after)
+        return before != after
+
+    def count(self, told: str, count: int) -> None:
+        if self._counts is not None:
+            self._counts.add(told, count)
+
+    def _run(self, name: str) -> None:
+        _pass(name)(self.graph)
+        if self._counts is not None:
+            self.ops = operators(self.graph)
 
 
-class _Optimization:
-    """C++'s runOptimization on a graph whose attributes are constants, counted."""
-
-    def __init__(self, graph: Any, counts: _Counts) -> None:
-        self._graph, self._counts = graph, counts
-
-    def run(self) -> None:
-        _pass("erase_shape_information")(self._graph)  # what a trace saw of its one example says nothing of others
-        self._removed("dce_graph", DEAD)
-        self._removed("cse", MERGED)
-        self._removed("peephole", SIMPLIFIED)
-        self._propagate_constants()
-        _pass("constant_pooling")(self._graph)
-        before = operators(self._graph)
-        _pass("constant_loop_unrolling")(self._graph)
-        after = operators(self._graph)
-        self._counts.add(UNROLLED, before["prim::Loop"] - after["prim::Loop"])
-        if after != before:
-            self._removed("remove_mutation", APPENDED)
-            self._removed("peephole", SIMPLIFIED)
-            self._propagate_constants()
-        self._removed("cse", MERGED)
-
-    def _removed(self, name: str, told: str) -> None:
-        _removed(self._counts, name, self._graph, told)
-
-    def _propagate_constants(self) -> None:
-        before = operators(self._graph)
-        _pass("constant_propagation")(self._graph)
-        after = operators(self._graph)
-        branches = before["prim::If"] - after["prim::If"]
-        self._counts.add(BRANCHES, branches)
-        self._counts.add(COMPUTED_OR_DEAD if branches else COMPUTED, before.total() - after.total() - branches)
-
-
-def _removed(counts: _Counts, name: str, graph: Any, told: str) -> bool:
-    """Run a pass and count the operators that it took away; whether it took any."""
-    before = operators(graph).total()
-    _pass(name)(graph)
-    count = before - operators(graph).total()
-    counts.add(told, count)
-    return count > 0
+def _clean_up(replay: _Replay) -> None:
+    """What C++'s runOptimization does to a graph whose attributes are constants, with the pass for autocast before it."""
+    replay.count(CASTS, -replay.run("autocast", CASTS))
+    replay.run("dce_graph", DEAD)
+    replay.run("cse", MERGED)
+    replay.run("peephole", SIMPLIFIED)
+    replay.propagate_constants()
+    _pass("constant_pooling")(replay.graph)
+    if replay.unroll():
+        replay.run("remove_mutation", APPENDED)
+        replay.run("peephole", SIMPLIFIED)
+        replay.propagate_constants()
+    replay.run("cse", MERGED)
 
 
 def _pass(name: str) -> Callable[[Any], Any]:
@@ -204,11 +223,15 @@ def _pass(name: str) -> Callable[[Any], Any]:
 
 
 def _make_constants(graph: Any, module: Any, frozen: Any, *, tensors: bool) -> None:
-    """Put constants in place of the attributes that freezing made constants; of those that are no tensors, or of all."""
+    """Put constants in place of the attributes that freezing made constants; of those that hold no tensors, or of all.
+
+    What a trace saw of its one example is forgotten first: it says nothing of others. The constants' own shapes are known.
+    """
     for scope in scopes(graph):
+        _pass("erase_shape_information")(scope.graph)
         for path, node in list(scope.reads()):
             value = attribute_of(module, path)
-            if has_attribute(frozen, path) or (isinstance(value, Tensor) and not tensors):
+            if has_attribute(frozen, path) or (tensors_in(value) and not tensors):
                 continue
             with scope.graph.insert_point_guard(node):
                 constant = scope.graph.insertConstant(value.detach() if isinstance(value, Tensor) else value)
@@ -216,8 +239,7 @@ def _make_constants(graph: Any, module: Any, frozen: Any, *, tensors: bool) -> N
 
 
 def _num_dropouts(graph: Any) -> int:
-    found = operators(graph)
-    return sum(found[kind] for kind in _DROPOUTS)
+    return sum(len(graph.findAllNodes(kind)) for kind in _DROPOUTS)
 
 
 def _but(found: Counter[str], *kinds: str) -> dict[str, int]:

@@ -16,11 +16,13 @@ from freezer.lowering.texts import torchscript_texts
 from freezer.lowering.torchscript_graphs import (
     Mutation,
     Path,
+    attribute_of,
     has_attribute,
     inlined,
     mutations,
     operators,
     tensor_constants,
+    tensors_in,
 )
 from freezer.lowering.torchscript_replay import UntoldError, clean_up, optimizations, optimizations_at_load, used_attributes
 from freezer.phases import timed
@@ -97,7 +99,8 @@ def report_freezing(freezing: Freezing) -> Report:
     changed = mutations(graphs)
     changes, at_load, notes, used = _changes(freezing)
     gone = [path for path in tensors if used is not None and not has_attribute(after, path)]
-    read = {identity_of(tensors[path]) for path in used or () if path in tensors}  # a trace reads tied ones by one name
+    # By identity: a trace reads tied tensors by one name, and an LSTM its weights in a list.
+    read = {identity_of(tensor) for path in used or () for tensor in tensors_in(attribute_of(before, path))}
     constants = [path for path in gone if identity_of(tensors[path]) in read]
     found = [tensors[path] for path in constants]
     return Report(

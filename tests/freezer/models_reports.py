@@ -156,3 +156,43 @@ class Holder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.model(x)
         return out
+
+
+class Recurrent(nn.Module):
+    """An LSTM, whose weights TorchScript reads from a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lstm(x)[0]
+        return out.relu()
+
+
+class Mixed(nn.Module):
+    """A linear layer in a region of autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out: Tensor = self.linear(x)
+        return out
+
+
+class Viewing(nn.Module):
+    """Writes into what is its buffer for some inputs, and its input for others."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        written = self.total if x.dim() > 2 else x.clone()
+        written.add_(1.0)
+        return written

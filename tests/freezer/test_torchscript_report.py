@@ -16,6 +16,7 @@ from freezer.lowering.torchscript_graphs import operators
 from freezer.lowering.torchscript_replay import (
     APPENDED,
     BRANCHES,
+    CASTS,
     COMPUTED,
     DROPOUT,
     MERGED,
@@ -28,7 +29,21 @@ from freezer.lowering.torchscript_replay import (
 from freezer.lowering.torchscript_report import Freezing, report_freezing, report_unfrozen
 from freezer.report import Kept, Preserved, Report
 from freezer.source_lines import line_of_node, line_of_stack
-from tests.freezer.models_reports import Adding, Arithmetic, ConvNet, Forking, Heads, Holder, Looping, Repeating, Stateful, Tied
+from tests.freezer.models_reports import (
+    Adding,
+    Arithmetic,
+    ConvNet,
+    Forking,
+    Heads,
+    Holder,
+    Looping,
+    Mixed,
+    Recurrent,
+    Repeating,
+    Stateful,
+    Tied,
+    Viewing,
+)
 from tests.lines import place_of
 from tests.steps import random_inputs
 
@@ -130,6 +145,30 @@ def test_what_a_model_forks_is_looked_into_and_left_as_it_is() -> None:
     assert report.constants == ("linear.weight", "linear.bias")
     assert report.ops_after["aten::linear"] == 1
     assert after(ROW).shape == ROW.shape
+
+
+def test_weights_that_are_read_from_a_list_are_constants_too() -> None:
+    report, _ = frozen(Recurrent())
+    assert counts(report)[MERGED] > 0
+    assert report.constants == tuple(f"lstm.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    assert (report.unused, report.folded_bytes) == ((), 0)
+
+
+def test_the_casts_of_autocast_are_told() -> None:
+    report, after = frozen(Mixed())
+    assert counts(report)[CASTS] == 3, "of the input, the weight and the bias"
+    assert operators(after.graph)["aten::_autocast_to_reduced_precision"] == 1, "those of the constants are computed"
+    assert report.folded_bytes == 2 * (16 + 4)
+
+
+def test_what_may_be_changed_is_told_apart_from_what_is() -> None:
+    report, _ = frozen(Viewing())
+    where = place_of(Viewing.forward, "add_")
+    assert report.kept == (
+        Kept(
+            name="total", reason=f"`forward` may change it in place, as far as the alias analysis can tell (aten::add_) at {where}"
+        ),
+    )
 
 
 @pytest.mark.parametrize("x", [ROW, None], ids=["traced", "scripted"])
