@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ def copied(model: nn.Module) -> nn.Module:
     """A deep copy of a model, as it is served: without torch.compile's wrappers and backward hooks, which serving never calls.
 
     Tensors that copy.deepcopy refuses are copied all the same: those that a hook computes (torch.nn.utils.weight_norm), and sparse
-    ones in a compressed layout.
+    ones in a compressed layout. Scripted functions, which nothing changes and nothing copies, are shared.
     """
     with torch.no_grad():  # else a copied ScriptModule's parameters are no leaves, and .double() warns of them
         memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in _refused(model)}
+        memo |= {id(function): function for function in _functions([vars(module) for module in _plain_modules(model)])}
         whole: nn.Module = _unwrapped(copy.deepcopy(model, memo))
     for module in whole.modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -32,9 +34,21 @@ def copied(model: nn.Module) -> nn.Module:
 
 def _refused(model: nn.Module) -> list[Tensor]:
     """The tensors of a model that copy.deepcopy refuses."""
-    parts = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    held = [value for module in parts for value in (*vars(module).values(), *module._buffers.values())]
+    held = [value for module in _plain_modules(model) for value in (*vars(module).values(), *module._buffers.values())]
     return [item for item in held if isinstance(item, Tensor) and (not item.is_leaf or item.layout in _COMPRESSED)]
+
+
+def _functions(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The scripted functions in attributes, and in lists, tuples and dicts of them."""
+    if isinstance(value, torch.jit.ScriptFunction):
+        yield value
+    elif depth and isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _functions(item, depth - 1)
+
+
+def _plain_modules(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
 
 
 def _unwrapped(module: Any) -> Any:
