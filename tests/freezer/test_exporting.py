@@ -150,7 +150,8 @@ def test_a_size_of_one_that_torch_export_takes_for_another_is_found() -> None:
 
     message = (
         r"^the exported program differs from the model on input set 0 \(batch=1\): output 'output' is off by up to .*, since "
-        r"torch\.export takes batch for larger than 1; declare `dims: {batch: {min: 2, max: 16}}`, or ask for no such size in forward$"
+        r"torch\.export takes batch for larger than 1; declare `dims: {batch: {min: 2, max: 16}}`, or ask for no such size in "
+        r"forward$"
     )
     with pytest.raises(CaptureError, match=message) as caught:
         export(at_least_two)
