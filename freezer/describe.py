@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from freezer.describe_report import describe_freezing
+from freezer.describe_report import describe_freezing, size_text
 from freezer.manifest import Manifest, Payload
 from freezer.spec import Dim, NestedSpec, TensorSpec
 
@@ -55,7 +55,7 @@ def _sizes(dim: Dim) -> str:
 def _payload(payload: Payload) -> str:
     sizes = [_sizes(dim) for dim in payload.dims]
     threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
-    return ", ".join([f"{payload.path}: {payload.size_bytes / 1e6:.1f} MB", threads, *sizes])
+    return ", ".join([f"{payload.path}: {size_text(payload.size_bytes)}", threads, *sizes])
 
 
 def _drift(manifest: Manifest) -> str:

@@ -43,7 +43,7 @@ def describe_freezing(freezing: Mapping[str, Any], recipe: Mapping[str, Any]) ->
 
 def describe_report(report: Report) -> Iterator[tuple[str, str]]:
     """Names and values of one payload's report."""
-    yield "operators", f"{sum(report.ops_before.values())} -> {sum(report.ops_after.values())}: {_kinds(report)}"
+    yield "operators", f"{operators_text(report)}: {_kinds(report)}"
     for name, changes in (("done", report.changes), ("done at load", report.changes_at_load)):
         if changes:
             yield name, "; ".join(change_text(change) for change in changes)
@@ -77,6 +77,12 @@ def tried_text(row: Mapping[str, str]) -> str:
         if "payload" in row
         else ", ".join(row.values())
     )
+
+
+def operators_text(report: Report) -> str:
+    """How many operators there were and are."""
+    before, after = sum(report.ops_before.values()), sum(report.ops_after.values())
+    return f"{before}, as before" if report.ops_before == report.ops_after else f"{before} -> {after}"
 
 
 def change_text(change: Change) -> str:
@@ -120,6 +126,8 @@ def strides_text(equal: bool | None) -> str:
 
 def size_text(num_bytes: int) -> str:
     """Bytes for people."""
+    if num_bytes < 1e3:
+        return f"{num_bytes} bytes"
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 
 

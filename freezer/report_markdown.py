@@ -11,6 +11,7 @@ from freezer.describe_report import (
     kinds_by_number,
     listed,
     migration_text,
+    operators_text,
     phases_text,
     size_text,
     strides_text,
@@ -77,8 +78,8 @@ def freezing_markdown(
 
 def _report(report: Report) -> Iterator[str]:
     before, after = size_text(report.size_before_bytes), size_text(report.size_after_bytes)
-    num_before, num_after = sum(report.ops_before.values()), sum(report.ops_after.values())
-    yield f"- {num_before} operators became {num_after}; {before} of parameters and buffers became a payload of {after}"
+    yield f"- operators: {operators_text(report)}"
+    yield f"- size: {before} of parameters and buffers -> {after}"
     if report.num_constants or report.folded_bytes:
         yield f"- became constants: {constants_text(report)}" + (f" ({_names(report.constants)})" if report.constants else "")
     if report.unused:
@@ -111,7 +112,11 @@ def _operators(report: Report) -> Iterator[str]:
     rest = kinds[MAX_KINDS:]
     if rest:
         rows.append([f"{len(rest)} others", str(sum(item[1] for item in rest)), str(sum(item[2] for item in rest))])
-    if rows:
+    if not rows:
+        return
+    if report.ops_before == report.ops_after:
+        yield from _table(("operator", "number"), [row[:2] for row in rows])
+    else:
         yield from _table(("operator", "before", "after"), rows)
 
 

@@ -36,8 +36,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         _check_kept(before, captured.preserve, captured.name)
         phases_s: dict[str, float] = {}
         try:
-            with timed(phases_s, "freeze"):
-                after = _frozen(before, captured.preserve, settings) if settings["freeze"] else before
+            after = before
+            if settings["freeze"]:
+                with timed(phases_s, "freeze"):
+                    after = _frozen(before, captured.preserve, settings)
             _check_kept(after, captured.preserve, "torch.jit.freeze")
             with timed(phases_s, "save"):
                 torch.jit.save(after, str(path))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.describe import describe
-from freezer.describe_report import describe_freezing, describe_report, listed
+from freezer.describe_report import describe_freezing, describe_report, listed, size_text
 from freezer.manifest import Payload
 from freezer.report import MAX_LISTED, Change, Kept, Preserved, Report
 from freezer.report_markdown import freezing_markdown, manifest_markdown
@@ -92,6 +92,18 @@ def test_the_rows_say_what_was_done_and_what_stays() -> None:
     assert said["time"] == "capture 1.50 s, freeze 0.50 s, save 0.12 s, report 0.25 s"
     assert said["build memory"] == "peak 150.0 MB"
     assert (said["guard"], said["note"]) == ("batch is at least 2", "Something is worth knowing.")
+
+
+def test_a_graph_that_is_the_same_says_so() -> None:
+    ops = {"aten::relu": 2, "aten::add": 1}
+    assert next(describe_report(Report(ops_before=ops, ops_after=ops))) == ("operators", "3, as before: aten::relu 2, aten::add 1")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(124, "124 bytes"), (12_345, "12.3 kB"), (100_000, "0.1 MB"), (2_500_000, "2.5 MB")]
+)
+def test_sizes_are_of_a_fitting_unit(num_bytes: int, text: str) -> None:
+    assert size_text(num_bytes) == text
 
 
 def test_many_kinds_are_counted_together() -> None:
