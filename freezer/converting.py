@@ -6,6 +6,7 @@ The converter is no public interface. It takes no `if` on sizes, no loop over a 
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import re
 import warnings
@@ -53,9 +54,10 @@ def convert(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[
     """
     converter = _converter()
     example = subject.set_at(point if point is not None else max(subject.spec.points(), key=lambda sizes: sum(sizes.values())))
-    source = cast(torch.jit.ScriptModule, subject.fresh())
+    source = cast(torch.jit.ScriptModule, subject.model)
     try:
         with _quietly():
+            source = _apart(subject.fresh())
             flat = flat_forward(source, subject.spec)
             program = converter(flat, tuple(example.cloned().values()), {}).convert()
     except Exception as error:
@@ -71,6 +73,14 @@ def convert(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[
             raise CaptureError(why, code=DIMS) from error.__cause__
         raise
     return replace(captured, notes=(*captured.notes, NOTE))
+
+
+def _apart(module: nn.Module) -> torch.jit.ScriptModule:
+    """A copy that shares no graph with the module, as a deep copy does: the converter writes into graphs."""
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    return cast(torch.jit.ScriptModule, torch.jit.load(file).eval())
 
 
 def _converter() -> Any:

@@ -212,5 +212,5 @@ def test_a_torchscript_source_keeps_its_names_as_it_is() -> None:
     spec = declared_spec({"x": {"shape": [2, 4]}}, {})
     subject = prepare("model", scripted(mlp()), spec, preserve=["first.weight"])
     assert captured_by(subject, "as-is").preserve == ("first.weight",)
-    with pytest.raises(CaptureError, match="an exported program keeps no attribute or method, and 'first.weight' must stay"):
+    with pytest.raises(CaptureError, match=r"an exported program keeps no attribute or method, and 'first.weight' must stay"):
         captured_by(subject, "convert")
