@@ -54,5 +54,5 @@ def share(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
 
 def is_large(module: nn.Module) -> bool:
     """Whether a module's parameters and buffers take more than LARGE_BYTES."""
-    sizes = {address_of(tensor): tensor.numel() * tensor.element_size() for tensor in tensors_of(module)}
+    sizes = {address_of(tensor) or id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors_of(module)}
     return sum(sizes.values()) > LARGE_BYTES

@@ -153,7 +153,7 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the installed torch has.
 
     Raises:
-        BuildError: it lacks one that no build can do without.
+        BuildError: it lacks one that no build can do without, or the environment forces another value on it.
     """
     from torch._inductor import config as inductor
 
@@ -163,7 +163,16 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
         raise BuildError(
             f"inductor: torch {torch.__version__} has no setting {', '.join(lacking)}; use another torch, from 2.11 on"
         )
-    return {name: value for name, value in config.items() if name in names}
+    found = {name: value for name, value in config.items() if name in names}
+    with inductor.patch(found):
+        effective = inductor.get_config_copy()
+    for name, value in found.items():  # some variables of the environment win over all that a program sets
+        if effective[name] != value:
+            raise BuildError(
+                f"inductor: the environment forces {name} to be {effective[name]!r}, and the recipe says {value!r}; unset "
+                f"TORCHINDUCTOR_{name.upper().replace('.', '_')}"
+            )
+    return found
 
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:

@@ -1,0 +1,61 @@
+"""Models made so that it is known what Inductor's freezing does to them, and what it once did wrong."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Known(nn.Module):
+    """One of everything that is counted: see `forward`. [2, 3, 8, 8] to four outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv3, self.drop = nn.Conv2d(8, 8, 1), nn.Dropout(0.5)
+        self.query, self.key, self.value = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(8, 16)
+        self.tied, self.other = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.other.weight = self.tied.weight
+        self.unused = nn.Linear(3, 3)
+        self.scale: Tensor = nn.Buffer(torch.rand(8, 1, 1) + 0.5)
+        self.left: Tensor = nn.Buffer(torch.rand(16, 16))
+        self.right: Tensor = nn.Buffer(torch.rand(16, 100))
+        self.given: Tensor = nn.Buffer(torch.rand(100))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x = torch.relu(self.norm1(self.conv1(x)))  # a batch norm, and an activation
+        x = self.norm2(self.conv2(x))  # a batch norm
+        x = self.conv3(x) * self.scale + 1.0  # a multiplication and an addition
+        x = self.drop(x)
+        y = self.drop(x.mean((2, 3)))
+        z = torch.tanh(self.query(y)) * self.key(y) + torch.sigmoid(self.value(y))  # two activations
+        z = torch.exp(z * 2) / (torch.exp(z * 2) + 1)  # two common subexpressions: the product, and the exponential
+        z = z.view(-1, 4, 4).transpose(1, 2).reshape(-1, 16)  # two views
+        z = self.other(torch.relu(self.tied(z)))  # an activation, and a weight twice
+        return z, self.given, x, y.sum() + (self.left @ self.right).sum(0)  # two operators on constants, 400 bytes
+
+
+class Scalars(nn.Module):
+    """Two convolutions, each multiplied by a number of its own, and a sum with a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x) * 2.0 + 0.5) * 3.0 - 0.25
+        return out
+
+
+class Wide(nn.Module):
+    """Linear layers over `width` numbers, some `4e-6 * layers * width ** 2` MB."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x

@@ -1,0 +1,304 @@
+"""Inductor: what its freezing did, in counts; what it would do wrong; and settings that nothing else decides."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.build import Candidate, build
+from freezer.errors import BuildError
+from freezer.freeing import tensors_of
+from freezer.lowering import inductor
+from freezer.lowering.inductor_repairs import own_cache, plain_precision, weight_packing
+from freezer.lowering.inductor_settings import COMMON, recipe_settings
+from freezer.recipes import RECIPES, Recipe
+from freezer.report import Report
+from freezer.sources import weights_digest
+from freezer.subject import Subject
+from freezer.target import target_here
+from tests.freezer.models_inductor import Known, Scalars
+from tests.models import seeded
+from tests.steps import HERE, python, random_inputs, subject_of
+
+X = random_inputs(2, 3, 8, 8)
+TARGET = target_here(HERE, torch.get_num_threads())
+BESIDE = {**RECIPES["inductor-frozen"].settings, "weights_beside_above_mb": 0.0}
+"""Settings that put even the smallest weights beside the library."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A model, what became of it, and the process's state before and after."""
+
+    subject: Subject
+    candidate: Candidate
+    report: Report
+    environment: tuple[Mapping[str, str], Mapping[str, str]]
+
+    @property
+    def payload(self) -> Path:
+        return self.candidate.folder / self.candidate.payloads[0].path
+
+    def changes(self) -> dict[str, int]:
+        return {change.name: change.count for change in self.report.changes}
+
+    def notes(self) -> dict[str, str]:
+        return {change.name: change.note for change in self.report.changes}
+
+
+def built(model: nn.Module, folder: Path, recipe: Recipe, x: Tensor = X, *, discard: bool = False) -> Built:
+    subject = subject_of(model, {"x": x})
+    folder.mkdir()
+    before = dict(os.environ)
+    candidate = build(subject, recipe, TARGET, folder, discard=discard)
+    (report,) = candidate.reports.values()
+    return Built(subject=subject, candidate=candidate, report=report, environment=(before, dict(os.environ)))
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Known, with its weights beside the library."""
+    recipe = replace(RECIPES["inductor-frozen"], settings=BESIDE)
+    return built(seeded(Known), tmp_path_factory.mktemp("frozen") / "candidate", recipe)
+
+
+@pytest.fixture(scope="module")
+def unpacked(frozen: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The same without packed weights, built after it in the same process, and with the weights in the library."""
+    return built(seeded(Known), tmp_path_factory.mktemp("unpacked") / "candidate", RECIPES["inductor-unpacked"])
+
+
+def assert_answers_as_eager(one: Built) -> None:
+    served = one.candidate.open(one.subject)
+    for x in (X, random_inputs(2, 3, 8, 8, seed=1)):
+        for got, expected in zip(served(x), seeded(Known)(x), strict=True):
+            assert got.stride() == expected.stride()
+            torch.testing.assert_close(got, expected)
+
+
+def test_a_frozen_model_answers_with_eagers_strides(frozen: Built, unpacked: Built) -> None:
+    assert_answers_as_eager(frozen)
+    assert_answers_as_eager(unpacked)
+
+
+def test_what_freezing_did_is_counted(frozen: Built) -> None:
+    assert frozen.changes() == {
+        "dropouts removed": 2,
+        "common subexpressions merged": 2,
+        "batch norms folded into convolutions": 2,
+        "additions and subtractions folded into convolutions": 1,
+        "multiplications and divisions folded into convolutions": 1,
+        "operators computed into constants": 2,
+        "views made reshapes": 2,
+        "convolution weights laid out channels last": 2,
+        "linear layers pretransposed": 5,
+        "weights packed": 8,
+        "activations fused into convolutions and linear layers": 4,
+        "loops fused into kernels": frozen.changes()["loops fused into kernels"],
+        "outputs that are constants, copied at each call": 1,
+    }
+    assert frozen.notes()["activations fused into convolutions and linear layers"] == "2 relu, 1 sigmoid, 1 tanh"
+    assert frozen.report.notes[-1].startswith("The weights lie beside the shared library, and are mapped into memory at load")
+    assert not any("cannot be told" in note for note in frozen.report.notes)
+
+
+def test_operators_are_counted_before_and_after(frozen: Built) -> None:
+    before, after = frozen.report.ops_before, frozen.report.ops_after
+    assert before["aten.conv2d.default"] == 3
+    assert before["aten.batch_norm.default"] == 2
+    assert before["aten.linear.default"] == 5
+    assert before["aten.dropout.default"] == 2
+    kernels = frozen.changes()["loops fused into kernels"], after["kernel of Inductor"]
+    assert frozen.notes()["loops fused into kernels"] == f"{kernels[0]} loops in {kernels[1]} kernels"
+    assert kernels[0] > kernels[1] > 0
+    assert {**after, "kernel of Inductor": 0} == {
+        "mkldnn._convolution_pointwise.default": 3,
+        "mkldnn._linear_pointwise.default": 5,
+        "kernel of Inductor": 0,
+    }
+
+
+def test_constants_are_named_and_sized(frozen: Built) -> None:
+    model, report = seeded(Known), frozen.report
+    left_out = ("unused.weight", "unused.bias", "norm1.num_batches_tracked", "norm2.num_batches_tracked")
+    names = [*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())]
+    assert set(report.constants) == set(names) - set(left_out)
+    assert set(report.unused) == set(left_out)
+    assert report.kept == ()
+    assert report.num_constants == len(report.constants) - 1, "tied weights are one constant"
+    used = {id(t): t for n, t in (*model.named_parameters(), *model.named_buffers()) if n not in left_out}
+    assert report.constants_bytes == sum(tensor.numel() * 4 for tensor in used.values())
+    # three biases of 8, of which two came with batch norms; the sum of the product; and the buffer that is given back
+    assert report.folded_bytes == 4 * (3 * 8 + 100 + 100)
+
+
+def test_phases_and_memory_are_told(frozen: Built) -> None:
+    assert list(frozen.report.phases_s) == ["capture", "lower", "compile", "package"]
+    assert all(seconds > 0 for seconds in frozen.report.phases_s.values())
+    assert frozen.report.memory_peak_bytes is not None
+    assert frozen.report.memory_peak_bytes > 0
+
+
+def test_the_graph_and_the_code_are_kept_with_the_origins_of_constants(frozen: Built) -> None:
+    evidence = frozen.candidate.folder / "evidence"
+    graph, code = (evidence / "all-graph.txt").read_text(), (evidence / "all-code.txt").read_text()
+    assert ": of conv1.weight, norm1.running_var, norm1.weight\n" in graph
+    assert ": of conv1.bias, norm1.bias, norm1.running_mean, norm1.running_var, norm1.weight\n" in graph
+    assert ": of left, right\n" in graph
+    assert "mkldnn._convolution_pointwise" in graph
+    assert "AOTInductorModel::run_impl" in code
+    assert 'extern "C"' in code
+
+
+def test_a_recipe_decides_on_packing_and_not_the_first_build_of_the_process(unpacked: Built) -> None:
+    assert "weights packed" not in unpacked.changes()
+    assert {name for name in unpacked.report.ops_after if name != "kernel of Inductor"} == {
+        "aten.convolution.default",
+        "aten.addmm.out",
+    }
+    assert unpacked.changes()["batch norms folded into convolutions"] == 2
+    assert unpacked.report.notes[-1].startswith("The weights lie inside the shared library (0.0 MB, not above 128 MB)")
+    with weight_packing(wanted=True):
+        from torch._inductor.fx_passes import freezing_patterns
+
+        handlers = [
+            e.handler for p in freezing_patterns.pass_patterns for es in p.patterns.values() for e in es if hasattr(e, "handler")
+        ]
+        assert any("mkldnn_fusion" in handler.__module__ for handler in handlers), "and packing is there again"
+
+
+def test_weights_beside_the_library_are_opened_by_torchs_own_loader_too(frozen: Built) -> None:
+    run = torch._C._aoti.AOTIModelPackageLoader(str(frozen.payload), "model", False, 1, -1).run
+    own = inductor.open_payload(frozen.payload, BESIDE)
+    for one, other in zip(run([X]), own(X), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_outputs_that_are_constants_may_be_written_and_outlive_the_model(frozen: Built) -> None:
+    run = inductor.open_payload(frozen.payload, BESIDE)
+    given = run(X)[1]
+    given.add_(1)
+    model = seeded(Known)
+    assert isinstance(model, Known)
+    assert torch.equal(run(X)[1], model.given)
+    del run
+    assert torch.equal(given, model.given + 1)
+
+
+def test_a_mapped_payload_may_be_removed_while_it_is_open(frozen: Built, tmp_path: Path) -> None:
+    copied = tmp_path / "copied.pt2"
+    copied.write_bytes(frozen.payload.read_bytes())
+    copied.chmod(0o444)
+    run = inductor.open_payload(copied, BESIDE)
+    copied.unlink()
+    assert torch.equal(run(X)[0], inductor.open_payload(frozen.payload, BESIDE)(X)[0])
+
+
+def test_a_build_leaves_the_process_and_the_model_as_they_were(frozen: Built) -> None:
+    before, after = frozen.environment
+    assert after == before
+    assert weights_digest(frozen.subject.model) == weights_digest(seeded(Known))
+    assert sorted(path.name for path in frozen.payload.parent.iterdir()) == ["all.pt2"], "nor any cache in the candidate"
+
+
+def test_numbers_folded_into_convolutions_stay_apart_and_a_discarded_model_is_freed(tmp_path: Path) -> None:
+    model = seeded(Scalars)
+    one = built(model, tmp_path / "candidate", RECIPES["inductor-frozen"], discard=True)
+    assert one.changes()["multiplications and divisions folded into convolutions"] == 2
+    assert one.changes()["additions and subtractions folded into convolutions"] == 2
+    torch.testing.assert_close(one.candidate.open(one.subject)(X), seeded(Scalars)(X))
+    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(model)) == 0
+    assert one.candidate.weights == weights_digest(seeded(Scalars))
+
+
+USERS = {
+    "TORCHINDUCTOR_FREEZING": "0",
+    "TORCHINDUCTOR_CPP_WEIGHT_PREPACK": "0",
+    "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+    "TORCHINDUCTOR_LAYOUT_OPTIMIZATION": "0",
+    "TORCHINDUCTOR_FORCE_LAYOUT_OPT": "1",
+    "TORCHINDUCTOR_KEEP_OUTPUT_STRIDE": "0",
+    "TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG": "1",
+    "TORCHINDUCTOR_CPP_ENABLE_FLOATING_POINT_CONTRACT_FLAG": "fast",
+    "TORCHINDUCTOR_CPP_MARCH": "native",
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+    "TORCHINDUCTOR_EMULATE_PRECISION_CASTS": "1",
+    "TORCHINDUCTOR_ENABLE_LINEAR_BINARY_FOLDING": "1",
+    "TORCHINDUCTOR_FX_WRAPPER": "1",
+    "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+    "AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER": "2",
+}
+
+_EFFECTIVE = """
+import json
+from freezer.lowering.inductor import configuration, known
+from freezer.recipes import RECIPES
+from freezer.target import target_here
+from torch._inductor import config
+given = configuration(RECIPES["inductor-frozen"].settings["inductor"], target_here({here!r}, 1), beside=False)
+with config.patch(known(given)):
+    found = config.get_config_copy()
+print(json.dumps({{name: repr(value) for name, value in found.items()}}, sort_keys=True))
+"""
+
+
+def test_what_the_users_environment_says_changes_no_setting() -> None:
+    code = _EFFECTIVE.format(here=HERE)
+    plain, set_by_user = (json.loads(python(code, env={**os.environ, **more}).splitlines()[-1]) for more in ({}, USERS))
+    assert {name: (plain[name], set_by_user[name]) for name in plain if plain[name] != set_by_user[name]} == {}
+    assert plain["freezing"] == plain["cpp.weight_prepack"] == plain["layout_optimization"] == "True"
+
+
+def test_recipes_differ_in_what_they_say() -> None:
+    packed, unpacked, tuned = (RECIPES[f"inductor-{name}"].settings for name in ("frozen", "unpacked", "max-autotune"))
+    assert packed == recipe_settings()
+    assert {name for name in COMMON if packed["inductor"][name] != tuned["inductor"][name]} == {"max_autotune"}
+    assert not unpacked["inductor"]["cpp.weight_prepack"]
+
+
+def test_a_torch_without_a_setting_that_matters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "REQUIRED", ("freezing", "of another torch"))
+    with pytest.raises(BuildError, match=r"has no setting of another torch; use another torch, from 2\.11 on"):
+        inductor.known({"freezing": True, "of another torch": 1})
+    assert inductor.known({"freezing": True, "of a later torch": 1}) == {"freezing": True}
+
+
+def test_a_variable_that_wins_over_all_that_a_program_sets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config._config["disabled_passes"], "env_value_force", "remove_noop_ops")
+    with pytest.raises(BuildError, match=r"forces disabled_passes to be 'remove_noop_ops', .* unset TORCHINDUCTOR_DISABLED_PASSES"):
+        inductor.known(inductor.configuration(RECIPES["inductor-frozen"].settings["inductor"], TARGET, beside=False))
+
+
+def test_a_build_computes_in_full_precision_whatever_the_process_does() -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with plain_precision():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_builds_cache_is_gone_afterwards_also_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+    def fail() -> None:
+        with own_cache(tmp_path) as cache:
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache)
+            (cache / "weights").write_bytes(b"x")
+            raise RuntimeError("no compiler")
+
+    with pytest.raises(RuntimeError, match="no compiler"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

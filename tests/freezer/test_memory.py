@@ -1,0 +1,87 @@
+"""Peak memory of a block, and weights that are given back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from freezer.freeing import address_of, give_back, is_large, share, tensors_of
+from freezer.memory import PeakMemory
+from tests.models import mlp
+
+MB = 1_000_000
+
+
+def test_a_peak_is_seen_though_it_is_over() -> None:
+    with PeakMemory() as peak:
+        held = torch.ones(50 * MB)
+        del held
+    assert peak.bytes is not None
+    assert 200 * MB <= peak.bytes < 260 * MB
+
+
+def test_what_was_held_before_is_not_counted() -> None:
+    held = torch.ones(50 * MB)
+    with PeakMemory() as peak:
+        pass
+    assert peak.bytes is not None
+    assert peak.bytes < 20 * MB
+    del held
+
+
+def test_memory_of_children_is_counted_and_told() -> None:
+    child = "import time; held = bytearray(b'x') * 200_000_000; time.sleep(0.5)"
+    with PeakMemory() as peak:
+        subprocess.run([sys.executable, "-c", child], check=True)
+    assert peak.bytes is not None
+    assert 200 * MB <= peak.children_bytes < 300 * MB
+    assert peak.bytes >= 200 * MB
+
+
+def test_a_child_that_has_not_begun_a_program_of_its_own_is_not_counted() -> None:
+    held = torch.ones(50 * MB)
+    with PeakMemory() as peak:
+        for _ in range(100):
+            subprocess.run(["true"], check=True)
+    assert peak.children_bytes < 50 * MB
+    del held
+
+
+def test_where_the_system_does_not_tell_there_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr("freezer.memory._SELF", tmp_path)
+    with PeakMemory() as peak:
+        pass
+    assert peak.bytes is None
+
+
+def test_weights_are_given_back_and_what_is_in_use_is_kept() -> None:
+    ours, theirs = torch.ones(1000), torch.ones(1000)
+    assert give_back([ours, theirs], in_use=[theirs[3:]]) == 4000
+    assert ours.untyped_storage().nbytes() == 0
+    assert torch.equal(theirs, torch.ones(1000))
+
+
+def test_weights_that_numpy_has_seen_are_let_go() -> None:
+    model = mlp()
+    kept = [parameter.detach().numpy() for parameter in model.parameters()]
+    assert give_back(tensors_of(model)) == sum(array.nbytes for array in kept)
+    assert all(parameter.numel() == 0 for parameter in model.parameters())
+
+
+def test_tensors_that_share_memory_are_told_from_those_that_do_not() -> None:
+    one, other = torch.ones(4), torch.ones(4)
+    assert share([one], [other, one[1:]])
+    assert not share([one], [other])
+    assert not share([torch.empty(0)], [torch.empty(0)])
+    assert address_of(torch.eye(3).to_sparse()) is None
+
+
+def test_a_large_model_is_told_from_a_small_one() -> None:
+    assert not is_large(mlp())
+    with torch.device("meta"):
+        assert is_large(nn.Linear(20_000, 20_000))
