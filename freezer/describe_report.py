@@ -151,7 +151,8 @@ def _kinds(report: Report) -> str:
     rest = kinds[MAX_KINDS:]
     if rest:
         before, after = sum(one for _, one, _ in rest), sum(other for _, _, other in rest)
-        told.append(f"{len(rest)} other kind{'s' if len(rest) > 1 else ''} {before} -> {after}")
+        changed = f" -> {after}" if after != before else ""
+        told.append(f"{len(rest)} other kind{'s' if len(rest) > 1 else ''} {before}{changed}")
     return ", ".join(told)
 
 
