@@ -168,7 +168,7 @@ def _compare(graphs: _Graphs) -> tuple[tuple[str, ...], dict[str, str]]:
     """Notes and texts on graphs that differ between sizes.
 
     Raises:
-        CaptureError: two sets of the same sizes have different graphs.
+        CaptureError: two sets of the same sizes have different graphs, or Python reads values where a graph differs.
     """
     example = graphs.example
     others = [item for item in graphs.subject.sets if item is not example]
@@ -187,7 +187,11 @@ def _compare(graphs: _Graphs) -> tuple[tuple[str, ...], dict[str, str]]:
             error.add_note(diff)
             raise error
     most = 0 if graphs.num_lines >= MANY_LINES else NUM_COMPARED - len(same)
-    differing = {graphs.place(item): diff for item in sizes[:most] if (diff := graphs.difference(item))}
+    differing = {}
+    for item in sizes[:most]:
+        if diff := graphs.difference(item):
+            differing[graphs.place(item)] = diff
+            _refuse_reads(_reads(graphs.subject, tuple(item.tensors.values())))  # Python takes another way there, and may read more
     notes = tuple(
         f"the graph of {place} is not that of {graphs.place(example)}, and both answer as the model does: {shortened(diff)}"
         for place, diff in differing.items()

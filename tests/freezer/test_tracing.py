@@ -135,6 +135,19 @@ def test_a_graph_that_differs_between_sizes_alone_is_kept_with_a_note_and_the_di
     assert place_of(BySize.forward, "if x.shape") in candidate.warnings[0], "the tracer's warning, with the user's line"
 
 
+def test_values_that_python_reads_at_other_sizes_alone_are_found() -> None:
+    def large(x: Tensor) -> Tensor:
+        if x.shape[0] > 2:
+            x = x * 1
+            if bool(x.abs().max() > 1000):
+                x = x * 0
+        return x
+
+    with pytest.raises(CaptureError, match=re.escape(place_of(large, "max() > 1000"))) as caught:
+        captured_by(subject(Calling(large), dynamic=True), "trace")
+    assert caught.value.code == "CP-TRACE-VALUES"
+
+
 def test_a_plain_model_has_no_note() -> None:
     found = captured_by(subject(seeded(Mlp), dynamic=True), "trace")
     assert (found.notes, dict(found.texts), found.warnings) == ((), {}, ())
