@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,11 @@ from freezer.input_items import NestedSpec
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.load import open_artifact
 from freezer.manifest import FORMAT_VERSION, GoldenSet
+from freezer.recipes import RECIPES
 from freezer.tensor_files import load_tensors, save_tensors
 from tests.conftest import Frozen
 from tests.freezer.models_state import InPlace
-from tests.models import seeded
+from tests.models import TinyConv, seeded
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, copy_of, flip_a_byte, random_inputs, rewritten
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
@@ -219,6 +221,17 @@ def test_a_frozen_artifact_answers_right(program: Path, which: str, request: pyt
     assert len({p.path for g in artifact.manifest.golden for p in artifact.manifest.payloads if p.accepts(g.point)}) == len(
         artifact.manifest.payloads
     )
+
+
+@pytest.mark.slow
+def test_weights_beside_the_library_are_opened_too(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = RECIPES["inductor-frozen"]
+    beside = {**recipe.settings, "weights_beside_above_mb": 0.0}
+    monkeypatch.setitem(RECIPES, recipe.name, replace(recipe, settings=beside))
+    artifact = frozen(seeded(TinyConv), {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "beside", recipe.name)
+    with zipfile.ZipFile(artifact.folder / artifact.manifest.payloads[0].path) as package:
+        assert any(name.endswith("coldpress-constants.json") for name in package.namelist())
+    answers_as_python_says(program, artifact)
 
 
 @pytest.mark.slow
