@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from freezer.outputs import leaves_of
@@ -14,6 +15,12 @@ from freezer.recipes import CaptureName
 from freezer.source_lines import warned_at
 from freezer.spec import InputSpec
 from freezer.subject import bind
+
+_PLAIN = (torch.contiguous_format,)
+_LAYOUTS: Mapping[int, Sequence[torch.memory_format]] = {
+    4: (*_PLAIN, torch.channels_last),
+    5: (*_PLAIN, torch.channels_last_3d),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +53,36 @@ class Captured:
 
 
 class FlatModule(nn.Module):
-    """A model called with its tensor inputs in order, giving its output tensors as a tuple."""
+    """A model called with its tensor inputs in order, giving its output tensors as a tuple.
+
+    Attributes:
+        layouts: of outputs that a capture would lay out otherwise than eager does, by their place; the others stay as they are.
+    """
 
     def __init__(self, model: nn.Module, spec: InputSpec) -> None:
         super().__init__()
         self.model = model
+        self.layouts: dict[int, torch.memory_format] = {}
         self._spec = spec
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
         named = {item.name: tensor for item, tensor in zip(self._spec.tensors, tensors, strict=True)}
         args, kwargs = bind(self._spec, named)
-        return tuple(leaves_of(self.model(*args, **kwargs)))
+        leaves = leaves_of(self.model(*args, **kwargs))
+        for place, layout in self.layouts.items():
+            leaves[place] = leaves[place].contiguous(memory_format=layout)
+        return tuple(leaves)
+
+
+def other_layouts(expected: Sequence[Tensor], got: Sequence[Tensor]) -> dict[int, torch.memory_format]:
+    """The layouts of eager's outputs, by their place, that a capture gives in other strides, where a layout has a name."""
+    found: dict[int, torch.memory_format] = {}
+    for place, (one, other) in enumerate(zip(expected, got, strict=True)):
+        named = next((layout for layout in _LAYOUTS.get(one.dim(), _PLAIN) if one.is_contiguous(memory_format=layout)), None)
+        if named is not None and one.shape == other.shape and not other.is_contiguous(memory_format=named):
+            found[place] = named
+    return found
 
 
 def lines_of(said: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:

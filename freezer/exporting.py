@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from freezer.capture_errors import code_of, export_sentence
-from freezer.captured import Captured, FlatModule, lines_of
+from freezer.captured import Captured, FlatModule, lines_of, other_layouts
 from freezer.errors import CaptureError
 from freezer.exported_guards import declare, guards_of, named, narrowed, sizes_of, unserved
 from freezer.faithful import Call, EagerAnswers, answers_right, flat_call, hold
@@ -74,10 +74,15 @@ def export_flat(
         for item in spec.tensors
     )
 
+    layouts: dict[int, torch.memory_format] = {}
+
     def attempt(example: InputSet) -> torch.export.ExportedProgram:
         with torch.no_grad():
+            module = fresh()
+            if layouts and isinstance(module, FlatModule):
+                module.layouts = layouts
             return torch.export.export(
-                fresh(),
+                module,
                 tuple(example.cloned().values()),
                 dynamic_shapes={"tensors": shapes} if dynamic else None,
                 strict=name == "export-strict",
@@ -89,6 +94,8 @@ def export_flat(
     if dynamic and (missing := unserved(program, spec)):
         raise CaptureError(f"torch.export: {missing}", code=DIMS)
     unheld = _hold(program, subject, eager(), example)
+    if layouts := _other_layouts(program, subject, eager(), example):
+        program = attempt(example)
     return Captured(
         name=name,
         program=program,
@@ -96,6 +103,7 @@ def export_flat(
         mutates=_mutated(program),
         warnings=(*lines_of(said), *unheld),
         guards=guards_of(program, spec),
+        notes=(f"The program lays {_outputs(subject, layouts)} out as eager does.",) if layouts else (),
     )
 
 
@@ -217,8 +225,25 @@ def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerA
     return ()
 
 
+def _other_layouts(
+    program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet
+) -> dict[int, torch.memory_format]:
+    """The layouts of outputs that a program gives in other strides than eager, as nn.MultiheadAttention's without its fast path."""
+    expected = next(answer for item, answer in zip(subject.sets, eager.first, strict=True) if item is example)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        module = program.module()
+        changes = eager.second is not None or not eager.deterministic
+        got = (copy.deepcopy(module) if changes else module)(*example.cloned().values())
+    return other_layouts(expected, got)
+
+
+def _outputs(subject: Subject, layouts: Mapping[int, torch.memory_format]) -> str:
+    return ", ".join(f"output {subject.outputs[place].name!r}" for place in layouts)
+
+
 def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Names of the buffers that a call changes.
+    """Names of the buffers and parameters that a call changes.
 
     torch.export leaves in-place operations in the graph, and its signature names no changed buffer until they are functionalized;
     that costs seconds for a large model, so only graphs that hold such an operation are.
@@ -227,7 +252,9 @@ def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
         warnings.simplefilter("ignore")
         if any(_writes(node) for node in program.graph.nodes):
             program = program.run_decompositions({})
-    return tuple(sorted(program.graph_signature.buffers_to_mutate.values()))
+    signature = program.graph_signature
+    parameters: Mapping[str, str] = getattr(signature, "parameters_to_mutate", {})  # newer than torch 2.11
+    return tuple(sorted({*signature.buffers_to_mutate.values(), *parameters.values()}))
 
 
 def _writes(node: torch.fx.Node) -> bool:
