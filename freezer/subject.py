@@ -175,8 +175,8 @@ class _Source:
             self._copy = copied(model).eval()
         except Exception as error:
             raise JudgeError(
-                f"{name}: the model cannot be copied, which every freeze begins with: {_said(error)}; keep what cannot be copied out "
-                "of it, or give its class a __deepcopy__"
+                f"{name}: the model cannot be copied, which every freeze begins with: {_said(error)}; keep what cannot be copied "
+                "out of it, or give its class a __deepcopy__"
             ) from error
 
     def __call__(self, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
