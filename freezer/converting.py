@@ -93,7 +93,7 @@ def _converter() -> Any:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Silence what the converter says of its own work."""
-    log = logging.getLogger("torch._export.converter")
+    log = logging.getLogger("torch._export")
     level = log.level
     log.setLevel(logging.ERROR)
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -77,18 +78,34 @@ def values_read(
     """
     found: list[Reads] = []
     for functions in (True, False):
-        model, given = make(), [tensor.clone() for tensor in tensors]
-        with warnings.catch_warnings(record=True) as said:
+        model, given = _Called(make()), [tensor.clone() for tensor in tensors]
+        with warnings.catch_warnings(record=True) as said, ExitStack() as modes:
             warnings.simplefilter("always")
-            values = _Values(model, given, said)
-            with values:
-                if functions:
-                    with _Functions(values):
-                        trace(model, given)
-                else:
-                    trace(model, given)
+            values = modes.enter_context(_Values(model, given, said))
+            if functions:
+                modes.enter_context(_Functions(values))
+            try:
+                trace(model, given)
+            except Exception:
+                if not model.called:  # else the trace, which is thrown away, is missing what the modes hid from the tracer
+                    raise
         found.append(values.reads())
     return Reads(**{kind: _united(getattr(one, kind) for one in found) for kind in ("inputs", "state", "random")})
+
+
+class _Called(nn.Module):
+    """A model, and whether it was called to the end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.called = False
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """What the model gives."""
+        result = self.model(*tensors)
+        self.called = True
+        return result
 
 
 def _united(lines: Iterable[Sequence[str]]) -> tuple[str, ...]:

@@ -176,6 +176,7 @@ def sizes(x: Tensor) -> Tensor:
         lambda x: x + float(torch.zeros_like(x).sum()),
         lambda x: (x, print(f"{x}"))[0],
         lambda x: sum(x.unbind()),
+        lambda x: torch.cat([x.to(torch.float32), nn.functional.relu(x * 2, inplace=True)]),
     ],
 )
 def test_sizes_constants_and_what_the_graph_keeps_may_be_read(function: Callable[[Tensor], Any]) -> None:
