@@ -68,6 +68,21 @@ def test_a_copy_answers_as_its_source_and_shares_nothing_with_it(make: type[nn.M
         assert not torch.equal(copy(X), expected)
 
 
+def test_of_a_large_storage_only_what_a_buffer_shows_is_copied() -> None:
+    whole = torch.randn(100, 100)
+    model: Any = nn.Module()
+    model.upper, model.weight = nn.Buffer(whole[:4, :4]), nn.Parameter(whole[:4, :4])
+    copy: Any = copied(model)
+    assert [tensor.untyped_storage().nbytes() for tensor in (copy.upper, copy.weight)] == [64, 64]
+    assert torch.equal(copy.upper, model.upper)
+    assert torch.equal(copy.weight, model.weight)
+    model.lower = nn.Buffer(whole[2:6, 2:6])
+    copy = copied(model)
+    copy.upper.fill_(7.0)
+    assert float(copy.lower[0, 0]) == 7, "views of one storage stay that"
+    assert float(model.lower[0, 0]) != 7
+
+
 def test_the_wrappers_of_torch_compile_are_left_out() -> None:
     part: Any = torch.compile(seeded(Mlp), backend="eager")
     inner = nn.Sequential(part)
