@@ -41,7 +41,7 @@ def _refused(model: nn.Module) -> list[Tensor]:
 
 
 def _wasteful(model: nn.Module) -> list[Tensor]:
-    """Buffers that are views of a larger storage, which no other of them uses; of a parameter only what it shows is copied anyway."""
+    """Buffers that are views of a larger storage, which no other of them uses. Parameters are cut by copy.deepcopy."""
     buffers = (buffer for module in _plain_modules(model) for buffer in module._buffers.values())
     held = {id(buffer): buffer for buffer in buffers if type(buffer) is Tensor and buffer.layout is torch.strided}
     used = Counter(buffer.untyped_storage().data_ptr() for buffer in held.values())
