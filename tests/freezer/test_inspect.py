@@ -21,6 +21,7 @@ from freezer.report import Report
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.models_reports import ConvNet, Stateful
+from tests.models import Branching
 from tests.steps import ANY_SPEED, HERE, QUICK, copy_of, flip_a_byte, random_inputs, write_plain_artifact
 
 TEXTS = ["all-captured-code.txt", "all-captured-graph.txt", "all-code.txt", "all-graph.txt"]
@@ -210,3 +211,13 @@ def test_what_was_preserved_is_in_the_manifest(tmp_path: Path) -> None:
         **dict.fromkeys(("total", "last", "calls"), "attribute"),
     }
     assert "def reset(self)" in (tmp_path / "out" / "evidence" / "all-code.txt").read_text()
+
+
+def test_the_errors_of_ways_that_were_tried_in_vain_are_files_too(tmp_path: Path) -> None:
+    settings = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
+    result = freeze(Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", **settings)  # type: ignore[arg-type]
+    assert result.artifact is not None, result.failures
+    (failed,) = [row for row in result.artifact.manifest.recipe["tried"] if "error" in row]
+    assert failed["capture"] == "trace"
+    result.artifact.verify((result.artifact.file(failed["error"]),))
+    assert "Traceback" in (result.artifact.folder / failed["error"]).read_text()
