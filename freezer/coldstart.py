@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from freezer.errors import JudgeError
+from freezer.memory import peak_bytes
 from freezer.spec import InputSpec
 
 TIMEOUT_S = 300
@@ -101,7 +101,7 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return peak_bytes() / 1e6
 
 
 if __name__ == "__main__":

@@ -58,6 +58,14 @@ class PeakMemory:
                 self._together = max(self._together, children + (_own("VmRSS") or 0))
 
 
+def peak_bytes() -> int:
+    """The most memory that was resident in this process.
+
+    Not what `getrusage` tells where the system tells more: a process that another started begins there with that other's peak.
+    """
+    return _own("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _own(field: str) -> int | None:
     """A figure of /proc/self/status in bytes."""
     try:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from freezer.freeing import address_of, give_back, is_large, share, tensors_of
-from freezer.memory import PeakMemory
+from freezer.memory import PeakMemory, peak_bytes
 from tests.models import mlp
+from tests.steps import python
 
 MB = 1_000_000
 
@@ -57,6 +58,12 @@ def test_where_the_system_does_not_tell_there_is_no_figure(monkeypatch: pytest.M
     with PeakMemory() as peak:
         pass
     assert peak.bytes is None
+
+
+def test_a_peak_is_the_processs_own_and_not_that_of_what_started_it() -> None:
+    held = torch.ones(100 * MB)
+    assert peak_bytes() >= held.nbytes
+    assert float(python("from freezer.memory import peak_bytes; print(peak_bytes())")) < held.nbytes / 2
 
 
 def test_weights_are_given_back_and_what_is_in_use_is_kept() -> None:
