@@ -16,7 +16,14 @@ from freezer.capture import Captured
 from freezer.errors import BuildError
 from freezer.freeing import give_back
 from freezer.legacy import torchscript_deprecations_silenced
-from freezer.lowering.inductor_repairs import name_scalars, own_cache, plain_precision, vectors_of, weight_packing
+from freezer.lowering.inductor_repairs import (
+    linears_of_vectors,
+    name_scalars,
+    own_cache,
+    plain_precision,
+    vectors_of,
+    weight_packing,
+)
 from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import BESIDE, REQUIRED
 from freezer.lowering.inductor_watch import Watch, watching
@@ -102,6 +109,7 @@ class _Build:
             torch.no_grad(),
             torchscript_deprecations_silenced(),
             plain_precision(),
+            linears_of_vectors(),
             vectors_of(self._target.device_class),
             watching(before=name_scalars, frozen=frozen, lowered=lowered) as (watch, hooks),
         ):

@@ -6,10 +6,11 @@ Each was seen with torch 2.13; its test fails without it. Where a torch has no s
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,19 @@ def weight_packing(wanted: bool) -> Iterator[None]:
         yield
         return
     with _replaced(patterns, "pass_patterns", [_without_packing(one) for one in patterns.pass_patterns]):
+        yield
+
+
+@contextlib.contextmanager
+def linears_of_vectors() -> Iterator[None]:
+    """Let linear layers take one vector, without a batch: Inductor multiplies the sizes before the last, and fails at none."""
+    from torch._inductor.fx_passes import mkldnn_fusion
+
+    def product(function: Callable[[Any, Any], Any], sizes: Iterable[Any]) -> Any:
+        found = list(sizes)
+        return functools.reduce(function, found) if found else None  # equal to no size: the reshapes around the layer stay
+
+    with _replaced(mkldnn_fusion, "reduce", product) if hasattr(mkldnn_fusion, "reduce") else contextlib.nullcontext():
         yield
 
 

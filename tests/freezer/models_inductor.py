@@ -37,15 +37,15 @@ class Known(nn.Module):
 
 
 class Scalars(nn.Module):
-    """Two convolutions, each multiplied by a number of its own, and a sum with a third."""
+    """Two convolutions, each multiplied by a number of its own, with sums; and a linear layer over one vector."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+        self.first, self.last, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.first(x) * 2.0 + 0.5) * 3.0 - 0.25
-        return out
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.last(self.first(x) * 2.0 + 0.5) * 3.0 - 0.25
+        return x, self.head(x.mean((0, 2, 3)))
 
 
 class Wide(nn.Module):

@@ -208,7 +208,7 @@ def test_a_build_leaves_the_process_and_the_model_as_they_were(frozen: Built) ->
     assert sorted(path.name for path in frozen.payload.parent.iterdir()) == ["all.pt2"], "nor any cache in the candidate"
 
 
-def test_numbers_folded_into_convolutions_stay_apart_and_a_discarded_model_is_freed(tmp_path: Path) -> None:
+def test_numbers_stay_apart_a_vector_is_taken_and_a_discarded_model_is_freed(tmp_path: Path) -> None:
     model = seeded(Scalars)
     one = built(model, tmp_path / "candidate", RECIPES["inductor-frozen"], discard=True)
     assert one.changes()["multiplications and divisions folded into convolutions"] == 2
