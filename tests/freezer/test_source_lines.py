@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,30 @@ def test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users() -> 
         place_of(test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users, "softmax(X)"),
         None,
     ]
+
+
+def generated(x: Tensor) -> Tensor:
+    """Reads a value in code that is in no file."""
+    answer: dict[str, Any] = {}
+    exec("def read(x):\n    return x if bool(x.sum() > 0) else -x\n", answer)
+    made: Callable[[Tensor], Tensor] = answer["read"]
+    return made(x)
+
+
+class Generated(nn.Module):
+    """Its forward is in no file, as a GraphModule's is."""
+
+
+exec("def forward(self, x):\n    return x if bool(x.sum() > 0) else -x\n", forward := {})
+Generated.forward = forward["forward"]  # type: ignore[method-assign]
+
+
+def test_the_lines_that_call_freezer_are_not_the_models() -> None:
+    with pytest.raises(CaptureError, match=r"what Python reads of its inputs at a line of torch; ") as caught:
+        captured_by(subject_of(Generated(), {"x": X}), "trace")
+    assert "test_source_lines.py" not in str(caught.value)
+    with pytest.raises(CaptureError, match=re.escape(place_of(generated, "return made"))):
+        captured_by(subject_of(Calling(generated), {"x": X}), "trace")
 
 
 class Called(nn.Module):
@@ -170,8 +195,7 @@ def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> N
         (
             fixed,
             {"x": {0: BATCH}},
-            "Constraints violated (batch): You marked batch as dynamic but your code specialized it to be a constant (2); "
-            "write 2 for batch in the shapes",
+            "no program takes all declared sizes of batch: it needs batch != 2; declare `dims: {batch: {min: 3, max: 4}}`",
         ),
     ):
         with pytest.raises(CaptureError) as caught:
