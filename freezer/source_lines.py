@@ -20,6 +20,7 @@ _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): .*$", re.MULTILINE)
 _STACK = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+).*\n(?P<code>.*)$', re.MULTILINE)
 _SAVED = "Serialized   File "  # then the lines of TorchScript's own code in the file that a module was loaded from
 _OTHERS = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent, sysconfig.get_path("stdlib")))
+_OWN = f"{Path(__file__).parent}/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -34,15 +35,14 @@ def raised_at(error: BaseException | None) -> str | None:
 
 
 def running_at() -> str | None:
-    """The user's line that runs now, the innermost; None where no line is the user's."""
-    frame = sys._getframe(1)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost
-    return (
-        _line(frame.f_code.co_filename, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno))
-        if frame
-        else None
-    )
+    """The user's line that runs now, the innermost; None where no line is the user's. What calls freezer is not meant."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    ours = [index for index, frame in enumerate(frames) if frame.f_code.co_filename.startswith(_OWN)]
+    for frame in frames[: ours[-1]] if ours else frames:
+        if _is_users(frame.f_code.co_filename):
+            file, number = frame.f_code.co_filename, frame.f_lineno
+            return _line(file, number, linecache.getline(file, number))
+    return None
 
 
 def warned_at(said: warnings.WarningMessage) -> str | None:

@@ -101,7 +101,7 @@ SCRIPT: tuple[Remedy, ...] = (
         remedy="go over it (`for name, part in self.parts.items()`) and call the one that is meant",
     ),
     Remedy(
-        pattern=r"is not compatible with interface (?P<name>[\w.]+)",
+        pattern=r"is not compatible with interface (__torch__\.)?(?P<name>[\w.]+)",
         means="a submodule does not have the methods of the interface {name}",
         remedy="give its methods the interface's parameters: the same names, order and types",
     ),
@@ -177,12 +177,12 @@ SCRIPT: tuple[Remedy, ...] = (
 TRACE: tuple[Remedy, ...] = (
     Remedy(
         pattern=r"Cannot insert a Tensor that requires grad as a constant",
-        means="forward uses a tensor that requires grad, and is neither a parameter nor a buffer of the model nor given to it",
+        means="forward uses a tensor that requires grad, and that no module knows as its parameter or buffer",
         remedy="make it one (nn.Parameter, nn.ParameterList, register_buffer), or .detach() it",
     ),
     Remedy(
         pattern=r"torch\.jit\.trace a dynamo-optimized function",
-        means="forward calls what torch.compile compiles, as torch.cond and functions given to torch.compile are",
+        means="forward calls torch.cond, or what was given to torch.compile, which a trace cannot follow",
         remedy="leave torch.cond to torch.export (inductor-frozen, portable), and take torch.compile out",
     ),
     Remedy(
