@@ -70,21 +70,27 @@ def lowered(captured: Captured, module: Any, settings: Mapping[str, Any], phases
         settings: of the recipe.
         phases_s: of the lowering; the time of the report is added.
     """
-    prefix = "model." if captured.convention == "flat" else ""
     with timed(phases_s, "report"):
-        if not settings["freeze"]:
-            report, texts = report_unfrozen(module, captured.preserve, prefix=prefix), {}
-        else:
-            freezing = Freezing(
-                before=captured.program,
-                after=module,
-                preserved=captured.preserve,
-                optimize_numerics=settings["optimize_numerics"],
-                at_load=settings.get("optimize_for_inference", False),
-                prefix=prefix,
-            )
-            report, texts = report_freezing(freezing), torchscript_texts(module, freezing.methods)
+        try:
+            report, texts = _described(captured, module, settings)
+        except Exception as error:  # private functions of torch may be others in its next release, and the payload is good
+            report, texts = Report(notes=(f"No report could be made: {_said(error)}.",)), {}
     return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
+
+
+def _described(captured: Captured, module: Any, settings: Mapping[str, Any]) -> tuple[Report, dict[str, str]]:
+    prefix = "model." if captured.convention == "flat" else ""
+    if not settings["freeze"]:
+        return report_unfrozen(module, captured.preserve, prefix=prefix), {}
+    freezing = Freezing(
+        before=captured.program,
+        after=module,
+        preserved=captured.preserve,
+        optimize_numerics=settings["optimize_numerics"],
+        at_load=settings.get("optimize_for_inference", False),
+        prefix=prefix,
+    )
+    return report_freezing(freezing), torchscript_texts(module, freezing.methods)
 
 
 def report_freezing(freezing: Freezing) -> Report:
@@ -171,10 +177,12 @@ def _changes(freezing: Freezing) -> tuple[tuple[Change, ...], tuple[Change, ...]
         if freezing.at_load:
             at_load = optimizations_at_load(after, methods)
     except Exception as error:  # private functions of torch: a report is worth having without them
-        notes.append(
-            f"What was done cannot be told by name: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}."
-        )
+        notes.append(f"What was done cannot be told by name: {_said(error)}.")
     return _merged(changes), at_load, tuple(notes), used
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _merged(changes: Sequence[Change]) -> tuple[Change, ...]:

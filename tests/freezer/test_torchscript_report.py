@@ -45,7 +45,7 @@ from tests.freezer.models_reports import (
     Viewing,
 )
 from tests.lines import place_of
-from tests.steps import random_inputs
+from tests.steps import candidate_of, random_inputs, subject_of
 
 CONV_BN, CONV_ADD, CONV_MUL, LINEAR_BN = NUMERIC_PASSES.values()
 IMAGE, ROW = random_inputs(2, 3, 8, 8), random_inputs(2, 4)
@@ -257,6 +257,16 @@ def test_a_torch_without_a_private_function_gives_a_report_without_its_part(miss
     assert "cannot be told" in report.notes[0]
     assert missing.removeprefix("_jit_pass_") in report.notes[0]
     assert (report.ops_before["aten::batch_norm"], report.ops_after["aten::_convolution"]) == (3, 3)
+
+
+def test_a_report_that_cannot_be_made_stops_no_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    subject = subject_of(Adding(), {"x": ROW})  # its in-place operation is looked up in a schema
+    monkeypatch.delattr(torch._C, "parse_schema")
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "out")
+    (report,) = candidate.reports.values()
+    assert report.notes == ("No report could be made: AttributeError: module 'torch._C' has no attribute 'parse_schema'.",)
+    assert report.size_after_bytes > 0
+    assert set(report.phases_s) == {"capture", "freeze", "save", "report"}
 
 
 def test_a_graph_that_the_replay_does_not_reach_is_not_told_by_name() -> None:
