@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freezer.capture import Captured
+from freezer.capture_errors import inductor_sentence
 from freezer.errors import BuildError
 from freezer.freeing import give_back
 from freezer.legacy import torchscript_deprecations_silenced
@@ -61,8 +62,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     except BuildError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or ["no message"]
-        raise BuildError(f"inductor: {type(error).__name__}: {lines[0]}") from error
+        raise BuildError(f"inductor: {inductor_sentence(error)}") from error
 
 
 class _Build:

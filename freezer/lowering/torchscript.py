@@ -27,12 +27,16 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     attributes in common with the captured one, and neither is run here.
 
     Raises:
-        BuildError: torch.jit.freeze or save refuses, what is saved could not be loaded, or the graph lacks what should be preserved
-            (code CP-PRESERVE).
+        BuildError: torch.jit.freeze or save refuses, what is saved could not be loaded, a batch norm runs in training mode (code
+            CP-STATE), or the graph lacks what should be preserved (code CP-PRESERVE).
     """
     with torchscript_deprecations_silenced(), torch.no_grad():
-        before = captured.program.eval()  # freeze takes no module in training mode; the program is our copy
+        before = captured.program
+        if getattr(before, "training", True):  # freeze takes none in training mode, and none that came frozen, without a mode
+            before = before.eval()
         _check_saves(before)
+        if settings["freeze"]:
+            _check_norms(before)
         _check_kept(before, captured.preserve, captured.name)
         phases_s: dict[str, float] = {}
         try:
@@ -65,6 +69,24 @@ def _check_saves(module: torch.jit.ScriptModule) -> None:
         raise BuildError(
             "torchscript: torch.jit.optimize_for_inference was applied to the module, and what it makes is saved but never loads; "
             "give the module from before (the recipe torchscript-optimized applies it at load)"
+        )
+
+
+def _check_norms(module: torch.jit.ScriptModule) -> None:
+    """Refuse a batch norm in training mode, within a model in eval mode.
+
+    Its schema does not say that it writes: torch.jit.freeze takes what it writes into for constants, and constants of equal values
+    for one, so that weights change with the statistics.
+    """
+    graph: Any = module.inlined_graph  # held: its nodes die with it
+    norms = [list(node.inputs()) for node in graph.findAllNodes("aten::batch_norm")]
+    traced = any(inputs[5].toIValue() is True and inputs[3].type().kind() != "NoneType" for inputs in norms)
+    modules = [part for part in module.modules() if getattr(part, "training", False) and hasattr(part, "running_mean")]
+    if traced or any(part.running_mean is not None for part in modules):
+        raise BuildError(
+            "torchscript: a batch norm runs in training mode, and torch.jit.freeze would bake in the statistics that it changes; "
+            "put it into eval mode, or give it track_running_stats=False",
+            code="CP-STATE",
         )
 
 
