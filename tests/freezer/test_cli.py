@@ -217,7 +217,7 @@ def test_freeze_tells_why_nothing_was_written(coldpress: Run, tmp_path: Path) ->
     arguments = ("freeze", "python:tests.models:Counter", "--inputs", '{"x": {"shape": [2, 4]}}', "--device-class", HERE)
     code, out, _ = coldpress(*arguments, "--recipe", "inductor-frozen", "--out", tmp_path / "out")
     assert code == 1
-    assert "inductor-frozen was not built: inductor: a call changes model.count" in out
+    assert "inductor-frozen was not built: export: inductor: a call changes model.count" in out
     assert not (tmp_path / "out").exists()
 
 
