@@ -128,7 +128,7 @@ def _changes(watch: Watch, program: Program) -> Iterator[Change]:
     yield Change(name=ACTIVATIONS, count=len(activations), note=_counted(activations))
     yield Change(name=ADDITIONS, count=len(binaries), note=_counted(binaries))
     if watch.num_loops > len(watch.kernels) > 0:
-        yield Change(name=FUSED, count=watch.num_loops, note=f"{watch.num_loops} loops in {len(watch.kernels)} kernels")
+        yield Change(name=FUSED, count=watch.num_loops, note=f"in {len(watch.kernels)} calls of kernels")
     copied = [name for name in watch.outputs if _is_constant(watch, name)]
     yield Change(name=COPIED, count=len(copied))
 

@@ -26,6 +26,7 @@ from freezer.freeing import address_of
 STAGES = ("unfrozen", "merged", "frozen", "final")
 
 _KERNEL = re.compile(r'^extern "C"\s+void\s+(\w+)\(', re.MULTILINE)
+_CALL = re.compile(r"^\s+(\w+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +86,7 @@ class Watch:
         outputs: names of the nodes that the final graph gives.
         externs: calls of operators.
         num_loops: of Inductor's own, before they were fused.
-        kernels: names of its own kernels.
+        kernels: names of its own kernels, one for each call.
         code: of the wrapper and of the kernels.
         graph: the final graph in text.
         missing: what could not be seen, and why.
@@ -259,7 +260,8 @@ def _final(watch: Watch, graph: torch.fx.Graph) -> None:
 
 def _kernels(watch: Watch, graph: Any, wrapper: str, kernels: str = "") -> None:
     watch.code = wrapper + (f"\n\n// kernels\n\n{kernels}" if kernels else "")
-    watch.kernels = tuple(_KERNEL.findall(kernels))
+    names = set(_KERNEL.findall(kernels))
+    watch.kernels = tuple(name for name in _CALL.findall(wrapper) if name in names)
     for scheduled in graph.scheduler.nodes:
         for part in scheduled.get_nodes():
             if not part.is_extern():

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.errors import IncompatibleError
+from freezer.errors import IntegrityError
 
 TABLE = "coldpress-constants.json"
 """The table's name among the extra files of a package."""
@@ -112,7 +112,7 @@ def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
     The file must stay as it is while the runner lives: it is mapped. It may be removed.
 
     Raises:
-        IncompatibleError: the package is damaged.
+        IntegrityError: the package is damaged.
     """
     package = _read(path)
     if package is None:
@@ -138,7 +138,7 @@ def _read(path: Path) -> _Package | None:
         table = json.loads(archive.read(found[TABLE]))
         stored = len(blobs) == 1 and blobs[0].compress_type == zipfile.ZIP_STORED
         if not stored or blobs[0].file_size != table["size_bytes"]:
-            raise IncompatibleError(f"{path.name}: the weights are not those that its table describes; pull the artifact again", [])
+            raise IntegrityError(f"{path.name}: the weights are not those that its table describes; pull the artifact again")
         files = {name: archive.read(info) for name, info in found.items() if name.endswith((".so", ".json")) and name != TABLE}
     entries = tuple(
         Entry(**{**item, "shape": tuple(item["shape"]), "stride": tuple(item["stride"])}) for item in table["constants"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from freezer.build import Candidate, build
-from freezer.errors import BuildError
+from freezer.errors import BuildError, IntegrityError
 from freezer.freeing import tensors_of
 from freezer.lowering import inductor
 from freezer.lowering.inductor_repairs import own_cache, plain_precision, weight_packing
 from freezer.lowering.inductor_settings import COMMON, recipe_settings
+from freezer.lowering.inductor_weights import TABLE, write_table
 from freezer.recipes import RECIPES, Recipe
 from freezer.report import Report
 from freezer.sources import weights_digest
 from freezer.subject import Subject
 from freezer.target import target_here
-from tests.freezer.models_inductor import Known, Scalars
+from tests.freezer.models_inductor import Known, Scalars, Wide
 from tests.models import seeded
 from tests.steps import HERE, python, random_inputs, subject_of
 
@@ -116,7 +118,7 @@ def test_operators_are_counted_before_and_after(frozen: Built) -> None:
     assert before["aten.linear.default"] == 5
     assert before["aten.dropout.default"] == 2
     kernels = frozen.changes()["loops fused into kernels"], after["kernel of Inductor"]
-    assert frozen.notes()["loops fused into kernels"] == f"{kernels[0]} loops in {kernels[1]} kernels"
+    assert frozen.notes()["loops fused into kernels"] == f"in {kernels[1]} calls of kernels"
     assert kernels[0] > kernels[1] > 0
     assert {**after, "kernel of Inductor": 0} == {
         "mkldnn._convolution_pointwise.default": 3,
@@ -201,6 +203,27 @@ def test_a_mapped_payload_may_be_removed_while_it_is_open(frozen: Built, tmp_pat
     assert torch.equal(run(X)[0], inductor.open_payload(frozen.payload, BESIDE)(X)[0])
 
 
+def test_weights_that_cannot_be_mapped_are_copied_and_that_is_told(
+    frozen: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = inductor.open_payload(frozen.payload, BESIDE)(X)
+    monkeypatch.delattr(torch._C._aoti, "AOTIModelContainerRunnerCpu")
+    found = inductor.open_payload(frozen.payload, BESIDE)(X)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert "cannot map the weights" in caplog.text
+    assert "they are copied, which takes twice their size in memory at load" in caplog.text
+
+
+@pytest.mark.parametrize(("size_bytes", "compression"), [(5, zipfile.ZIP_STORED), (4, zipfile.ZIP_DEFLATED)])
+def test_weights_that_are_not_those_of_their_table_are_refused(size_bytes: int, compression: int, tmp_path: Path) -> None:
+    path = tmp_path / "all.pt2"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr(f"all/extra/{TABLE}", write_table([], size_bytes))
+        archive.writestr("all/data/aotinductor/model/model.blob", b"1234")
+    with pytest.raises(IntegrityError, match=r"all\.pt2: the weights are not those that its table describes; pull the artifact"):
+        inductor.open_payload(path, BESIDE)
+
+
 def test_a_build_leaves_the_process_and_the_model_as_they_were(frozen: Built) -> None:
     before, after = frozen.environment
     assert after == before
@@ -216,6 +239,16 @@ def test_numbers_stay_apart_a_vector_is_taken_and_a_discarded_model_is_freed(tmp
     torch.testing.assert_close(one.candidate.open(one.subject)(X), seeded(Scalars)(X))
     assert sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(model)) == 0
     assert one.candidate.weights == weights_digest(seeded(Scalars))
+
+
+@pytest.mark.slow
+def test_tuning_takes_the_fastest_products_and_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    x = random_inputs(1, 512)
+    one = built(seeded(Wide, 512, 2), tmp_path / "candidate", RECIPES["inductor-max-autotune"], x)
+    torch.testing.assert_close(one.candidate.open(one.subject)(x), seeded(Wide, 512, 2)(x))
+    assert one.environment[0] == one.environment[1]
+    assert sum(one.report.ops_after.values()) >= 2
+    assert capfd.readouterr() == ("", "")
 
 
 USERS = {
