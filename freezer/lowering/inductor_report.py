@@ -139,7 +139,7 @@ def _freezing(watch: Watch, program: Program) -> Iterator[Change]:
     norms = _batch_norms(merged, program)
     gone = {name for name, node in merged.items() if node.calls and not node.constant and name not in frozen}
     folded = [name for name in gone if name not in norms and _of_convolution(merged, name, gone)]
-    yield Change(name=MERGED, count=sum(node.calls and not node.constant and name not in merged for name, node in unfrozen.items()))
+    yield Change(name=MERGED, count=sum(node.calls and node.variable and name not in merged for name, node in unfrozen.items()))
     yield Change(name=BATCH_NORM, count=len({root for root in norms.values() if not _survives(root, norms, frozen)}))
     yield Change(name=SUMS, count=_count(merged, folded, _SUMS))
     yield Change(name=PRODUCTS, count=_count(merged, folded, _PRODUCTS))

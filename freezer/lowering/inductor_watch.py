@@ -37,7 +37,8 @@ class Node:
         op, kind: of the node; its operator or its attribute's name.
         root: name of the node of the captured program that it came from; empty where torch does not tell.
         inputs: names of the nodes that it takes.
-        constant: whether it depends on no input.
+        constant: whether it is a weight, or depends on weights alone.
+        variable: whether it depends on an input of the model. What only makes a tensor, of a size or a range, is neither.
         channels_last: whether it is a copy in the channels-last layout.
     """
 
@@ -46,12 +47,13 @@ class Node:
     root: str
     inputs: tuple[str, ...]
     constant: bool
+    variable: bool
     channels_last: bool
 
     @property
     def calls(self) -> bool:
-        """Whether it is an operator; taking a result apart is none."""
-        return self.op == "call_function" and "getitem" not in self.kind
+        """Whether it is an operator; taking a result apart is none, nor is what Python computes of sizes."""
+        return self.op == "call_function" and "." in self.kind and not self.kind.startswith("aten.sym_")
 
 
 Graph = Mapping[str, Node]
@@ -214,6 +216,7 @@ def _nodes(graph: torch.fx.Graph) -> Graph:
             root=_root(node),
             inputs=inputs,
             constant=constant and bool(inputs or node.op == "get_attr"),
+            variable=node.op == "placeholder" or any(nodes[item].variable for item in inputs),
             channels_last=node.kwargs.get("memory_format") is torch.channels_last,
         )
     return nodes
