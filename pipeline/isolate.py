@@ -138,12 +138,16 @@ def _watch(process: ForkServerProcess, log: Path, deadline: float, memory_bytes:
 
 
 def _tree_bytes(pid: int | None) -> int:
+    """Resident memory of a process and of all that it started; a copy of it that has not begun its own program is not counted."""
     total = 0
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
+        own = parent.memory_info()
+        total += own.rss
+        for process in parent.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
+                found = process.memory_info()
+                total += found.rss if found.vms != own.vms else 0
     return total
 
 
