@@ -23,13 +23,15 @@ class PeakMemory:
 
     Attributes:
         bytes: None where the system does not tell: only Linux does.
-        children_bytes: the most that the children had at one time, within `bytes` as far as it came together with the rest.
+        children_bytes: the most that the children had at one time, above what they held before; within `bytes` as far as it came
+            together with the rest.
     """
 
     def __init__(self) -> None:
         self.bytes: int | None = None
         self.children_bytes = 0
         self._before = 0
+        self._children_before = 0
         self._together = 0
         self._stop = threading.Event()
         self._sampler: threading.Thread | None = None
@@ -38,7 +40,7 @@ class PeakMemory:
         before = _own("VmRSS")
         if before is None or not _reset_peak():
             return self
-        self._before = before
+        self._before, self._children_before = before, _children_bytes("self")
         self._sampler = threading.Thread(target=self._sample, name="coldpress-memory", daemon=True)
         self._sampler.start()
         return self
@@ -52,8 +54,8 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._stop.wait(_SAMPLE_S):
-            children = _children_bytes("self")
-            if children:
+            children = _children_bytes("self") - self._children_before
+            if children > 0:
                 self.children_bytes = max(self.children_bytes, children)
                 self._together = max(self._together, children + (_own("VmRSS") or 0))
 
