@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from freezer.capture import Attempt, Captured
+from freezer.custom_operators import check_operators
 from freezer.errors import BuildError, CaptureError, FreezeError
 from freezer.freeing import give_back, share, tensors_of
 from freezer.frozen_model import FrozenModel, OpenPayload
@@ -213,6 +214,7 @@ def _make(
     phases: dict[str, float] = {}
     with timed(phases, "capture"):
         captured = attempt.capture(capture)
+    check_operators(captured.program, lowering)
     source, own = tensors_of(attempt.subject.model), program_tensors(captured.program)
     captured = replace(captured, owned=discard or not share(own, source))
     if discard:
