@@ -195,6 +195,11 @@ TRACE: tuple[Remedy, ...] = (
 
 EXPORT: tuple[Remedy, ...] = (
     Remedy(
+        pattern=r"function `\w+Observer\.forward` should not be traced|activation_post_process",
+        means="the model holds observers, which gather statistics for quantization",
+        remedy="convert it (convert_fx) before freezing, or freeze the model that it was prepared from",
+    ),
+    Remedy(
         pattern=r"data-dependent",
         means="data-dependent control flow: a branch, a size or a number depends on the values of a tensor",
         remedy="use torch.where or torch.cond",
@@ -220,11 +225,6 @@ EXPORT: tuple[Remedy, ...] = (
         pattern=r"torch\.autograd\.grad|fake tensor in the exported program constant's list",
         means="forward differentiates, or keeps a tensor of its own call",
         remedy="write the gradient out in torch's operations, or leave the model to eager",
-    ),
-    Remedy(
-        pattern=r"function `(?P<name>\w+Observer)\.forward` should not be traced",
-        means="the model holds observers ({name}), which gather statistics for quantization",
-        remedy="convert it (convert_fx) before freezing, or freeze the model that it was prepared from",
     ),
     Remedy(
         pattern=r"\.numpy\(\) is not supported",
