@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from freezer.build import Candidate, build
 from freezer.errors import BuildError, IntegrityError
 from freezer.freeing import tensors_of
+from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering import inductor
 from freezer.lowering.inductor_repairs import own_cache, plain_precision, weight_packing
+from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import COMMON, recipe_settings
+from freezer.lowering.inductor_watch import watching
 from freezer.lowering.inductor_weights import TABLE, write_table
 from freezer.recipes import RECIPES, Recipe
 from freezer.report import Report
@@ -157,6 +160,21 @@ def test_the_graph_and_the_code_are_kept_with_the_origins_of_constants(frozen: B
     assert "mkldnn._convolution_pointwise" in graph
     assert "AOTInductorModel::run_impl" in code
     assert 'extern "C"' in code
+
+
+def test_what_was_not_seen_is_left_out_and_told() -> None:
+    nothing = {"before": lambda _: None, "frozen": lambda _: None, "lowered": lambda _: None}
+    with torchscript_deprecations_silenced(), watching(**nothing) as (watch, hooks):
+        hooks["post_grad_custom_post_pass"]("a graph of another torch")
+    program = program_of(torch.export.export(seeded(Known), (X,)), prefix="")
+    report = report_of(watch, program, {}, ("One note.",))
+    assert report.ops_before["aten.conv2d.default"] == 3
+    assert report.num_constants == 26
+    assert (report.changes, report.ops_after, report.folded_bytes) == ((), {}, 0)
+    assert report.notes[0] == "One note."
+    assert report.notes[1].startswith("What was done cannot be told in full; not seen were: the final graph (AttributeError: ")
+    assert "the graph `unfrozen`; the graph `merged`; the graph `frozen`" in report.notes[1]
+    assert graph_text(watch, program) == ""
 
 
 def test_a_recipe_decides_on_packing_and_not_the_first_build_of_the_process(unpacked: Built) -> None:
