@@ -167,7 +167,7 @@ def _first_that_works(
     A way that is not for such a model is noted, and told only where no other was tried.
 
     Raises:
-        CaptureError, BuildError: no way works; a sentence for each, and the first code that says more than its class's.
+        CaptureError, BuildError: no way works; a sentence for each, and the last code that says more than its class's.
     """
     errors: dict[str, FreezeError] = {}
     unfit: dict[str, str] = {}
@@ -195,7 +195,7 @@ def _first_that_works(
     if not errors:
         raise CaptureError(message)
     worst = next((error for error in errors.values() if isinstance(error, BuildError)), next(iter(errors.values())))
-    code = next((error.code for error in errors.values() if error.code != type(error).code), None)
+    code = next((error.code for error in reversed(errors.values()) if error.code != type(error).code), None)
     raise type(worst)(message, code=code) from ExceptionGroup("the ways that were tried", list(errors.values()))
 
 
