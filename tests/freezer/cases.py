@@ -1,0 +1,100 @@
+"""Models of docs/what-freezes.md: what is tried, what became of it, and the page's own rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freezer.errors import ColdpressError
+from freezer.judge import judge
+from freezer.limits import SamplingPolicy
+from freezer.spec import Dim
+from freezer.target import target_here, threads
+from tests.steps import ANY_SPEED, HERE, candidate_of, random_inputs, subject_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "what-freezes.md"
+RECIPES = ("torchscript-frozen", "inductor-frozen", "portable")
+
+_OF_EXPORT = (
+    r"data-dependent control flow: .* at models_?\w*\.py:\d+: .*; use torch\.where or torch\.cond",
+    "PyTorch's converter: ",
+    "the model holds TorchScript .*, which torch.export does not look into",
+    r"no program takes all declared sizes of \w+: it needs .*; (write|declare)",
+    "the exported program differs from the model on ",
+)
+
+UNTIMED = SamplingPolicy(time_limit_s=0.01, warmup_s=0.0, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
+"""Drift alone is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model and what it takes.
+
+    Attributes:
+        make: gives the model.
+        inputs, dims: as of freezer.freeze.
+        says: a regular expression for the message, wherever the model is not served.
+    """
+
+    make: Callable[[], Any]
+    inputs: Mapping[str, Any] = field(default_factory=lambda: {"x": random_inputs(2, 4)})
+    dims: Mapping[str, Mapping[int, Dim]] = field(default_factory=dict)
+    says: str = ""
+
+    def reason(self, recipe: str) -> str:
+        """What the message of a recipe that does not serve the model must match: the model's own reason, or one of torch.export."""
+        assert self.says or recipe == "inductor-frozen", "a model that TorchScript does not take has a reason of its own"
+        return "|".join(filter(None, (self.says, *_OF_EXPORT))) if recipe == "inductor-frozen" else self.says
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a model: a cell of the page, and the message behind it."""
+
+    cell: str
+    message: str
+
+
+def outcome_of(case: Case, recipe: str, folder: Path) -> Outcome:
+    """Build and judge a model with one recipe: the capture that serves it, the code of what failed, or `rejected`."""
+    target = target_here("portable" if recipe == "portable" else HERE, 1)
+    with warnings.catch_warnings(record=True), torch.random.fork_rng(devices=[]), threads(1):
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        try:
+            subject = subject_of(case.make(), case.inputs, case.dims)
+            candidate = candidate_of(subject, recipe, folder, target)
+            judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=UNTIMED)
+        except ColdpressError as error:
+            return Outcome(cell=f"`{error.code}`", message=str(error))
+    return Outcome(cell=candidate.capture if judgement.verdict == "published" else judgement.verdict, message=judgement.reason)
+
+
+def rows_of(heading: str) -> dict[str, dict[str, str]]:
+    """The rows of the page's tables under a heading of the second level: by feature, the cell of every recipe and what to know."""
+    part = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines() if line.startswith("|")]
+    heads = ("", *RECIPES, "remedy")
+    return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in cells if row[0] and not row[0].startswith("---")}
+
+
+def pairs(heading: str, cases: Mapping[str, Case]) -> list[Any]:
+    """Every row and recipe, as parameters of a test. What takes a C++ compiler to find out is slow."""
+    rows = rows_of(heading)
+    return [
+        pytest.param(name, recipe, marks=[pytest.mark.slow] if _compiles(recipe, rows.get(name, {}).get(recipe, "")) else [])
+        for name in cases
+        for recipe in RECIPES
+    ]
+
+
+def _compiles(recipe: str, cell: str) -> bool:
+    """Whether a payload is compiled; one for the first sizes is, before torch.export refuses to make one for all."""
+    return recipe == "inductor-frozen" and (cell[:1] != "`" or "EXPORT-DIMS" in cell)

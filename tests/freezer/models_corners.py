@@ -1,0 +1,682 @@
+"""A tiny model for every corner of the captures in docs/what-freezes.md, by the name of its row."""
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from freezer.legacy import torchscript_deprecations_silenced
+from tests.freezer.cases import Case
+from tests.models import Branching
+from tests.steps import BATCH, random_inputs
+
+X = random_inputs(2, 4)
+
+
+def scripted(model: nn.Module) -> nn.Module:
+    with torchscript_deprecations_silenced():
+        return torch.jit.script(model.eval())
+
+
+def traced_methods(model: nn.Module, **inputs: Any) -> nn.Module:
+    with torchscript_deprecations_silenced():
+        return torch.jit.trace_module(model.eval(), inputs)
+
+
+# Parallel tasks
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Forking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        task = torch.jit.fork(doubled, x)
+        out: Tensor = torch.jit.wait(task) + x
+        return out
+
+
+class ForkingOnValues(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 0:
+            task = torch.jit.fork(doubled, x)
+            return torch.jit.wait(task)
+        return x
+
+
+# Functions and methods that are scripted, or left out of it
+
+
+@torch.jit.script_if_tracing
+def rows_until_negative(x: Tensor) -> Tensor:
+    num_rows = 0
+    for row in x:
+        if float(row.sum()) < 0:
+            break
+        num_rows += 1
+    return x.sum() * num_rows
+
+
+class ScriptIfTracing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return rows_until_negative(x)
+
+
+with torchscript_deprecations_silenced():
+
+    @torch.jit.script
+    def scaled(x: Tensor, factor: float = 2.0, bias: Tensor | None = None) -> Tensor:
+        if bias is not None:
+            x = x + bias
+        return x * factor if float(x.sum()) > 0 else x
+
+
+class CallsScripted(nn.Module):
+    """A scripted function with default arguments, which branches on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = scaled(x) + scaled(x, bias=x)
+        return out
+
+
+class HoldsTraced(nn.Module):
+    """Branches on values around a module that was traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torchscript_deprecations_silenced():
+            self.part = torch.jit.trace(nn.Linear(4, 4).eval(), X)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) if float(x.sum()) > 0 else x
+
+
+class Ignoring(nn.Module):
+    """Calls a Python method that TorchScript leaves to Python, so it cannot be saved."""
+
+    @torch.jit.ignore
+    def python(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.python(x) if float(x.sum()) > 0 else x
+
+
+class Unused(nn.Module):
+    """The same method, which is only called in training."""
+
+    @torch.jit.unused
+    def python(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return self.python(x)
+        return x * 2 if float(x.sum()) > 0 else x
+
+
+class UnusedButCalled(nn.Module):
+    @torch.jit.unused
+    def python(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.python(x) if float(x.sum()) > 0 else x
+
+
+class Exporting(Branching):
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class TwoMethods(nn.Module):
+    """Has a method beside forward; torch.jit.trace_module traces both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.linear(x).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x) + x
+
+
+class Scripting(nn.Module):
+    """Does in TorchScript what it does in Python, in other words."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return x + x
+        return torch.stack([x, x]).sum(0) if float(x.sum()) > 0 else x * 2
+
+
+class ScriptingOtherwise(nn.Module):
+    """Does something else in TorchScript."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return x + 1
+        return x * 2 if float(x.sum()) > 0 else x * 3
+
+
+with torchscript_deprecations_silenced():
+
+    class LegacyScript(torch.jit.ScriptModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4) * 2)
+
+        @torch.jit.script_method
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight if float(x.sum()) > 0 else x
+
+
+# Attributes
+
+
+class Containers(nn.Module):
+    sizes: list[int]
+    table: dict[str, Tensor]
+    pair: tuple[int, float]
+    bias: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes, self.table, self.pair, self.bias = [1, 2], {"scale": torch.ones(4) * 2}, (3, 0.5), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x * self.table["scale"] * self.sizes[1] + self.pair[1]
+        bias = self.bias
+        if bias is not None:
+            out = out + bias
+        return out if float(x.sum()) > 0 else x
+
+
+class ChangedContainers(nn.Module):
+    """Remembers its calls in a list and in a dict."""
+
+    seen: list[Tensor]
+    last: dict[str, Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.last = [], {"x": torch.zeros(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.sum(0))
+        out = x + self.last["x"] + float(len(self.seen))
+        self.last["x"] = x.sum(0)
+        return out
+
+
+class Constants(nn.Module):
+    """Final attributes, and __constants__."""
+
+    __constants__ = ("factor",)
+    depth: Final[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth, self.factor = 3, 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.depth):
+            x = x * self.factor if float(x.sum()) > 0 else x
+        return x
+
+
+class Lists(nn.Module):
+    """Goes over a ModuleList and a ModuleDict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.named = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, part in enumerate(self.parts):
+            x = part(x) * (index + 1)
+        for part in self.named.values():
+            x = part(x)
+        return x if float(x.sum()) > 0 else -x
+
+
+class Routing(nn.Module):
+    """Chooses a module of a ModuleList by a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.parts[int(x.sum() > 0)](x)
+        return out
+
+
+class LooseParameters(nn.Module):
+    """Parameters in a plain list, which no module knows of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = x * weight
+        return x
+
+
+with torchscript_deprecations_silenced():
+
+    @torch.jit.interface
+    class Shape(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pass
+
+
+class Doubler(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class ThroughInterface(nn.Module):
+    part: Shape
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Doubler()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.forward(x) if float(x.sum()) > 0 else x
+
+
+class OtherNames(ThroughInterface):
+    """Its part's parameter is called otherwise than the interface's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(4, 4)
+
+
+# What TorchScript cannot read: each also branches on values, so that neither a trace nor an export is right
+
+
+class Unannotated(nn.Module):
+    def forward(self, x: Tensor, times=2) -> Tensor:  # type: ignore[no-untyped-def]
+        return self.scale(x, times) if float(x.sum()) > 0 else x
+
+    def scale(self, x, times):  # type: ignore[no-untyped-def]
+        return x * times
+
+
+class Formatting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = nn.ModuleDict({"layer0": nn.Linear(4, 4), "layer1": nn.Linear(4, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.named[f"layer{int(x.sum() > 0)}"](x)
+
+
+class Keywords(nn.Module):
+    def scale(self, x: Tensor, **more: float) -> Tensor:
+        return x * more["by"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(x, by=2.0) if float(x.sum()) > 0 else x
+
+
+class Lambda(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return sorted([x, x * 2], key=lambda item: float(item.sum()))[0]
+
+
+class Recursion(nn.Module):
+    def halved(self, x: Tensor) -> Tensor:
+        return self.halved(x / 2) if float(x.abs().max()) > 1 else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.halved(x)
+
+
+class Plain:
+    """A class that TorchScript cannot compile: its attribute has no type that it knows."""
+
+    def __init__(self) -> None:
+        self.rates = {1, 2}
+
+    def rate(self) -> int:
+        return max(self.rates)
+
+
+class UsesPlain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = Plain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.plain.rate() if float(x.sum()) > 0 else x
+
+
+class Try(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return x * 2 if float(x.sum()) > 0 else x
+        except RuntimeError:
+            return x
+
+
+class TwoTypes(nn.Module):
+    """A variable that is a tensor or a number, by a value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 0:
+            scale = x
+            x = x + 1
+        else:
+            scale = 2
+        return x * scale
+
+
+class Overloaded(nn.Module):
+    @torch.jit._overload_method
+    def scale(self, x: Tensor, by: int) -> Tensor:
+        pass
+
+    @torch.jit._overload_method
+    def scale(self, x: Tensor, by: float) -> Tensor:  # noqa: F811
+        pass
+
+    def scale(self, x, by):  # noqa: F811
+        return x * by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(x, 2) if float(x.sum()) > 0 else self.scale(x, 0.5)
+
+
+# Hooks
+
+
+def hooked(model: nn.Module) -> nn.Module:
+    linear = nn.Linear(4, 4)
+    linear.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    linear.register_forward_hook(lambda module, given, result: result + 1)
+    model.linear = linear
+    return model
+
+
+class Hooked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out
+
+
+class HookedOnValues(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) if float(x.sum()) > 0 else x
+
+
+def typed_hook(module: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
+    return result + 1
+
+
+def with_typed_hook() -> nn.Module:
+    model = HookedOnValues()
+    model.linear = nn.Linear(4, 4)
+    model.linear.register_forward_hook(typed_hook)
+    return model
+
+
+# What torch.export cannot follow, or follows otherwise
+
+
+class Unsupported(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+class AutogradFunction(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Double.apply(x) + 1
+        return out
+
+
+torch.library.define("coldpress_tests::unfaked", "(Tensor x) -> Tensor")
+torch.library.impl("coldpress_tests::unfaked", "CPU", lambda x: x * 2)
+
+
+class Unfaked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.coldpress_tests.unfaked(x) + 1
+        return out
+
+
+class Compiled(nn.Module):
+    """Holds a part that was given to torch.compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.part(x) + 1
+        return out
+
+
+class Parallel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.DataParallel(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.part(x)
+        return out
+
+
+class PythonRandom(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class Clock(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (time.monotonic() % 1.0 + 1.0)
+
+
+class TensorRandom(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Aliased(nn.Module):
+    """Writes into a view of an intermediate, and gives both."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        row = y[0]
+        row.add_(1)
+        return y, row
+
+
+class WritesPart(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x[0] = 0
+        return x * 2
+
+
+class NewTensorOfValue(nn.Module):
+    """Makes a tensor of a value, and a loop of a number of rounds that a value gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(x.abs().sum()) % 3):
+            x = x * 2
+        return x
+
+
+class Item(nn.Module):
+    """Computes with a number that it reads from a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.abs().sum().item()
+
+
+class BySize(nn.Module):
+    """Takes another way for larger batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 2 else x * 3
+
+
+class AsText(nn.Module):
+    """Has annotations that are text, as `from __future__ import annotations` makes all of a module."""
+
+    sizes: "list[int]"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = [1, 2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.sizes[1] if float(x.sum()) > 0 else x
+
+
+class GlobalState(nn.Module):
+    """Counts in a global of its module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        COUNTS["calls"] += 1
+        return x * COUNTS["calls"]
+
+
+COUNTS = {"calls": 0}
+
+
+class Setting(nn.Module):
+    """Keeps a tensor of its last call as an attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return self.last + 1
+
+
+class Sorting(nn.Module):
+    """Goes from tensors to Python lists and back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensor(sorted(x.flatten().tolist()))
+
+
+CORNERS: Mapping[str, Case] = {
+    # TorchScript's own
+    "`torch.jit.fork`, `wait`": Case(make=Forking),
+    "`torch.jit.fork` behind a branch on values": Case(make=ForkingOnValues),
+    "`torch.jit.fork` in a TorchScript file": Case(make=lambda: scripted(ForkingOnValues())),
+    "`torch.jit.script_if_tracing`": Case(make=ScriptIfTracing),
+    "a scripted function with default arguments": Case(make=CallsScripted),
+    "a traced module within one that branches on values": Case(make=HoldsTraced),
+    "`torch.jit.trace_module` with several methods": Case(make=lambda: traced_methods(TwoMethods(), forward=X, encode=X)),
+    "several methods, as Python": Case(make=TwoMethods),
+    "`@torch.jit.export`": Case(make=Exporting),
+    "`@torch.jit.ignore`": Case(make=Ignoring, says="which no file can hold at models_corners.py:.*; mark it `@torch.jit.unused`"),
+    "`@torch.jit.ignore` in a scripted module": Case(
+        make=lambda: scripted(Ignoring()), says="which no file can hold at models_corners.py:.*; mark it `@torch.jit.unused`"
+    ),
+    "`@torch.jit.unused`, called in training alone": Case(make=Unused),
+    "`@torch.jit.unused`, but called": Case(
+        make=UnusedButCalled, says=r"a method marked @torch\.jit\.unused; mark what serving calls with @torch\.jit\.export"
+    ),
+    "`torch.jit.is_scripting()`, the same in other words": Case(make=Scripting),
+    "`torch.jit.is_scripting()`, another result": Case(
+        make=ScriptingOtherwise, says="the script differs from the model on input set 0"
+    ),
+    "`torch.jit.ScriptModule` with `script_method`": Case(make=LegacyScript),
+    "attributes that are lists, dicts, tuples or `Optional`": Case(make=Containers),
+    "the same, scripted by the user": Case(make=lambda: scripted(Containers())),
+    "lists and dicts that `forward` changes": Case(make=ChangedContainers),
+    "the same, as TorchScript": Case(make=lambda: scripted(ChangedContainers())),
+    "`Final` and `__constants__`": Case(make=Constants),
+    "`nn.ModuleList`, `nn.ModuleDict`": Case(make=Lists),
+    "a module of a `ModuleList` chosen by a value": Case(
+        make=Routing, says=r"indexed by a variable at models_corners\.py:.*; go over it \(`for i, part"
+    ),
+    "parameters in a plain list": Case(make=LooseParameters),
+    "`@torch.jit.interface`": Case(make=ThroughInterface),
+    "the same, with parameters of other names": Case(
+        make=OtherNames, says="the interface tests.freezer.models_corners.Shape; give its methods the interface's parameters"
+    ),
+    # What TorchScript cannot read
+    "`from __future__ import annotations`, with annotated attributes": Case(
+        make=AsText, says=r"the annotation 'list\[int\]' is text, .*; remove `from __future__ import annotations`"
+    ),
+    "an argument without its type": Case(
+        make=Unannotated, says=r"'times' has no type, .* at models_corners\.py:.*; annotate it, as in `times: int = 2`"
+    ),
+    "f-strings": Case(
+        make=Formatting, says=r"indexed by a text that is no literal at models_corners\.py:.*; go over it \(`for name, part"
+    ),
+    "`**kwargs` of a method": Case(
+        make=Keywords, says=r"takes \*args, \*\*kwargs .* at models_corners\.py:.*; name its parameters, with types"
+    ),
+    "lambdas, and functions of Python such as `sorted`": Case(
+        make=Lambda, says="does not take lambdas at models_corners.py:.*; write it as a `def`"
+    ),
+    "recursion": Case(make=Recursion, says="'halved' calls itself, .* at models_corners.py:.*; write it as a loop"),
+    "a class of one's own": Case(
+        make=UsesPlain, says="the attribute 'plain', a tests.freezer.models_corners.Plain, .*; work its value out in __init__"
+    ),
+    "`try` and `except`": Case(make=Try, says="does not take try blocks at models_corners.py:.*; write that place in plain Python"),
+    "a variable of two types": Case(
+        make=TwoTypes,
+        says="the variable 'scale' is Tensor in one branch and int in the other at models_corners.py:.*; give it one type",
+    ),
+    "overloads": Case(make=Overloaded),
+    # Hooks
+    "forward hooks and pre-hooks": Case(make=lambda: hooked(Hooked())),
+    "hooks of a model that must be scripted": Case(
+        make=lambda: hooked(HookedOnValues()),
+        says="a hook that is a lambda, .*; write it as a `def` with types, or remove the hook",
+    ),
+    "typed hooks of a model that must be scripted": Case(make=with_typed_hook),
+    # What torch.export cannot follow
+    "a branch on values": Case(make=Branching),
+    "a branch on a size": Case(make=BySize, dims={"x": {0: BATCH}}),
+    "`.item()` in arithmetic": Case(make=Item),
+    "a loop whose number of rounds is a value": Case(make=NewTensorOfValue),
+    "NumPy inside `forward`": Case(
+        make=Unsupported, says="TorchScript's Tensor has no 'numpy' at models_corners.py:.*; use torch's own operations"
+    ),
+    "`.tolist()`, and tensors made of it": Case(
+        make=Sorting, says=r"the result of \.tolist\(\) has no type at models_corners\.py:.*; annotate the variable"
+    ),
+    "`torch.autograd.Function`": Case(make=AutogradFunction, says="calls the Python function 'Double' .*, which no file can hold"),
+    "a custom operator without a fake kernel": Case(
+        make=Unfaked, says="unfaked.default has no fake kernel, .*register_fake|the graph calls coldpress_tests::unfaked"
+    ),
+    "a part given to `torch.compile`": Case(make=Compiled),
+    "a model given to `torch.compile`": Case(make=lambda: torch.compile(Lists(), backend="eager")),
+    "`nn.DataParallel`": Case(make=Parallel),
+    "writes into a view of an intermediate": Case(make=Aliased),
+    "writes into a part of its input": Case(make=WritesPart, says=r"writes into its input 'x', .*`x = x\.clone\(\)`"),
+    "keeps a tensor of its last call as an attribute": Case(make=Setting),
+    "counts in a global": Case(make=GlobalState, says="as large|what it drew or read while it was captured"),
+    "`random.random()`": Case(make=PythonRandom, says="as large|what it drew or read while it was captured"),
+    "the clock": Case(make=Clock, says="the trace differs|as large|what it drew or read while it was captured|error_ratio"),
+    "`torch.rand`": Case(make=TensorRandom),
+}
