@@ -59,11 +59,18 @@ def measure(
             command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ
         )
     except subprocess.CalledProcessError as error:
-        raise JudgeError(f"a fresh process could not open and call {payload.name}: {error.stderr[-500:]}") from error
+        raise JudgeError(f"a fresh process could not open and call {payload.name}: {raised_in(error.stderr)}") from error
     except subprocess.TimeoutExpired as error:
         raise JudgeError(f"a fresh process took over {TIMEOUT_S} s to open and call {payload.name}") from error
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def raised_in(text: str) -> str:
+    """The error at the end of what a process printed when it failed: its type and its first lines, without the traceback."""
+    lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    said = [line.strip() for line in lines if line.strip() and not line.startswith(" ")]
+    return " ".join(said[:2])[:500] or "no message"
 
 
 def main(request: Mapping[str, Any]) -> dict[str, float]:

@@ -93,6 +93,16 @@ def test_the_wrappers_of_torch_compile_are_left_out() -> None:
     assert type(inner[0]) is not Mlp, "the source model keeps its own"
 
 
+def test_what_was_compiled_in_place_is_copied_without_it() -> None:
+    model = seeded(Mlp)
+    model.compile(backend="eager")
+    copy = copied(model)
+    assert copy._compiled_call_impl is None
+    assert model._compiled_call_impl is not None
+    with torch.no_grad():
+        assert torch.equal(copy(X), model(X))
+
+
 def test_backward_hooks_are_left_out_and_forward_hooks_stay() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].register_full_backward_hook(lambda *given: None)
