@@ -64,9 +64,17 @@ def operators_of(program: Any) -> set[str]:
 
 @functools.cache
 def _missing(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of some operators that a process lacks which has imported torch and nothing else."""
+    """Those of some operators that a process lacks which has imported torch and nothing else.
+
+    Raises:
+        BuildError: such a process does not answer.
+    """
     if not names:
         return ()
     command = [sys.executable, "-c", _ASK]
-    done = subprocess.run(command, input=json.dumps(names), capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    try:
+        done = subprocess.run(command, input=json.dumps(names), capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    except subprocess.SubprocessError as error:
+        text = f"whether a process that serves the artifact has {', '.join(names)} cannot be found out"
+        raise BuildError(f"{text}: {error}") from error
     return tuple(json.loads(done.stdout.splitlines()[-1]))
