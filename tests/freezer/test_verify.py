@@ -16,11 +16,16 @@ from tests.steps import HERE, copy_of, flip_a_byte
 THREADS = torch.get_num_threads()
 
 
-def test_a_sound_artifact(published: Store, inductor: Frozen) -> None:
+def num_files(folder: Path) -> int:
+    """What lies in an artifact folder besides the manifest."""
+    return sum(path.is_file() for path in folder.rglob("*")) - 1
+
+
+def test_a_sound_artifact(published: Store, scripted: Frozen, inductor: Frozen) -> None:
     found = freezer.verify("mlp", store=str(published.root))
-    assert (found.device_class, found.num_files, found.ladder) == (HERE, 5, ())
+    assert (found.device_class, found.num_files, found.ladder) == (HERE, num_files(scripted.artifact.folder), ())
     assert len(found.figures) == 3
-    assert freezer.verify(inductor.artifact.folder).num_files == 6
+    assert freezer.verify(inductor.artifact.folder).num_files == num_files(inductor.artifact.folder) > 6
 
 
 @pytest.mark.parametrize("name", ["evidence/drift.parquet", "golden/inputs.safetensors", "payloads/all.pt"])
