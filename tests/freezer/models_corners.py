@@ -497,7 +497,7 @@ class PythonRandom(nn.Module):
 
 class Clock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x * (time.monotonic() % 1.0 + 1.0)
+        return x * (time.perf_counter_ns() // 100 % 1009 + 1.0)  # no two calls are near each other
 
 
 class TensorRandom(nn.Module):

@@ -25,7 +25,7 @@ def test_a_peak_is_seen_though_it_is_over() -> None:
         held = torch.ones(50 * MB)
         del held
     assert peak.bytes is not None
-    assert 200 * MB <= peak.bytes < 260 * MB
+    assert 195 * MB <= peak.bytes < 260 * MB  # pages that were free in the process before are not new
 
 
 def test_what_was_held_before_is_not_counted() -> None:
