@@ -15,9 +15,8 @@ from typing import Any
 from freezer.capture import Attempt, Captured
 from freezer.custom_operators import check_operators
 from freezer.errors import BuildError, CaptureError, FreezeError
-from freezer.freeing import give_back, share, tensors_of
+from freezer.freeing import give_back, share
 from freezer.frozen_model import FrozenModel, OpenPayload
-from freezer.lowering.tensor_sizes import program_bytes, program_tensors
 from freezer.lowering.texts import captured_texts
 from freezer.manifest import Payload, digest_file
 from freezer.memory import PeakMemory
@@ -28,6 +27,7 @@ from freezer.sources import weights_digest
 from freezer.spec import Dim
 from freezer.subject import Subject
 from freezer.target import Target, threads, toolchain
+from freezer.tensor_memory import program_bytes, program_tensors
 
 CANDIDATE = "candidate.json"
 EVIDENCE = "evidence"
@@ -215,7 +215,7 @@ def _make(
     with timed(phases, "capture"):
         captured = attempt.capture(capture)
     check_operators(captured.program, lowering)
-    source, own = tensors_of(attempt.subject.model), program_tensors(captured.program)
+    source, own = program_tensors(attempt.subject.model), program_tensors(captured.program)
     captured = replace(captured, owned=discard or not share(own, source))
     if discard:
         give_back(source, in_use=own)

@@ -6,17 +6,10 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from freezer.tensor_memory import address_of, program_tensors, tensors_bytes
+
 LARGE_BYTES = 500_000_000
 """Above this a model that only a build needs is worth discarding while it is built."""
-
-
-def address_of(tensor: Tensor) -> int | None:
-    """Where a tensor's memory begins; None where it has none, or is of a layout without such."""
-    try:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr() if storage.nbytes() else None
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
@@ -41,18 +34,12 @@ def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
     return sum(freed.values())
 
 
-def tensors_of(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers of a module; of tied ones each."""
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return [tensor for _, tensor in named]
-
-
 def share(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
     """Whether some memory is common to tensors and to others."""
-    return not ({address_of(tensor) for tensor in ones} & {address_of(tensor) for tensor in others} <= {None})
+    common = {address_of(tensor) for tensor in ones} & {address_of(tensor) for tensor in others}
+    return bool(common - {None})
 
 
 def is_large(module: nn.Module) -> bool:
     """Whether a module's parameters and buffers take more than LARGE_BYTES."""
-    sizes = {address_of(tensor) or id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors_of(module)}
-    return sum(sizes.values()) > LARGE_BYTES
+    return tensors_bytes(program_tensors(module)) > LARGE_BYTES

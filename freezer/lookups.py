@@ -79,11 +79,11 @@ class _Watch(TorchDispatchMode):
         return tensor in self._origins
 
     def _follow(self, name: str, given: Mapping[str, Any], result: Any) -> None:
-        sources = [tensor for argument in _KEEPS.get(name, ()) for tensor in _tensors(given.get(argument))]
+        sources = [tensor for argument in _KEEPS.get(name, ()) for tensor in tensors_in(given.get(argument))]
         if name in _KEEPS and not any(self._is_made(source) for source in sources):
             return  # a weight in another form is still one
         origins: frozenset[str] = frozenset().union(*(self._origins.get(source, ()) for source in sources))
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             self._origins[tensor] = frozenset() if tensor.dtype is torch.bool else origins
 
 
@@ -97,9 +97,10 @@ def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int,
         yield from ((given["self"], dim, index) for dim, index in enumerate(given["indices"]) if index is not None)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operation, which may be in tuples and lists."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)

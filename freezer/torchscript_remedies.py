@@ -207,13 +207,13 @@ EXPORT: tuple[Remedy, ...] = (
     Remedy(
         pattern=r"(UnsupportedOperatorException: |unsupported operator: )(?P<name>[\w.:]+)",
         means="the operator {name} has no fake kernel, so torch.export does not know the shape that it gives",
-        remedy="write one with torch.library.register_fake",
+        remedy="write one with register_fake, in torch's module library",
         code=FAKE_KERNEL,
     ),
     Remedy(
         pattern=r"no fake impl registered for <?(CustomOpDef\()?(?P<name>[\w.:]+)",
         means="the operator {name} has no fake kernel, so torch.export does not know the shape that it gives",
-        remedy="write one with torch.library.register_fake",
+        remedy="write one with register_fake, in torch's module library",
         code=FAKE_KERNEL,
     ),
     Remedy(

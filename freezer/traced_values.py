@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import reduce
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from freezer.lookups import tensors_in
 from freezer.source_lines import running_at
 
 _READS = frozenset(
@@ -183,7 +184,7 @@ class _Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name, given = func._schema.name, list(_tensors((args, tuple(kwargs.values()))))
+        name, given = func._schema.name, list(tensors_in((args, tuple(kwargs.values()))))
         origins = _any(self._of(tensor) for tensor in given)
         if (name == _SCALAR and self._is_pythons()) or name in _READING_OPERATORS:
             self.note(given)
@@ -198,7 +199,7 @@ class _Values(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             origins |= _RANDOM
         self._note_changes(func._schema, args, kwargs, origins)
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             self._values.add(tensor, origins & _RANDOM if _takes_the_form_alone(name) else origins)
             if sizes:
                 self._sizes[tensor] = sizes
@@ -215,7 +216,7 @@ class _Values(TorchDispatchMode):
         given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in _tensors(given.get(argument.name)):
+                for tensor in tensors_in(given.get(argument.name)):
                     self._changed |= self._state.of(tensor)
                     self._values.add(tensor, origins)
 
@@ -230,10 +231,10 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _READS or (name in _MAKES and args and not isinstance(args[0], Tensor)):
-            self._values.note(_tensors(args))
+            self._values.note(tensors_in(args))
         result = func(*args, **(kwargs or {}))
         if name in _SIZES or isinstance(result, torch.Size):
-            self._values.note_sizes(args[0], _tensors(result))
+            self._values.note_sizes(args[0], tensors_in(result))
         return result
 
 
@@ -249,12 +250,4 @@ def _takes_the_form_alone(name: str) -> bool:
 
 def _is_index_by_numbers(name: str, args: Any) -> bool:
     """Whether an operation is tensor[indices] with no mask: as long as the indices, whatever they are."""
-    return name == "aten::index" and not any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
+    return name == "aten::index" and not any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))

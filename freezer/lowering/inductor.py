@@ -29,11 +29,11 @@ from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import BESIDE, REQUIRED
 from freezer.lowering.inductor_watch import Watch, watching
 from freezer.lowering.inductor_weights import TABLE, open_mapped, table_of, write_table
-from freezer.lowering.tensor_sizes import program_bytes, program_tensors
 from freezer.lowering.texts import CODE, GRAPH, shortened
 from freezer.phases import timed
 from freezer.report import Lowered
 from freezer.target import Target
+from freezer.tensor_memory import program_bytes, program_tensors
 
 SUFFIX = ".pt2"
 MAX_TEXT_BYTES = 2_000_000

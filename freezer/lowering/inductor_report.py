@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.freeing import address_of
 from freezer.lowering.exported_report import fx_operators
 from freezer.lowering.inductor_watch import STAGES, Graph, Node, Watch
-from freezer.lowering.tensor_sizes import identity_of, program_tensors, tensors_bytes
 from freezer.report import Change, Report
+from freezer.tensor_memory import address_of, identity_of, program_tensors, tensors_bytes
 
 KERNEL = "kernel of Inductor"
 """The kind that Inductor's own kernels are counted under, beside the operators that it calls."""

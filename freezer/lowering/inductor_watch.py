@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.freeing import address_of
+from freezer.tensor_memory import address_of
 
 STAGES = ("unfrozen", "merged", "frozen", "final")
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from freezer.capture import Captured
-from freezer.lowering.tensor_sizes import identity_of, named_tensors, storage_of, tensors_bytes
 from freezer.lowering.texts import torchscript_texts
 from freezer.lowering.torchscript_graphs import (
     Mutation,
@@ -27,6 +26,7 @@ from freezer.lowering.torchscript_graphs import (
 from freezer.lowering.torchscript_replay import UntoldError, clean_up, optimizations, optimizations_at_load, used_attributes
 from freezer.phases import timed
 from freezer.report import Change, Kept, Lowered, Preserved, Report, stored_as_captured
+from freezer.tensor_memory import identity_of, named_tensors, storage_of, tensors_bytes
 
 _ASKED = "asked for"
 

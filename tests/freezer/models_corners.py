@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from freezer.legacy import torchscript_deprecations_silenced
 from tests.freezer.cases import Case
@@ -458,8 +458,8 @@ class AutogradFunction(nn.Module):
         return out
 
 
-torch.library.define("coldpress_tests::unfaked", "(Tensor x) -> Tensor")
-torch.library.impl("coldpress_tests::unfaked", "CPU", lambda x: x * 2)
+library.define("coldpress_tests::unfaked", "(Tensor x) -> Tensor")
+library.impl("coldpress_tests::unfaked", "CPU", lambda x: x * 2)
 
 
 class Unfaked(nn.Module):

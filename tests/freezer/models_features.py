@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everyone writes it
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
@@ -442,9 +442,9 @@ def conditional(x: Tensor) -> Tensor:
     return out
 
 
-torch.library.define("coldpress_tests::doubled", "(Tensor x) -> Tensor")
-torch.library.impl("coldpress_tests::doubled", "CPU", lambda x: x * 2)
-torch.library.register_fake("coldpress_tests::doubled", lambda x: torch.empty_like(x))
+library.define("coldpress_tests::doubled", "(Tensor x) -> Tensor")
+library.impl("coldpress_tests::doubled", "CPU", lambda x: x * 2)
+library.register_fake("coldpress_tests::doubled", lambda x: torch.empty_like(x))
 
 
 def scaled_row(row: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from freezer.capture import Attempt
 from freezer.custom_operators import CODE, check_operators, operators_of
@@ -19,9 +19,9 @@ from tests.steps import candidate_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
-torch.library.define("coldpress_own::tripled", "(Tensor x) -> Tensor")
-torch.library.impl("coldpress_own::tripled", "CPU", lambda x: x * 3)
-torch.library.register_fake("coldpress_own::tripled", torch.empty_like)
+library.define("coldpress_own::tripled", "(Tensor x) -> Tensor")
+library.impl("coldpress_own::tripled", "CPU", lambda x: x * 3)
+library.register_fake("coldpress_own::tripled", torch.empty_like)
 
 
 def tripled(x: Tensor) -> Any:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from freezer.build import Candidate, build
 from freezer.errors import BuildError, IntegrityError
-from freezer.freeing import tensors_of
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering import inductor
 from freezer.lowering.inductor_repairs import own_cache, plain_precision, weight_packing
@@ -28,6 +27,7 @@ from freezer.report import Report
 from freezer.sources import weights_digest
 from freezer.subject import Subject
 from freezer.target import target_here
+from freezer.tensor_memory import program_tensors
 from tests.freezer.models_inductor import Known, Scalars, Wide
 from tests.models import seeded
 from tests.steps import HERE, python, random_inputs, subject_of
@@ -255,7 +255,7 @@ def test_numbers_stay_apart_a_vector_is_taken_and_a_discarded_model_is_freed(tmp
     assert one.changes()["multiplications and divisions folded into convolutions"] == 2
     assert one.changes()["additions and subtractions folded into convolutions"] == 2
     torch.testing.assert_close(one.candidate.open(one.subject)(X), seeded(Scalars)(X))
-    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(model)) == 0
+    assert sum(tensor.untyped_storage().nbytes() for tensor in program_tensors(model)) == 0
     assert one.candidate.weights == weights_digest(seeded(Scalars))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from freezer.capture import Attempt
 from freezer.captured import other_layouts
 from freezer.errors import BuildError
+from tests.freezer.models_features import MaxNorm
 from tests.models import seeded
 from tests.steps import BATCH, candidate_of, judgement_of, random_inputs, subject_of
 
@@ -28,18 +29,6 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         out, weights = self.attention(x, x, x)
         return {"out": out, "weights": weights}
-
-
-class MaxNorm(nn.Module):
-    """Brings its table to a norm with every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(20, 4, max_norm=0.5)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.table(ids)
-        return out
 
 
 def test_outputs_are_laid_out_as_eager_does(tmp_path: Path) -> None:

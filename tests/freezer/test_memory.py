@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.freeing import address_of, give_back, is_large, share, tensors_of
+from freezer.freeing import give_back, is_large, share
 from freezer.memory import PeakMemory, peak_bytes
+from freezer.tensor_memory import address_of, program_tensors
 from tests.models import mlp
 from tests.steps import python
 
@@ -81,7 +82,7 @@ def test_weights_are_given_back_and_what_is_in_use_is_kept() -> None:
 def test_weights_that_numpy_has_seen_are_let_go() -> None:
     model = mlp()
     kept = [parameter.detach().numpy() for parameter in model.parameters()]
-    assert give_back(tensors_of(model)) == sum(array.nbytes for array in kept)
+    assert give_back(program_tensors(model)) == sum(array.nbytes for array in kept)
     assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Sizes of the tensors of captured programs; what is there under several names is counted once."""
+"""Where tensors lie in memory, and how large they are; what is there under several names is counted once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def storage_of(tensor: Tensor) -> tuple[int, int] | None:
         return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def address_of(tensor: Tensor) -> int | None:
+    """Where a tensor's memory begins; None where it has none, or is of a layout without such."""
+    storage = storage_of(tensor)
+    return None if storage is None else storage[0]
 
 
 def identity_of(tensor: Tensor) -> object:
@@ -36,7 +42,7 @@ def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
 
 
 def program_tensors(program: Any) -> list[Tensor]:
-    """Parameters and buffers of a ScriptModule, or of an ExportedProgram with the constants that it lifted."""
+    """Parameters and buffers of a module, of tied ones each; or of an ExportedProgram with the constants that it lifted."""
     if isinstance(program, torch.export.ExportedProgram):
         return [value for value in (*program.state_dict.values(), *program.constants.values()) if isinstance(value, Tensor)]
     return [tensor for _, tensor in named_tensors(program)]
