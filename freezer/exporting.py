@@ -204,8 +204,6 @@ def _remedy(fix: str, spec: InputSpec, names: Sequence[str]) -> str | None:
 
 def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet) -> tuple[str, ...]:
     """Hold a program against the model; returns a line that says so where it cannot be done. The program keeps its state."""
-    if not eager.deterministic:
-        return ("the exported program is not held against the model, which answers the same inputs differently",)
     module = program.module()
 
     def fresh() -> Call:
@@ -221,8 +219,7 @@ def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerA
         names = " and ".join(dim.name for dim in ones)
         return f", since torch.export takes {names} for larger than 1; declare {remedies}, or ask for no such size in forward"
 
-    hold("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
-    return ()
+    return hold("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
 
 
 def _other_layouts(

@@ -22,6 +22,9 @@ from freezer.source_lines import warned_at
 from freezer.subject import Subject, call_source
 from freezer.tensor_bytes import same_bytes
 
+DIFFERS = "CP-TRACE-DIFFERS"
+"""The code of a trace or script that answers otherwise than its model."""
+
 _TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By dtype, how far a value may be off: this part of it, and of the middle one. Model and program run the same kernels, so they are
 apart by rounding or by a lot; the gate measures what is between."""
@@ -78,21 +81,26 @@ def hold(
     subject: Subject,
     eager: EagerAnswers,
     *,
-    code: str = "CP-TRACE-DIFFERS",
+    code: str = DIFFERS,
     why: Callable[[InputSet], str] = lambda _: "",
-) -> None:
+) -> tuple[str, ...]:
     """Hold a captured program against the eager model's answers.
 
     Args:
         what: the program is, for the message: `the trace`.
         fresh: gives the program in its initial state; called once where the model keeps no state.
-        subject, eager: the model, and its answers, which are deterministic.
+        subject, eager: the model, and its answers.
         code: of the error.
         why: what is known of the reason why a set is answered otherwise, as the end of a sentence.
+
+    Returns:
+        A line that says so where the model's answers are no measure, since it answers the same inputs differently.
 
     Raises:
         CaptureError: it does not run, or an output's shape, dtype or values differ.
     """
+    if not eager.deterministic:
+        return (f"{what} is not held against the model, which answers the same inputs differently",)
     call: Call | None = None
     for starts, place, item, expected in _calls(subject, eager):
         call = fresh() if call is None or starts else call
@@ -103,6 +111,7 @@ def hold(
             problem, cause = run_sentence(error), error
         if problem is not None:
             raise CaptureError(f"{what} differs from the model on {place}: {problem}{why(item)}", code=code) from cause
+    return ()
 
 
 def answers_right(call: Call, item: InputSet, subject: Subject, eager: EagerAnswers) -> bool:

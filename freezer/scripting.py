@@ -17,8 +17,6 @@ from freezer.legacy import torchscript_deprecations_silenced
 from freezer.preserving import check_scripted, compiled_too
 from freezer.subject import Subject
 
-DIFFERS = "CP-TRACE-DIFFERS"
-
 
 def as_is(subject: Subject) -> Captured:
     """A TorchScript source, in its initial state."""
@@ -46,16 +44,12 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
         raise CaptureError(f"torch.jit.script: {script_sentence(error)}", code=code_of(error)) from error
     check_scripted(program, subject.kept_names)
     answers = eager()
-    unheld = (
-        () if answers.deterministic else ("the script is not held against the model, which answers the same inputs differently",)
-    )
-    if answers.deterministic:
 
-        def fresh() -> Call:
-            with torch.no_grad():  # as Subject.fresh
-                return native_call(program if answers.second is None else copy.deepcopy(program), subject)
+    def fresh() -> Call:
+        with torch.no_grad():  # as Subject.fresh
+            return native_call(program if answers.second is None else copy.deepcopy(program), subject)
 
-        hold("the script", fresh, subject, answers, code=DIFFERS)
+    unheld = hold("the script", fresh, subject, answers)
     return Captured(
         name="script",
         program=program,

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from freezer.capture_errors import code_of, trace_sentence
 from freezer.captured import Captured, FlatModule, lines_of
 from freezer.errors import CaptureError
-from freezer.faithful import Call, EagerAnswers, first_lines, flat_call, hold, lost, place_of
+from freezer.faithful import DIFFERS, Call, EagerAnswers, first_lines, flat_call, hold, lost, place_of
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.samples import InputSet
 from freezer.subject import Subject
 from freezer.traced_graph import Line, difference, lines_of_graph, shortened
 from freezer.traced_values import Reads, values_read
 
-DIFFERS, VALUES = "CP-TRACE-DIFFERS", "CP-TRACE-VALUES"
+VALUES = "CP-TRACE-VALUES"
 
 NUM_COMPARED = 2
 """So many other input sets are traced, to compare the graphs."""
@@ -141,8 +141,6 @@ def _hold(
     program: Any, subject: Subject, eager: EagerAnswers, said: Sequence[warnings.WarningMessage], graphs: _Graphs
 ) -> tuple[str, ...]:
     """Hold the trace against the model; returns a line that says so where it cannot be done. The program keeps its state."""
-    if not eager.deterministic:
-        return ("the trace is not held against the model, which answers the same inputs differently",)
     whole: list[str] = []
 
     def fresh() -> Call:
@@ -156,12 +154,11 @@ def _hold(
         return lost(said)
 
     try:
-        hold("the trace", fresh, subject, eager, code=DIFFERS, why=why)
+        return hold("the trace", fresh, subject, eager, why=why)
     except CaptureError as error:
         for diff in whole:
             error.add_note(diff)
         raise
-    return ()
 
 
 def _compare(graphs: _Graphs) -> tuple[tuple[str, ...], dict[str, str]]:

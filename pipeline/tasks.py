@@ -205,8 +205,10 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
     folder = staging / "candidate"
     folder.mkdir()
     subject = load_subject(request.entry)
-    # This process ends with the build: of a large model, freeing it in time matters more than another way after a failed lowering.
-    build_candidate(subject, RECIPES[request.recipe], target, folder, discard=is_large(subject.model))
+    recipe = RECIPES[request.recipe]
+    # This process ends with the build. Inductor needs the memory of a large model; the others rather another way after a failure.
+    discard = is_large(subject.model) and all(lowering == "inductor" for _, lowering in recipe.ways)
+    build_candidate(subject, recipe, target, folder, discard=discard)
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
