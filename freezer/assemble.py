@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from freezer import coldstart
@@ -25,7 +23,7 @@ from freezer.artifact import (
     write_artifact,
 )
 from freezer.build import Candidate
-from freezer.drift import POOL_BELOW, Gate
+from freezer.drift import Gate
 from freezer.evidence import write_evidence, write_texts
 from freezer.freezing_record import freezing_record
 from freezer.judge import Judgement, Trial
@@ -92,7 +90,7 @@ def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, f
     """
     (folder / "golden").mkdir()
     names = [output.name for output in subject.outputs]
-    pooled = _pooled_native(judgement)
+    native = _native_rmse(judgement)
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     sets: list[GoldenSet] = []
@@ -102,13 +100,8 @@ def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, f
             inputs[f"{position}/{name}"] = tensor
         for name, reference, eager in zip(names, call.reference, call.eager, strict=True):
             outputs[f"{position}/{name}"] = _golden_output(reference, eager)
-        native = {
-            name: pooled.get(name) if e.numel() < POOL_BELOW else _native(r, e)
-            for name, r, e in zip(names, call.reference, call.eager, strict=True)
-        }
-        sets.append(
-            GoldenSet(point=dict(subject.sets[index].point), native_rmse={k: v for k, v in native.items() if v is not None})
-        )
+        known = {name: native[index, name] for name in names if (index, name) in native}
+        sets.append(GoldenSet(point=dict(subject.sets[index].point), native_rmse=known))
     save_tensors(inputs, folder / GOLDEN_INPUTS)
     save_tensors(outputs, folder / GOLDEN_OUTPUTS)
     return tuple(sets)
@@ -143,23 +136,11 @@ def _golden_output(reference: Tensor, eager: Tensor) -> Tensor:
     return reference.to(eager.dtype).where(eager.isfinite() & reference.isfinite(), eager)
 
 
-def _native(reference: Tensor, eager: Tensor) -> float | None:
-    if not (eager.is_floating_point() or eager.is_complex()) or eager.numel() == 0:
-        return None
-    finite = eager.isfinite() & reference.isfinite()
-    wide = torch.complex128 if eager.is_complex() else torch.float64
-    error = (eager[finite].to(wide) - reference[finite].to(wide)).abs()
-    return math.sqrt(float((error**2).sum()) / max(error.numel(), 1))
-
-
-def _pooled_native(judgement: Judgement) -> dict[str, float]:
-    """Native rmse of each output, pooled over all single calls."""
+def _native_rmse(judgement: Judgement) -> dict[tuple[int, str], float]:
+    """Of each input set and output, the eager model's error and noise, as the winner was held to it."""
     drift = judgement.winner.drift if judgement.winner else None
-    found: dict[str, float] = {}
-    for row in drift.rows if drift else ():
-        if row.kind == "single" and row.native_rmse is not None and row.num_elements < POOL_BELOW:
-            found[row.output] = row.native_rmse
-    return found
+    rows = drift.rows if drift else ()
+    return {(row.set_index, row.output): row.native_rmse for row in rows if row.kind == "single" and row.native_rmse is not None}
 
 
 def _cold(subject: Subject, candidate: Candidate, staging: Path, target: Target) -> dict[str, float]:

@@ -93,7 +93,7 @@ def _figure(
         rmse, native or 0.0, rms, dtype=r.dtype, num_elements=r.numel(), error_ratio_max=gate["error_ratio_max"]
     )
     if reference == "eager":
-        bound = max(EAGER_REFERENCE_TOL, 4 * torch.finfo(r.dtype).eps) * rms
+        bound = max(bound, EAGER_REFERENCE_TOL * rms, 4 * torch.finfo(r.dtype).eps * rms)
     if not rmse <= bound:
         problem = f"rmse {rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
     return CanaryFigure(set_index=index, output=name, error_ratio=ratio, max_abs_err=worst, problem=problem)

@@ -1,4 +1,4 @@
-"""Whether a candidate still draws by chance where its model does.
+"""Whether a model draws by chance, and whether a candidate of it still does.
 
 A model that draws with Python's or NumPy's generators, reads a clock, or counts in a global answers the same inputs differently, so
 the gate allows what is between two answers, and a constant that a capture kept would pass. Here it shows.
@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from freezer.generators import positions
+
 NUM_MORE_CALLS = 16
 """A coin that eager throws falls the same way so often once in 65,536 times."""
 
@@ -21,6 +23,18 @@ PROBLEM = (
     "eager answers the same inputs differently each time, and this always the same: what it drew or read while it was captured "
     "(random, NumPy, the time, a global) was baked in; draw with torch (torch.rand), or make it an input"
 )
+
+
+def same_each_time(ask_again: Callable[[], bool]) -> bool:
+    """Whether a model answers the same each time that it is asked. Where it draws, a few values may come out the same by chance.
+
+    Args:
+        ask_again: asks once more what was asked before, and returns whether the answer is the same.
+    """
+    before = positions()
+    if not ask_again():
+        return False
+    return positions() == before or all(ask_again() for _ in range(NUM_MORE_CALLS))
 
 
 def baked_in(

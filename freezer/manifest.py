@@ -89,8 +89,8 @@ class GoldenSet:
 
     Attributes:
         point: the sizes of the named dims in this set.
-        native_rmse: of each output, the eager model's root-mean-square distance from the float64 reference, pooled over all
-            judged sets where an output has fewer than 64 elements.
+        native_rmse: of each output, the eager model's root-mean-square distance from the float64 reference, and from itself
+            where it draws by chance; pooled over all judged sets there, and where an output has fewer than 64 elements.
     """
 
     point: Mapping[str, int]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from freezer.chance import same_each_time
 from freezer.errors import JudgeError
 from freezer.kept_names import RESET
 from freezer.outputs import flatten
@@ -19,12 +20,19 @@ from freezer.subject import Subject, call_source
 SEQUENCE_CALLS = 4
 """docs/measuring.md: a sequence of at least 4 calls on one instance; state that freezing baked in shows only there."""
 
+NUM_RERUNS = 4
+"""So often all is asked again of a model that draws by chance, for the floor of its noise."""
+
 CallKind = Literal["single", "sequence", "after-reset"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceCall:
-    """One call, by the reference and by eager."""
+    """One call, by the reference and by eager.
+
+    Attributes:
+        noise_rmse: of each output, the most that another run of eager is apart; 0 for a deterministic model.
+    """
 
     kind: CallKind
     set_index: int
@@ -120,11 +128,12 @@ def run_reference(subject: Subject) -> Reference:
     eagers = run_calls(eager, subject, stateful=stateful)
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
-    again = eagers if deterministic else run_calls(eager, subject, stateful=stateful)
+    reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
     wide, why_not = _run_float64(subject, eagers, stateful=stateful)
     calls = []
-    for (kind, index, e), (_, _, e2), (_, _, r) in zip(eagers, again, wide or eagers, strict=True):
-        noise = [_rms_difference(one, other) for one, other in zip(e, e2, strict=True)]
+    for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
+        apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
+        noise = [max(differences) for differences in zip(*apart, strict=True)] if apart else [0.0] * len(e)
         calls.append(ReferenceCall(kind=kind, set_index=index, reference=r, eager=e, noise_rmse=noise))
     return Reference(calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not)
 
@@ -145,12 +154,15 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     second = _kept(used.call(first_set))
     changed = changed or not same_values(held, attributes_of(model))
     last = _kept(used.call(last_set))
-    elsewhere = _kept(_source_runner(subject.fresh(), subject).call(first_set))
-    deterministic = _all_same(first, elsewhere)
+
+    def alone(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        return _kept(_source_runner(subject.fresh(), subject).call(tensors))
+
+    deterministic = same_each_time(lambda: _all_same(first, alone(first_set)))
     if deterministic and not changed:
-        alone, again = (_kept(_source_runner(subject.fresh(), subject).call(last_set)) for _ in range(2))
-        deterministic = _all_same(alone, again)
-        changed = deterministic and not (_all_same(first, second) and _all_same(last, alone))
+        last_alone = alone(last_set)
+        deterministic = same_each_time(lambda: _all_same(last_alone, alone(last_set)))
+        changed = deterministic and not (_all_same(first, second) and _all_same(last, last_alone))
     return changed or subject.reset is not None, deterministic
 
 
@@ -233,7 +245,7 @@ def _all_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _rms_difference(one: Tensor, other: Tensor) -> float:
-    if one is other or not (one.is_floating_point() or one.is_complex()) or one.shape != other.shape or one.numel() == 0:
+    if not (one.is_floating_point() or one.is_complex()) or one.shape != other.shape or one.numel() == 0:
         return 0.0
     difference = (one.to(torch.complex128) - other.to(torch.complex128)).abs()
     return math.sqrt(float((difference[torch.isfinite(difference)] ** 2).mean().nan_to_num()))

@@ -123,8 +123,8 @@ Figure figure_of(Figure figure, const at::Tensor& r, const at::Tensor& c, const 
   const double ratio = floor > 0 ? rmse / floor : rmse == 0 ? 0.0 : std::numeric_limits<double>::infinity();
   const double multiplier = half || r.numel() < kSmallTensor ? 3.0 : 2.0;
   const double tol = (half ? 1e-2 : 1e-4 * eps / eps_of(at::kFloat)) * rms;
-  const double bound = manifest.eager_reference ? std::max(kEagerReferenceTol, 4 * eps) * rms
-                                                : std::max(manifest.error_ratio_max * floor, multiplier * native + tol / 10);
+  const double reference_tol = manifest.eager_reference ? std::max(kEagerReferenceTol, 4 * eps) * rms : 0.0;
+  const double bound = std::max({manifest.error_ratio_max * floor, multiplier * native + tol / 10, reference_tol});
   figure.error_ratio = ratio;
   if (!(rmse <= bound)) {  // so written that NaN fails
     std::ostringstream text;

@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from freezer.canary import canary_figures
 from freezer.chance import NUM_MORE_CALLS, PROBLEM, baked_in
+from freezer.drift import Call, Gate, assess
+from freezer.faithful import ask_eager
+from freezer.freeze import freeze
+from freezer.load import open_artifact
+from freezer.reference import run_reference
 from tests.models import Calling
-from tests.steps import candidate_of, judgement_of, random_inputs, subject_of
+from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 CALLS = {"made": 0}
@@ -49,6 +56,43 @@ def test_what_is_drawn_in_every_call_is_published(function: Callable[[Tensor], T
     subject = subject_of(Calling(function), {"x": X})
     judgement = judgement_of(subject, [candidate_of(subject, recipe, tmp_path / "candidate")])
     assert judgement.verdict == "published", judgement.reason
+
+
+def test_a_model_that_draws_the_same_twice_is_not_taken_for_one_that_does_not_draw() -> None:
+    subject = subject_of(Calling(dropped), {"x": random_inputs(1, 1)})
+    for seed in range(12):
+        torch.manual_seed(seed)
+        assert not ask_eager(subject).deterministic, seed
+        assert not run_reference(subject).deterministic, seed
+
+
+def test_a_draw_is_one_sample_however_many_elements_it_scales() -> None:
+    subject = subject_of(Calling(of_torch), {"x": random_inputs(32, 32)})
+    for seed in range(20):
+        torch.manual_seed(seed)
+        calls = [
+            Call(
+                kind=call.kind,
+                set_index=call.set_index,
+                reference=call.reference,
+                eager=call.eager,
+                candidate=[of_torch(subject.sets[call.set_index].tensors["x"])],
+                noise_rmse=call.noise_rmse,
+            )
+            for call in run_reference(subject).calls
+        ]
+        report = assess("recipe", ["output"], calls, Gate(), float64=True)
+        assert report.passed, (seed, report.nearest_miss)
+
+
+def test_the_canary_allows_what_is_between_two_draws(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    kwargs: dict[str, Any] = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
+    result = freeze(Calling(of_torch).eval(), {"x": random_inputs(32, 32)}, out=tmp_path / "artifact", **kwargs)
+    assert result.artifact is not None, result.reason
+    model = open_artifact(result.artifact, torch.get_num_threads(), canary=False)
+    for _ in range(20):
+        assert not any(figure.problem for figure in canary_figures(result.artifact, model))
 
 
 def test_rounding_is_no_chance() -> None:

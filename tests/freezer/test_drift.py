@@ -295,3 +295,10 @@ def test_rows_are_columns_of_evidence() -> None:
     assert columns["kind"] == ["single", "sequence"]
     assert columns["rmse"] == [row.rmse for row in report.rows]
     assert rows_as_columns([])["rmse"] == []
+
+
+def test_what_eager_is_apart_from_itself_is_allowed_where_eager_is_the_reference() -> None:
+    r, _, c = rounded(100, 0.0, 0.1)
+    assert not drift(call(r.float(), r.float(), c), float64=False).passed
+    assert drift(call(r.float(), r.float(), c, noise=0.1), float64=False).passed
+    assert not drift(call(r.float(), r.float(), c, noise=0.01), float64=False).passed
