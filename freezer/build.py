@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from freezer.capture import Attempt, Captured
 from freezer.custom_operators import check_operators
@@ -225,7 +225,7 @@ def _make(
     with timed(phases, "lower"):
         lowered: Lowered = module.build(captured, path, target, recipe.settings)
     _write_texts(folder / EVIDENCE, name, {**texts, **captured.texts, **lowered.texts})
-    payload = _payload(attempt.subject, recipe, target, path, lowering, attempt.point, captured)
+    payload = _payload(attempt.subject, recipe, target, path, lowering, attempt.point, captured.convention, lowered.layouts)
     report = replace(
         lowered.report,
         phases_s={"capture": phases["capture"], **(lowered.report.phases_s or {"lower": phases["lower"]})},
@@ -265,7 +265,8 @@ def _payload(
     path: Path,
     kind: LoweringName,
     point: Mapping[str, int] | None,
-    captured: Captured,
+    convention: Literal["flat", "native"],
+    layouts: Mapping[str, str],
 ) -> Payload:
     dims = subject.spec.dims
     if point is not None:
@@ -277,5 +278,6 @@ def _payload(
         kind=kind,
         num_threads=target.num_threads if recipe.by_thread else None,
         dims=dims,
-        convention=captured.convention,
+        convention=convention,
+        layouts=layouts,
     )

@@ -3,26 +3,23 @@
 An artifact made for class `a` can run on a machine of class `m` when `can_run(a, m)`: CPU classes follow archspec's order of
 microarchitectures, a CUDA class runs on exactly its compute capability, and `portable` runs anywhere.
 
-Running is not enough. Frozen weights are laid out for the instruction set that oneDNN chose when they were packed, and a
-lesser class's layout on a better CPU is 10 to 30 times slower unless oneDNN is limited to that class before its first operation
-in the process. `limits_hold` says whether it is.
+Running is not enough. Packed weights are laid out for the instruction set that oneDNN chose when they were packed, and in another
+layout they are 10 to 30 times slower, without a word. `Machine.layouts` is what oneDNN chooses in this process: another class's
+payload is served where its layouts are the same, or where oneDNN is limited to that class before its first operation.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import archspec.cpu
-import archspec.cpu.detect
 
 from freezer.errors import UsageError
+from freezer.host import Gpu, Host, this_host
+from freezer.isa_limits import layouts, limited_by, onednn_features, usable_features
 
 PORTABLE = "portable"
 
@@ -34,55 +31,153 @@ class DeviceClass:
     Attributes:
         name: as used everywhere: `cpu-x86-64-v4`, `cuda-sm90`, `portable`.
         kind: the device that a payload of this class runs on; a portable one runs on a CPU.
-        archspec: archspec's name of the least CPU of the class, with which features and order are looked up.
-        march: the compiler's target.
+        machine: `x86_64` or `aarch64`; of a CUDA class empty, since its host code has a class of its own.
+        archspec: archspec's name of the class, whose vendor and place in the order it has; None where archspec has none.
+        base: archspec's name of the baseline that code is compiled for; its features are needed, and `adds` besides.
+        adds: features above the baseline that code for the class may use, each by a flag of `flags`.
+        includes: the next lesser classes, which it can run.
+        march: the compiler's target; `flags` come after it.
         simdlen: width of Inductor's vectors in bits.
+        sve_bits: the length of SVE's vectors, exactly.
         limits: environment that makes oneDNN, ATen and MKL choose what a CPU of just this class would choose; it counts only
             when set before torch is imported.
         capability: of a CUDA class, major * 10 + minor.
+        host: of a CUDA class, the CPU class that its host code is compiled for.
     """
 
     name: str
     kind: Literal["cpu", "cuda", "portable"]
+    machine: str = ""
     archspec: str | None = None
+    base: str | None = None
+    adds: tuple[str, ...] = ()
+    vendor: str | None = None
+    includes: tuple[str, ...] = ()
     march: str | None = None
+    flags: tuple[str, ...] = ()
     simdlen: int | None = None
+    sve_bits: int | None = None
     limits: Mapping[str, str] = field(default_factory=dict)
     capability: int | None = None
+    host: str | None = None
+
+    @property
+    def features(self) -> frozenset[str]:
+        """All that a CPU of the class has and its code may use, by archspec's names."""
+        return (archspec.cpu.TARGETS[self.base].features if self.base else frozenset()) | frozenset(self.adds)
+
+    @property
+    def layouts(self) -> Mapping[str, str]:
+        """How packed weights of the class are laid out, by dtype."""
+        return layouts(onednn_features(self.features, self.limits), self.sve_bits)
+
+
+def _x86(
+    name: str,
+    includes: tuple[str, ...],
+    isa: str,
+    *,
+    archspec_name: str | None,
+    vendor: str | None = None,
+    adds: Mapping[str, str] | None = None,
+) -> DeviceClass:
+    """A class from x86-64-v3 on.
+
+    Args:
+        isa: oneDNN's name of what the class has.
+        adds: features above x86-64-v4, each with the compiler's flag for it.
+    """
+    wide = isa != "AVX2"
+    level = "v4" if wide else "v3"
+    aten = ("avx512", "AVX512") if wide else ("avx2", "AVX2")
+    return DeviceClass(
+        name=name,
+        kind="cpu",
+        machine="x86_64",
+        archspec=archspec_name,
+        base=f"x86_64_{level}",
+        adds=tuple(adds or ()),
+        vendor=vendor,
+        includes=includes,
+        march=f"x86-64-{level}",
+        flags=tuple((adds or {}).values()),
+        simdlen=512 if wide else 256,
+        limits={"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": aten[0], "MKL_ENABLE_INSTRUCTIONS": aten[1]},
+    )
+
+
+def _arm(
+    name: str, archspec_name: str, march: str, adds: tuple[str, ...], includes: tuple[str, ...] = (), sve_bits: int | None = None
+) -> DeviceClass:
+    """An Arm class. oneDNN has no limits there, so a lesser class's packed weights serve only where the layouts are the same."""
+    return DeviceClass(
+        name=name,
+        kind="cpu",
+        machine="aarch64",
+        archspec=archspec_name,
+        base="aarch64",
+        adds=adds,
+        includes=includes,
+        march=march,
+        simdlen=sve_bits or 128,
+        sve_bits=sve_bits,
+    )
 
 
 def _cuda(capability: int) -> DeviceClass:
-    return DeviceClass(name=f"cuda-sm{capability}", kind="cuda", capability=capability)
+    return DeviceClass(name=f"cuda-sm{capability}", kind="cuda", capability=capability, host="cpu-x86-64-v3")
 
+
+_VNNI = {"avx512_vnni": "-mavx512vnni"}
+_BF16 = {**_VNNI, "avx512_bf16": "-mavx512bf16"}
+_AMX = {
+    **_BF16,
+    "avx512_fp16": "-mavx512fp16",
+    "amx_tile": "-mamx-tile",
+    "amx_int8": "-mamx-int8",
+    "amx_bf16": "-mamx-bf16",
+}
+_NEON = ("fp", "asimd")
+_SVE = (*_NEON, "atomics", "fphp", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "svebf16", "svei8mm")
 
 DEVICE_CLASSES: Mapping[str, DeviceClass] = {
-    PORTABLE: DeviceClass(name=PORTABLE, kind="portable"),
-    "cpu-x86-64-v3": DeviceClass(
-        name="cpu-x86-64-v3",
-        kind="cpu",
-        archspec="x86_64_v3",
-        march="x86-64-v3",
-        simdlen=256,
-        limits={"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    ),
-    "cpu-x86-64-v4": DeviceClass(
-        name="cpu-x86-64-v4",
-        kind="cpu",
-        archspec="x86_64_v4",
-        march="x86-64-v4",
-        simdlen=512,
-        limits={"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
-    ),
-    "cuda-sm75": _cuda(75),
-    "cuda-sm80": _cuda(80),
-    "cuda-sm86": _cuda(86),
-    "cuda-sm89": _cuda(89),
-    "cuda-sm90": _cuda(90),
-    "cuda-sm100": _cuda(100),
+    found.name: found
+    for found in (
+        DeviceClass(name=PORTABLE, kind="portable"),
+        _x86("cpu-x86-64-v3", (), "AVX2", archspec_name="x86_64_v3"),
+        _x86("cpu-x86-64-v4", ("cpu-x86-64-v3",), "AVX512_CORE", archspec_name="x86_64_v4"),
+        _x86(
+            "cpu-cascadelake",
+            ("cpu-x86-64-v4",),
+            "AVX512_CORE_VNNI",
+            archspec_name="cascadelake",
+            vendor="GenuineIntel",
+            adds=_VNNI,
+        ),
+        _x86("cpu-cooperlake", ("cpu-cascadelake",), "AVX512_CORE_BF16", archspec_name=None, vendor="GenuineIntel", adds=_BF16),
+        _x86("cpu-zen4", ("cpu-x86-64-v4",), "AVX512_CORE_BF16", archspec_name="zen4", vendor="AuthenticAMD", adds=_BF16),
+        _x86(
+            "cpu-sapphirerapids",
+            ("cpu-cooperlake",),
+            "AVX512_CORE_AMX",
+            archspec_name="sapphirerapids",
+            vendor="GenuineIntel",
+            adds=_AMX,
+        ),
+        _arm("cpu-aarch64", "aarch64", "armv8-a", _NEON),
+        _arm("cpu-neoverse-v1", "neoverse_v1", "armv8.4-a+sve+bf16+i8mm", _SVE, ("cpu-aarch64",), 256),
+        _arm("cpu-neoverse-v2", "neoverse_v2", "armv9-a+bf16+i8mm", (*_SVE, "sve2"), ("cpu-aarch64",), 128),
+        _cuda(75),
+        _cuda(80),
+        _cuda(86),
+        _cuda(89),
+        _cuda(90),
+        _cuda(100),
+    )
 }
 
 _LEVELS = ("cpu-x86-64-v3", "cpu-x86-64-v4")
-"""The classes that `auto` chooses from, least first."""
+"""The x86-64 classes that `auto` chooses from, least first."""
 
 
 def device_class(name: str) -> DeviceClass:
@@ -102,11 +197,9 @@ def device_class(name: str) -> DeviceClass:
 def can_run(artifact: str, machine: str) -> bool:
     """Whether what was made for class `artifact` runs on a machine of class `machine`: a partial order."""
     made, host = device_class(artifact), device_class(machine)
-    if made.name == host.name or made.kind == "portable":
+    if made.name == host.name or made.kind == PORTABLE:
         return True
-    if made.archspec and host.archspec:
-        return bool(archspec.cpu.TARGETS[made.archspec] <= archspec.cpu.TARGETS[host.archspec])
-    return False
+    return any(can_run(artifact, lesser) for lesser in host.includes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,57 +208,116 @@ class Machine:
 
     Attributes:
         classes: the device classes it can run, most specific first; the last is `portable`.
-        hardware: the CPU class of the hardware itself, as if no limit were set; None below x86-64-v3.
+        hardware: the CPU class of the hardware itself, as if no limit were set; None where no class has it.
         why_not: for each class that is out of reach, the reason.
+        layouts: how oneDNN lays packed weights out in this process, by dtype.
+        limits: the variables that limit this process, as text.
     """
 
     classes: tuple[str, ...]
     hardware: str | None
     why_not: Mapping[str, str]
+    layouts: Mapping[str, str]
+    limits: str = ""
+
+    def serves(self, wanted: Mapping[str, str]) -> bool:
+        """Whether weights packed in these layouts, by dtype, are what oneDNN expects in this process."""
+        return all(self.layouts.get(dtype) == layout for dtype, layout in wanted.items())
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Machine:
     """What this machine is, as this process may use it: CPUID, cut by the kernel's view and by the limits in `environ`.
 
     Args:
-        environ: the environment that limits are read from; this process's by default.
+        environ: the environment that limits are read from; this process's by default. It is believed: set it before torch is
+            imported.
     """
-    environ = os.environ if environ is None else environ
-    features, why_not = _cpu_features(), dict[str, str]()
-    allowed = _allowed_level(environ)
+    return describe_host(this_host(), os.environ if environ is None else environ)
+
+
+def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
+    """What a machine is to a process of that environment."""
+    usable, why_not = usable_features(host.features, environ), dict[str, str]()
     cpu: list[str] = []
     hardware: str | None = None
-    for rank, name in enumerate(_LEVELS):
-        missing = _needed(name) - features
-        if missing:
-            why_not[name] = f"the CPU lacks {', '.join(sorted(missing))}"
-            continue
-        hardware = name
-        if rank > allowed[0]:
-            why_not[name] = f"{allowed[1]} limits this process"
-            continue
-        cpu.insert(0, name)
-    cuda, cuda_why_not = _cuda_classes()
-    return Machine(classes=(*cuda, *cpu, PORTABLE), hardware=hardware, why_not={**why_not, **cuda_why_not})
+    for found in (item for item in DEVICE_CLASSES.values() if item.kind == "cpu"):
+        reason = _out_of_reach(found, host)
+        if reason is None:
+            hardware = found.name
+            if not found.features <= usable:
+                reason = f"{limited_by(environ)} limits this process"
+        if reason is None:
+            cpu.insert(0, found.name)
+        elif found.machine == host.machine:
+            why_not[found.name] = reason
+    cuda, no_cuda = _cuda_classes(host, environ, cpu)
+    return Machine(
+        classes=(*cuda, *cpu, PORTABLE),
+        hardware=hardware,
+        why_not={**why_not, **no_cuda},
+        layouts=layouts(onednn_features(host.features, environ), host.sve_bits),
+        limits=limited_by(environ),
+    )
 
 
-def limits_hold(name: str, machine: Machine, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether packed weights of class `name` are what oneDNN expects in this process.
+def _out_of_reach(wanted: DeviceClass, host: Host) -> str | None:
+    """Why the hardware is not of a CPU class; None where it is."""
+    if wanted.machine != host.machine:
+        return f"the CPU is {host.machine}"
+    if wanted.vendor is not None and wanted.vendor != host.vendor:
+        return f"the CPU is of {host.vendor or 'an unknown vendor'}, and the class is of {wanted.vendor}"
+    missing = wanted.features - host.features
+    if missing:
+        return f"the CPU lacks {', '.join(sorted(missing))}"
+    if wanted.sve_bits is not None and wanted.sve_bits != host.sve_bits:
+        return f"SVE's vectors have {host.sve_bits} bits, and the class's {wanted.sve_bits}"
+    return None
 
-    True when the class is the hardware's own, or when the environment limits oneDNN to it. The environment is believed: set it
-    before the process's first oneDNN operation.
+
+def _cuda_classes(host: Host, environ: Mapping[str, str], cpu: Collection[str]) -> tuple[list[str], dict[str, str]]:
+    """The classes of the GPUs that the process sees, in their order, and why not others."""
+    if not host.gpus:
+        return [], {"cuda": host.no_gpu}
+    gpus = _visible(host.gpus, environ)
+    found: list[str] = []
+    why_not: dict[str, str] = {} if gpus else {"cuda": f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')} hides all GPUs"}
+    for name in dict.fromkeys(f"cuda-sm{gpu.capability}" for gpu in gpus):
+        known = DEVICE_CLASSES.get(name)
+        if known is None:
+            why_not[name] = "this compute capability has no device class yet"
+        elif known.host not in cpu:
+            why_not[name] = f"its host code is made for {known.host}, and this process cannot run that"
+        else:
+            found.append(name)
+    return found, why_not
+
+
+def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves. It ends at the first entry that names none, as CUDA has it.
+
+    Numbers are in NVML's order only under CUDA_DEVICE_ORDER=PCI_BUS_ID; without it CUDA puts the fastest first, and of unlike GPUs
+    none is taken by number.
     """
-    environ = os.environ if environ is None else environ
-    wanted = device_class(name)
-    if wanted.kind != "cpu" or name == machine.hardware:
-        return True
-    limit = _onednn_limit(environ)
-    return limit is not None and _onednn_level(limit) == _LEVELS.index(name)
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return list(gpus)
+    alike = len({gpu.capability for gpu in gpus}) == 1 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    found: list[Gpu] = []
+    for item in (part.strip() for part in listed.split(",")):
+        if item.isdigit():
+            matching = list(gpus[int(item) : int(item) + 1]) if alike else []
+        else:
+            matching = [gpu for gpu in gpus if item and gpu.uuid.startswith(item)]
+        if len(matching) != 1:
+            break
+        found += matching
+    return found
 
 
 def best_level(classes: Collection[str]) -> str | None:
-    """The best of the x86-64 levels among `classes`; what `auto` means on a machine of those classes."""
-    return next((name for name in reversed(_LEVELS) if name in classes), None)
+    """What `auto` means on a machine of those classes: the best x86-64 level, or the most special Arm class."""
+    arm = (name for name in DEVICE_CLASSES if DEVICE_CLASSES[name].machine == "aarch64")
+    return next((name for name in (*reversed(_LEVELS), *reversed(tuple(arm))) if name in classes), None)
 
 
 def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
@@ -180,73 +332,3 @@ def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
 def available_threads() -> int:
     """How many CPUs this process may run on, by its affinity."""
     return len(os.sched_getaffinity(0))
-
-
-def _needed(name: str) -> frozenset[str]:
-    return frozenset(archspec.cpu.TARGETS[str(device_class(name).archspec)].features)
-
-
-@functools.cache
-def _cpu_features() -> frozenset[str]:
-    """Features that CPUID reports and the kernel lets processes use. /proc/cpuinfo alone shows an emulator's host."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return frozenset()
-    cpuid = set(archspec.cpu.detect.CpuidInfoCollector().features)
-    if "pni" in cpuid:  # archspec's CPUID table knows SSE3 by its first name only
-        cpuid.add("sse3")
-    kernel = archspec.cpu.detect.proc_cpuinfo().features
-    return frozenset(cpuid & set(kernel))
-
-
-def _allowed_level(environ: Mapping[str, str]) -> tuple[int, str]:
-    """The best index into _LEVELS that the environment leaves, and the variable that says so."""
-    allowed, by = len(_LEVELS) - 1, ""
-    limit = _onednn_limit(environ)
-    if limit is not None and _onednn_level(limit) < allowed:
-        allowed, by = _onednn_level(limit), f"ONEDNN_MAX_CPU_ISA={limit}"
-    aten = environ.get("ATEN_CPU_CAPABILITY", "").lower()
-    rank = {"default": -1, "avx2": 0}.get(aten, len(_LEVELS) - 1)
-    if rank < allowed:
-        allowed, by = rank, f"ATEN_CPU_CAPABILITY={aten}"
-    return allowed, by
-
-
-def _onednn_limit(environ: Mapping[str, str]) -> str | None:
-    limit = environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA")
-    return limit.upper() if limit and limit.upper() not in ("ALL", "DEFAULT") else None
-
-
-def _onednn_level(limit: str) -> int:
-    """The index into _LEVELS of one of oneDNN's ISA names (SSE41, AVX, AVX2..., AVX512_CORE..., AVX10_...)."""
-    if limit.startswith(("AVX512", "AVX10")):
-        return 1
-    return 0 if limit.startswith("AVX2") else -1
-
-
-@functools.cache
-def _cuda_classes() -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """The classes of the GPUs that NVML shows, and a reason where it cannot tell. Starts no CUDA context."""
-    try:
-        import pynvml
-    except ImportError:
-        if Path("/dev/nvidiactl").exists():
-            return (), {"cuda": "an NVIDIA driver is here, but not NVML's bindings; pip install nvidia-ml-py"}
-        return (), {"cuda": "no NVIDIA driver"}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return (), {"cuda": f"NVML: {error}"}
-    try:
-        names: list[str] = []
-        unknown: dict[str, str] = {}
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(index))
-            name = f"cuda-sm{major * 10 + minor}"
-            if name not in DEVICE_CLASSES:
-                unknown[name] = "this compute capability has no device class yet"
-            elif name not in names:
-                names.append(name)
-        return tuple(names), unknown
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()

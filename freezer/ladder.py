@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from freezer.device_class import DEVICE_CLASSES, Machine, can_run, limits_hold
-from freezer.manifest import Manifest
+from freezer.device_class import DEVICE_CLASSES, DeviceClass, Machine, can_run
+from freezer.manifest import Manifest, Payload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,22 +42,33 @@ def rungs(published: Iterable[str], machine: Machine) -> list[str]:
     return sorted(runnable, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def refuse_by_isa(manifest: Manifest, machine: Machine, environ: Mapping[str, str]) -> Refusal | None:
-    """Why packed weights of this class would be served at a fraction of their speed here; None when they would not.
-
-    Only payloads that are laid out for an instruction set count, which are those that are laid out for a thread count too.
-    """
-    if all(payload.num_threads is None for payload in manifest.payloads):
+def refuse_by_isa(manifest: Manifest, machine: Machine) -> Refusal | None:
+    """Why packed weights of this class would be served at a fraction of their speed here; None when they would not."""
+    made = DEVICE_CLASSES[manifest.device_class]
+    wanted: dict[str, str] = {}
+    for payload in manifest.payloads:
+        wanted |= _unsaid(payload, made) if payload.layouts is None else payload.layouts
+    if machine.serves(wanted):
         return None
-    if limits_hold(manifest.device_class, machine, environ):
-        return None
+    wrong = {dtype: layout for dtype, layout in wanted.items() if machine.layouts.get(dtype) != layout}
+    limits = " ".join(f"{name}={value}" for name, value in made.limits.items())
+    remedy = f" ({limits} before torch's first operation; load(..., limit_isa=True) sets it)" if limits else ""
     return Refusal(
         rung=manifest.device_class,
         reason="isa_mismatch",
-        got=f"oneDNN unlimited on {machine.hardware}",
-        expected=f"{' '.join(f'{k}={v}' for k, v in DEVICE_CLASSES[manifest.device_class].limits.items())} before torch's first "
-        "operation (load(..., limit_isa=True) sets it)",
+        got=f"oneDNN packing for {_by_dtype({name: machine.layouts.get(name, 'nothing') for name in wrong})} here"
+        + (f" under {machine.limits}" if machine.limits else ""),
+        expected=f"weights packed for {_by_dtype(wrong)}{remedy}",
     )
+
+
+def _unsaid(payload: Payload, made: DeviceClass) -> Mapping[str, str]:
+    """The layouts of a payload whose manifest does not say: what is made for a thread count is packed, and was so in float32."""
+    return {"float32": made.layouts["float32"]} if payload.num_threads is not None and made.kind == "cpu" else {}
+
+
+def _by_dtype(layouts: Mapping[str, str]) -> str:
+    return ", ".join(f"{layout} ({dtype})" for dtype, layout in layouts.items())
 
 
 def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:

@@ -123,10 +123,11 @@ def refusal_here(manifest: Manifest, num_threads: int, *, limit_isa: bool) -> Re
     found = refuse_by_torch(manifest, torch.__version__) or refuse_by_threads(manifest, num_threads)
     if found is not None:
         return found
-    found = refuse_by_isa(manifest, detect(), os.environ)
-    if found is not None and limit_isa:
-        os.environ.update(class_named(manifest.device_class).limits)
-        return None
+    found = refuse_by_isa(manifest, detect())
+    limits = class_named(manifest.device_class).limits
+    if found is not None and limit_isa and limits:
+        os.environ.update(limits)
+        return refuse_by_isa(manifest, detect())
     return found
 
 

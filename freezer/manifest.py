@@ -33,6 +33,8 @@ class Payload:
         dims: the sizes it accepts for every named dim; min equals max where the payload is for one size.
         convention: `flat` takes the tensor inputs in order and gives the flat output tensors; `native` is called as the
             source model is.
+        layouts: how its packed weights are laid out, by dtype, as oneDNN must expect them; empty where none are packed, None in
+            manifests of before that was recorded.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Payload:
     num_threads: int | None
     dims: tuple[Dim, ...] = ()
     convention: Literal["flat", "native"] = "flat"
+    layouts: Mapping[str, str] | None = None
 
     def accepts(self, point: Mapping[str, int]) -> bool:
         """Whether the payload serves inputs of these sizes."""
@@ -57,6 +60,7 @@ class Payload:
             "num_threads": self.num_threads,
             "dims": {dim.name: dim.to_json() for dim in self.dims},
             "convention": self.convention,
+            "layouts": None if self.layouts is None else dict(self.layouts),
         }
 
     @classmethod
@@ -70,6 +74,7 @@ class Payload:
             num_threads=data["num_threads"],
             dims=tuple(Dim.from_json(name, bounds) for name, bounds in data["dims"].items()),
             convention=data["convention"],
+            layouts=data.get("layouts"),
         )
 
 

@@ -128,10 +128,12 @@ class Lowered:
     Attributes:
         report: without sizes, phases of the capture, and memory, which the build adds.
         texts: by file name, readable forms of the frozen model: `code.txt`, `graph.txt`.
+        layouts: how packed weights are laid out, by dtype.
     """
 
     report: Report = field(default_factory=Report)
     texts: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
 
 def stored_as_captured(num_tensors: int) -> str:

@@ -9,14 +9,15 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from freezer.device_class import DeviceClass, detect, device_class, limits_hold
+from freezer.device_class import DeviceClass, detect, device_class
 from freezer.errors import UsageError
+from freezer.isa_limits import packed_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +44,36 @@ def target_here(name: str, num_threads: int) -> Target:
         raise UsageError(
             f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
         )
-    if not limits_hold(name, machine):
-        limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
-        raise UsageError(
-            f"this process may use more than {name}, so its packed weights would not fit that class; set {limits} before "
-            f"Python starts, or use `coldpress freeze --device-class {name}`, which does",
-            code="CP-DEVICE-CLASS",
-        )
-    return Target(device_class=wanted, num_threads=num_threads)
+    target = Target(device_class=wanted, num_threads=num_threads)
+    packed_layouts(target, ("float32",))
+    return target
+
+
+def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
+    """How weights of some dtypes are laid out for the target's class, by dtype; those that are never packed are left out.
+
+    Args:
+        target: that this process builds for.
+        dtypes: of the tensors that a program computes with: `float32`.
+
+    Raises:
+        UsageError: oneDNN would lay them out otherwise in this process.
+    """
+    wanted, machine = target.device_class, detect()
+    if wanted.kind != "cpu":
+        return {}
+    packed = {packed_dtype(dtype) for dtype in dtypes} - {None}
+    found = {dtype: layout for dtype, layout in wanted.layouts.items() if dtype in packed}
+    if machine.serves(found):
+        return found
+    limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
+    wrong = {name: layout for name, layout in found.items() if machine.layouts[name] != layout}
+    raise UsageError(
+        f"this process would pack weights for {', '.join(f'{machine.layouts[name]} ({name})' for name in wrong)}, and those of "
+        f"{wanted.name} are packed for {', '.join(f'{layout} ({name})' for name, layout in wrong.items())}; set {limits} before "
+        f"Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does",
+        code="CP-DEVICE-CLASS",
+    )
 
 
 @contextlib.contextmanager

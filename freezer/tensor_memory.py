@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int] | None:
@@ -51,3 +52,12 @@ def program_tensors(program: Any) -> list[Tensor]:
 def program_bytes(program: Any) -> int:
     """Bytes of the tensors of a captured program."""
     return tensors_bytes(program_tensors(program))
+
+
+def program_dtypes(program: torch.export.ExportedProgram) -> frozenset[str]:
+    """The dtypes of all that an exported program holds and computes, in the graphs within it too: `float32`."""
+    tensors = list(program_tensors(program))
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            tensors += [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+    return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freezer.capture import Captured
 from freezer.capture_errors import inductor_sentence
-from freezer.errors import BuildError
+from freezer.errors import BuildError, UsageError
 from freezer.freeing import give_back
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering.inductor_repairs import (
@@ -32,8 +32,8 @@ from freezer.lowering.inductor_weights import TABLE, open_mapped, table_of, writ
 from freezer.lowering.texts import CODE, GRAPH, shortened
 from freezer.phases import timed
 from freezer.report import Lowered
-from freezer.target import Target
-from freezer.tensor_memory import program_bytes, program_tensors
+from freezer.target import Target, packed_layouts
+from freezer.tensor_memory import program_bytes, program_dtypes, program_tensors
 
 SUFFIX = ".pt2"
 MAX_TEXT_BYTES = 2_000_000
@@ -47,7 +47,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     program cannot be used afterwards.
 
     Raises:
-        BuildError: the model mutates buffers (freezing would bake their first values in), or Inductor fails.
+        BuildError: the model mutates buffers (freezing would bake their first values in), this process would pack weights for
+            another instruction set than the class's, or Inductor fails.
     """
     if captured.mutates and settings["inductor"]["freezing"]:
         raise BuildError(
@@ -61,6 +62,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         return _Build(captured, path, target, settings).run()
     except BuildError:
         raise
+    except UsageError as error:
+        raise BuildError(f"inductor: {error}", code=error.code) from error
     except Exception as error:
         raise BuildError(f"inductor: {inductor_sentence(error)}") from error
 
@@ -80,6 +83,8 @@ class _Build:
         self._table: str | None = None
         self._phases_s: dict[str, float] = {}
         self._notes: list[str] = []
+        packs = self._settings["freezing"] and self._settings["cpp.weight_prepack"]
+        self._layouts = packed_layouts(target, program_dtypes(self._program)) if packs else {}
 
     def run(self) -> Lowered:
         """Compile, package, and tell."""
@@ -91,7 +96,8 @@ class _Build:
         self._notes.append(self._where())
         report = report_of(watch, self._told, self._phases_s, self._notes)
         texts = {GRAPH: shortened(graph_text(watch, self._told)), CODE: watch.code}
-        return Lowered(report=report, texts={name: text for name, text in texts.items() if 0 < len(text) <= MAX_TEXT_BYTES})
+        texts = {name: text for name, text in texts.items() if 0 < len(text) <= MAX_TEXT_BYTES}
+        return Lowered(report=report, texts=texts, layouts=self._layouts)
 
     def _compile(self) -> tuple[Watch, list[Any]]:
         started, compiled = time.monotonic(), [time.monotonic()]

@@ -17,9 +17,21 @@ from typing import Any
 import torch
 
 from freezer.device_class import DeviceClass
+from freezer.errors import BuildError
 
 _MKLDNN_PASSES = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization")
 """The modules whose patterns pack weights."""
+
+_X86_VECTORS = (
+    ("amx_tile", "VecAMX"),
+    ("avx512_vnni", "VecAVX512VNNI"),
+    ("avx512f", "VecAVX512"),
+    ("avx2", "VecAVX2"),
+)
+_ARM_VECTORS = (("sve", "VecSVE"), ("asimd", "VecNEON"))
+"""For the best feature that a class has, Inductor's name of its vectors."""
+
+_WIDE = 512
 
 _FOLDED = ("add", "sub", "mul", "div")
 
@@ -30,23 +42,54 @@ def vectors_of(device_class: DeviceClass) -> Iterator[None]:
 
     `cpp.march` alone is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* when the CPU has
     them, whatever the target.
+
+    Raises:
+        BuildError: this torch has no code for them.
     """
     if device_class.kind != "cpu":
         yield
         return
     from torch._inductor import cpu_vec_isa
 
-    class PlainAVX512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
-        """AVX-512 as x86-64-v4 defines it."""
+    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(device_class)]):
+        yield
+
+
+def _vectors(device_class: DeviceClass) -> Any:
+    """What Inductor calls the vector instructions of a CPU class, with the compiler's flags of that class and no other.
+
+    Raises:
+        BuildError: this torch has no code for them.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    names = {"x86_64": _X86_VECTORS, "aarch64": _ARM_VECTORS}[device_class.machine]
+    name = next(name for feature, name in names if feature in device_class.features)
+    base = getattr(cpu_vec_isa, name, None)
+    if base is None:
+        raise BuildError(
+            f"inductor: torch {torch.__version__} has no code for {name}, which {device_class.name} needs; use a newer torch"
+        )
+    if name == "VecSVE":
+        return base(device_class.sve_bits)
+    if device_class.simdlen != _WIDE:
+        return base()
+
+    class OfTheClass(base):  # type: ignore[misc]
+        """AVX-512 as the class defines it: Inductor adds what the CPU has that it builds on."""
 
         __hash__ = cpu_vec_isa.VecISA.__hash__
 
         def build_arch_flags(self) -> str:
-            return str(self._arch_flags)
+            return " ".join((cpu_vec_isa.VecAVX512._arch_flags, *device_class.flags))
 
-    isa = PlainAVX512() if device_class.simdlen == 512 else cpu_vec_isa.VecAVX2()
-    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]):
-        yield
+        def is_avx512_bf16_supported(self) -> bool:
+            return "avx512_bf16" in device_class.features
+
+        def is_amx_fp16_supported(self) -> bool:
+            return "amx_fp16" in device_class.features
+
+    return OfTheClass()
 
 
 @contextlib.contextmanager

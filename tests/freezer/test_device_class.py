@@ -9,22 +9,20 @@ import pytest
 
 from freezer.device_class import (
     DEVICE_CLASSES,
-    Machine,
+    DeviceClass,
     auto_classes,
     available_threads,
     best_level,
     can_run,
+    describe_host,
     detect,
     device_class,
-    limits_hold,
 )
 from freezer.errors import UsageError
+from freezer.host import Host
+from tests.freezer import hosts
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
-ON_V4 = Machine(classes=(V4, V3, "portable"), hardware=V4, why_not={})
-ON_V3 = Machine(classes=(V3, "portable"), hardware=V3, why_not={})
-
-needs_v4 = pytest.mark.skipif(detect({}).hardware != V4, reason="this machine is no x86-64-v4")
 
 
 def test_can_run_is_a_partial_order() -> None:
@@ -35,6 +33,31 @@ def test_can_run_is_a_partial_order() -> None:
         assert a == b or not (can_run(a, b) and can_run(b, a)), (a, b)
     for a, b, c in product(names, names, names):
         assert can_run(a, c) or not (can_run(a, b) and can_run(b, c)), (a, b, c)
+
+
+def test_the_order_is_archspec_s_where_it_has_one() -> None:
+    known = {name: found.archspec for name, found in DEVICE_CLASSES.items() if found.archspec}
+    assert set(DEVICE_CLASSES) - set(known) == {
+        "portable",
+        "cpu-cooperlake",
+        *(name for name in DEVICE_CLASSES if name.startswith("cuda-")),
+    }
+    for a, b in product(known, known):
+        assert can_run(a, b) == (archspec.cpu.TARGETS[known[a]] <= archspec.cpu.TARGETS[known[b]]), (a, b)
+
+
+@pytest.mark.parametrize("found", [found for found in DEVICE_CLASSES.values() if found.archspec], ids=lambda found: found.name)
+def test_a_class_asks_for_nothing_that_its_microarchitecture_lacks(found: DeviceClass) -> None:
+    target = archspec.cpu.TARGETS[str(found.archspec)]
+    unlisted = {"cpu-aarch64": {"fp", "asimd"}, "cpu-sapphirerapids": {"avx512_fp16"}}  # architecture's own; new in archspec
+    assert found.features - target.features == unlisted.get(found.name, set())
+    assert found.vendor in (None, target.vendor)
+
+
+def test_a_better_class_has_all_that_a_lesser_one_has() -> None:
+    for lesser, better in product(DEVICE_CLASSES.values(), DEVICE_CLASSES.values()):
+        if can_run(lesser.name, better.name) and lesser.kind == better.kind == "cpu":
+            assert lesser.features <= better.features
 
 
 def test_what_runs_where() -> None:
@@ -55,10 +78,12 @@ def test_an_unknown_class_is_named_with_those_that_exist() -> None:
 def test_every_cpu_class_says_how_to_build_for_it() -> None:
     for found in DEVICE_CLASSES.values():
         if found.kind == "cpu":
-            assert found.archspec in archspec.cpu.TARGETS
+            assert found.base in archspec.cpu.TARGETS
             assert found.march
             assert found.simdlen
-            assert found.limits["ONEDNN_MAX_CPU_ISA"]
+            assert bool(found.limits) == (found.machine == "x86_64"), "oneDNN has limits on x86-64 alone"
+        elif found.kind == "cuda":
+            assert device_class(str(found.host)).kind == "cpu"
 
 
 def test_this_machine_runs_portable_last() -> None:
@@ -68,7 +93,6 @@ def test_this_machine_runs_portable_last() -> None:
     assert set(machine.classes) | set(machine.why_not) >= {V3, V4}
 
 
-@needs_v4
 @pytest.mark.parametrize(
     ("environ", "classes"),
     [
@@ -76,46 +100,54 @@ def test_this_machine_runs_portable_last() -> None:
         ({"ONEDNN_MAX_CPU_ISA": "ALL"}, (V4, V3, "portable")),
         ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, (V4, V3, "portable")),
         ({"ONEDNN_MAX_CPU_ISA": "avx2"}, (V3, "portable")),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}, (V3, "portable")),
         ({"DNNL_MAX_CPU_ISA": "AVX2"}, (V3, "portable")),
         ({"ATEN_CPU_CAPABILITY": "avx2"}, (V3, "portable")),
         ({"ATEN_CPU_CAPABILITY": "avx512"}, (V4, V3, "portable")),
         ({"ATEN_CPU_CAPABILITY": "default"}, ("portable",)),
         ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, ("portable",)),
+        ({"ONEDNN_MAX_CPU_ISA": "no such thing"}, (V4, V3, "portable")),
         ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx2"}, (V3, "portable")),
     ],
 )
 def test_limits_in_the_environment_cut_the_classes(environ: dict[str, str], classes: tuple[str, ...]) -> None:
-    machine = detect(environ)
-    assert tuple(name for name in machine.classes if not name.startswith("cuda")) == classes
+    machine = describe_host(hosts.SKYLAKE_SERVER, environ)
+    assert machine.classes == classes
     assert machine.hardware == V4
     for name in {V3, V4} - set(classes):
-        assert "limits this process" in machine.why_not[name]
+        assert machine.why_not[name].endswith("limits this process")
 
 
 @pytest.mark.parametrize("name", [V3, V4])
 def test_a_classs_own_limits_leave_that_class_the_best(name: str) -> None:
     if name not in detect({}).classes:
         pytest.skip(f"this machine is no {name}")
-    limits = device_class(name).limits
-    machine = detect(limits)
+    machine = detect(device_class(name).limits)
     assert best_level(machine.classes) == name
-    assert limits_hold(name, machine, limits)
+    assert machine.layouts == device_class(name).layouts
 
 
 @pytest.mark.parametrize(
-    ("name", "machine", "environ", "holds"),
+    ("host", "environ", "expected"),
     [
-        (V4, ON_V4, {}, True),
-        (V3, ON_V4, {}, False),
-        (V3, ON_V4, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, True),
-        (V3, ON_V4, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, False),
-        (V3, ON_V4, {"ATEN_CPU_CAPABILITY": "avx2"}, False),
-        (V3, ON_V3, {}, True),
-        ("portable", ON_V4, {}, True),
+        (hosts.HASWELL, {}, ("avx2", "avx2", "avx2", "avx2")),
+        (hosts.ALDER_LAKE, {}, ("avx2", "avx2", "avx2", "avx2_vnni")),
+        (hosts.SKYLAKE_SERVER, {}, ("avx512", "avx512", "avx512", "avx512")),
+        (hosts.SKYLAKE_SERVER, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, ("avx2", "avx2", "avx2", "avx2")),
+        (hosts.SKYLAKE_SERVER, {"ATEN_CPU_CAPABILITY": "avx2"}, ("avx512", "avx512", "avx512", "avx512")),
+        (hosts.CASCADE_LAKE, {}, ("avx512", "avx512", "avx512", "avx512_vnni")),
+        (hosts.ZEN5, {}, ("avx512", "avx512_bf16", "avx512", "avx512_vnni")),
+        (hosts.ZEN5, {"ONEDNN_MAX_CPU_ISA": "AVX2_VNNI_2"}, ("avx2", "avx2", "avx2", "avx2_vnni")),
+        (hosts.SAPPHIRE_RAPIDS, {}, ("avx512", "amx", "avx512_fp16", "amx")),
+        (hosts.SAPPHIRE_RAPIDS, {"ONEDNN_MAX_CPU_ISA": "AVX10_1_512"}, ("avx512", "avx512_bf16", "avx512_fp16", "avx512_vnni")),
+        (hosts.OF_TOMORROW, {"ONEDNN_MAX_CPU_ISA": "AVX10_2_512_AMX_2"}, ("avx512", "amx", "amx", "amx")),
+        (hosts.IVY_BRIDGE, {}, ("plain", "plain", "plain", "plain")),
+        (hosts.RISCV, {}, ("plain", "plain", "plain", "plain")),
     ],
 )
-def test_limits_hold_when_onednn_is_held_to_the_class(name: str, machine: Machine, environ: dict[str, str], holds: bool) -> None:
-    assert limits_hold(name, machine, environ) is holds
+def test_layouts_follow_what_onednn_may_use(host: Host, environ: dict[str, str], expected: tuple[str, ...]) -> None:
+    found = describe_host(host, environ).layouts
+    assert tuple(found[dtype] for dtype in ("float32", "bfloat16", "float16", "int8")) == expected
 
 
 def test_auto_is_the_level_and_portable() -> None:
@@ -123,6 +155,8 @@ def test_auto_is_the_level_and_portable() -> None:
     assert auto_classes(("cuda-sm90", V3, "portable")) == (V3, "portable"), "no lowering builds for a GPU yet"
     assert auto_classes(("portable",)) == ("portable",)
     assert best_level(("portable",)) is None
+    assert auto_classes(("cpu-neoverse-v1", "cpu-aarch64", "portable")) == ("cpu-neoverse-v1", "portable")
+    assert auto_classes(("cpu-cascadelake", V4, V3, "portable")) == (V4, "portable"), "finer ones are used where they are named"
 
 
 def test_threads_are_counted_by_affinity() -> None:

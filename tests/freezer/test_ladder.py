@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from freezer.device_class import Machine
+from freezer.device_class import Machine, describe_host
 from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs, version_tuple
 from freezer.manifest import Manifest, Payload
+from tests.freezer import hosts
 from tests.steps import manifest_of
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 ALL = ("portable", "cuda-sm80", V3, "cuda-sm90", V4)
-AVX512 = Machine(classes=(V4, V3, "portable"), hardware=V4, why_not={})
-AVX512_LIMITED = Machine(classes=(V3, "portable"), hardware=V4, why_not={})
-AVX2 = Machine(classes=(V3, "portable"), hardware=V3, why_not={})
-OLD = Machine(classes=("portable",), hardware=None, why_not={})
-GPU = Machine(classes=("cuda-sm90", V4, V3, "portable"), hardware=V4, why_not={})
+AVX2_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+AVX512 = describe_host(hosts.SKYLAKE_SERVER, {})
+AVX512_LIMITED = describe_host(hosts.SKYLAKE_SERVER, AVX2_LIMIT)
+AVX2 = describe_host(hosts.HASWELL, {})
+OLD = describe_host(hosts.IVY_BRIDGE, {})
+GPU = describe_host(hosts.x86("skylake_avx512", hosts.INTEL, gpus=(hosts.H100,)), {})
 
 
 @pytest.mark.parametrize(
@@ -45,26 +47,32 @@ def made(device_class: str, *threads: int | None) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("device_class", "threads", "machine", "environ", "refused"),
+    ("device_class", "threads", "machine", "refused"),
     [
-        (V3, 2, AVX512, {}, True),
-        (V3, 2, AVX512, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, False),
-        (V3, 2, AVX512_LIMITED, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, False),
-        (V3, 2, AVX2, {}, False),
-        (V4, 2, AVX512, {}, False),
-        (V3, None, AVX512, {}, False),
-        ("portable", None, AVX512, {}, False),
+        (V3, 2, AVX512, True),
+        (V3, 2, AVX512_LIMITED, False),
+        (V3, 2, AVX2, False),
+        (V4, 2, AVX512, False),
+        (V3, None, AVX512, False),
+        ("portable", None, AVX512, False),
     ],
 )
 def test_packed_weights_of_a_lesser_class_are_refused(
-    device_class: str, threads: int | None, machine: Machine, environ: dict[str, str], refused: bool
+    device_class: str, threads: int | None, machine: Machine, refused: bool
 ) -> None:
-    found = refuse_by_isa(made(device_class, threads), machine, environ)
+    found = refuse_by_isa(made(device_class, threads), machine)
     assert (found is not None) is refused
     if found:
         assert found.reason == "isa_mismatch"
-        assert "ONEDNN_MAX_CPU_ISA=AVX2" in found.expected
-        assert "limit_isa=True" in found.expected
+        assert found.got == "oneDNN packing for avx512 (float32) here"
+        assert found.expected.startswith("weights packed for avx2 (float32) (ONEDNN_MAX_CPU_ISA=AVX2 ")
+        assert found.expected.endswith(" before torch's first operation; load(..., limit_isa=True) sets it)")
+
+
+def test_where_no_limit_helps_none_is_named() -> None:
+    found = refuse_by_isa(made("cpu-aarch64", 2), describe_host(hosts.GRAVITON3, {}))
+    assert found is not None
+    assert (found.got, found.expected) == ("oneDNN packing for sve-256 (float32) here", "weights packed for neon (float32)")
 
 
 @pytest.mark.parametrize(

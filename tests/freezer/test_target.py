@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freezer.device_class import detect
+from freezer.device_class import best_level, detect, device_class
 from freezer.errors import UsageError
-from freezer.target import host_fingerprint, target_here, threads, toolchain
+from freezer.target import Target, host_fingerprint, packed_layouts, target_here, threads, toolchain
 from tests.steps import HERE
 
 
@@ -16,10 +16,28 @@ def test_this_machine_is_a_target() -> None:
     assert (target.device_class.name, target.num_threads) == (HERE, 3)
 
 
-@pytest.mark.skipif(detect().classes[:2] != ("cpu-x86-64-v4", "cpu-x86-64-v3"), reason="this process has no x86-64-v4")
+@pytest.mark.skipif("cpu-x86-64-v4" not in detect().classes, reason="this process has no x86-64-v4")
 def test_a_lesser_class_needs_its_limits() -> None:
-    with pytest.raises(UsageError, match=r"may use more than cpu-x86-64-v3.*set ONEDNN_MAX_CPU_ISA=AVX2 .*before\s+Python starts"):
+    message = (
+        r"would pack weights for avx512 \(float32\), and those of cpu-x86-64-v3 are packed for avx2 \(float32\); "
+        r"set ONEDNN_MAX_CPU_ISA=AVX2 .*before\s+Python starts"
+    )
+    with pytest.raises(UsageError, match=message):
         target_here("cpu-x86-64-v3", 1)
+
+
+def test_only_dtypes_that_a_program_has_decide_whether_its_weights_fit() -> None:
+    level = best_level(detect().classes)
+    if level is None or detect().layouts["int8"] == device_class(level).layouts["int8"]:
+        pytest.skip("this process packs all dtypes as its level does")
+    target = Target(device_class=device_class(level), num_threads=1)
+    assert packed_layouts(target, ("float32", "int64", "bool")) == {"float32": target.device_class.layouts["float32"]}
+    with pytest.raises(UsageError, match=rf"would pack weights for \w+ \(int8\), and those of {level} are packed for \w+ \(int8\)"):
+        packed_layouts(target, ("float32", "quint8"))
+
+
+def test_a_gpu_s_weights_are_not_packed() -> None:
+    assert packed_layouts(Target(device_class=device_class("cuda-sm90"), num_threads=1), ("float32",)) == {}
 
 
 def test_other_hardware_is_no_target() -> None:
