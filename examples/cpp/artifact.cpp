@@ -31,8 +31,11 @@ File file_from(const json& data) {
 }
 
 Payload payload_from(const json& data) {
-  Payload payload{file_from(data), data.at("kind"), std::nullopt, {}, data.at("convention") == "flat"};
+  Payload payload{file_from(data), data.at("kind"), std::nullopt, false, {}, data.at("convention") == "flat"};
   if (const auto& count = data.at("num_threads"); !count.is_null()) payload.num_threads = count.get<int>();
+  if (const auto layouts = data.find("layouts"); layouts != data.end() && !layouts->is_null()) {
+    payload.packs_low_precision = layouts->size() > layouts->count("float32");
+  }
   for (const auto& [name, bounds] : data.at("dims").items()) {
     payload.dims[name] = {bounds.at("min"), bounds.at("max"), bounds.value("multiple_of", std::int64_t{1})};
   }
@@ -85,6 +88,12 @@ std::optional<int> onednn_limit() {
   return limit.starts_with("AVX2") ? 3 : 0;
 }
 
+// The environment that makes oneDNN, ATen and MKL choose what a CPU of just this level would choose.
+std::string limits_of(int level) {
+  return level == 4 ? "ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU_CAPABILITY=avx512 MKL_ENABLE_INSTRUCTIONS=AVX512"
+                    : "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2";
+}
+
 void refuse_by_class(const Manifest& manifest) {
   if (manifest.device_class == "portable") return;
   const auto level = std::map<std::string, int>{{"cpu-x86-64-v3", 3}, {"cpu-x86-64-v4", 4}};
@@ -110,9 +119,14 @@ void refuse_by_class(const Manifest& manifest) {
                                   [](const Payload& payload) { return payload.num_threads.has_value(); });
   if (packed && wanted < hardware && limit != wanted) {
     throw Refused("isa_mismatch: weights packed for " + manifest.device_class + " are 10 to 20 times slower on x86-64-v" +
-                  std::to_string(hardware) +
-                  "; start this program with ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 "
-                  "MKL_ENABLE_INSTRUCTIONS=AVX2, or pull this machine's own class");
+                  std::to_string(hardware) + "; start this program with " + limits_of(wanted) +
+                  ", or pull this machine's own class");
+  }
+  const bool low = std::any_of(manifest.payloads.begin(), manifest.payloads.end(),
+                               [](const Payload& payload) { return payload.packs_low_precision; });
+  if (low && upper("ONEDNN_MAX_CPU_ISA") != (wanted == 4 ? "AVX512_CORE" : "AVX2")) {
+    throw Refused("isa_mismatch: weights of other dtypes than float32 are packed for exactly " + manifest.device_class +
+                  "; start this program with " + limits_of(wanted));
   }
 }
 

@@ -41,6 +41,7 @@ struct Payload {
   File file;
   std::string kind;                 // "inductor" and "torchscript" are served
   std::optional<int> num_threads;   // that its packed weights are laid out for
+  bool packs_low_precision;         // weights of other dtypes than float32, which finer classes than x86-64's levels pack otherwise
   std::map<std::string, Dim> dims;  // the sizes that it accepts
   bool flat;                        // takes the tensors in order and gives a flat list; else it is called as the source model is
 

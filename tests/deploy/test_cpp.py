@@ -209,7 +209,8 @@ def test_its_constants_are_the_library_s() -> None:
         "SmallTensor": SMALL_TENSOR,
         "EagerReferenceTol": EAGER_REFERENCE_TOL,
     }
-    assert all(f"{name}={value}" in text for name, value in DEVICE_CLASSES["cpu-x86-64-v3"].limits.items())
+    for level in ("cpu-x86-64-v3", "cpu-x86-64-v4"):
+        assert " ".join(f"{name}={value}" for name, value in DEVICE_CLASSES[level].limits.items()) in text
 
 
 @pytest.mark.slow
@@ -383,6 +384,17 @@ def test_another_cpu_is_told_before_the_payload_is_opened(program: Path, inducto
     lesser = copy_of(inductor.artifact, tmp_path / "lesser", device_class="cpu-x86-64-v3")
     assert "isa_mismatch: weights packed for cpu-x86-64-v3 are 10 to 20 times slower on x86-64-v4" in refused(program, lesser)
     assert run(program, lesser.folder, **DEVICE_CLASSES["cpu-x86-64-v3"].limits).returncode == 0
+
+
+@pytest.mark.slow
+def test_weights_of_low_precision_are_served_under_the_class_s_own_limits(program: Path, inductor: Frozen, tmp_path: Path) -> None:
+    layouts = {"float32": "avx512", "bfloat16": "avx512"}
+    payloads = tuple(replace(payload, layouts=layouts) for payload in inductor.artifact.manifest.payloads)
+    low = copy_of(inductor.artifact, tmp_path / "low", payloads=payloads)
+    limits = dict(DEVICE_CLASSES[HERE].limits)
+    said = f"packed for exactly {HERE}; start this program with {' '.join(f'{k}={v}' for k, v in limits.items())}"
+    assert said in refused(program, low)
+    assert run(program, low.folder, **limits).returncode == 0
 
 
 @pytest.mark.slow
