@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -255,14 +256,14 @@ def run(
 
 @app.command()
 def classes(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """Print this machine's device classes, most specific first, and why not the others."""
+    """Print this machine's device classes, most specific first, and why not the next better ones."""
     machine = detect()
     if as_json:
-        sys.stdout.write(json.dumps({"classes": list(machine.classes), "why_not": dict(machine.why_not)}) + "\n")
+        sys.stdout.write(json.dumps(asdict(machine)) + "\n")
         return
     for name in machine.classes:
         console.print(name, highlight=False)
-    for name, reason in machine.why_not.items():
+    for name, reason in machine.next_better.items():
         console.print(f"not {name}: {reason}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 

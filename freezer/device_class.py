@@ -220,6 +220,12 @@ class Machine:
     layouts: Mapping[str, str]
     limits: str = ""
 
+    @property
+    def next_better(self) -> dict[str, str]:
+        """Of the classes out of reach those that come next after what is in reach, and of GPUs all, with the reason."""
+        known = {name: DEVICE_CLASSES[name].includes for name in self.why_not if name in DEVICE_CLASSES}
+        return {name: why for name, why in self.why_not.items() if set(known.get(name, ())) <= set(self.classes)}
+
     def serves(self, wanted: Mapping[str, str]) -> bool:
         """Whether weights packed in these layouts, by dtype, are what oneDNN expects in this process."""
         return all(self.layouts.get(dtype) == layout for dtype, layout in wanted.items())

@@ -65,7 +65,9 @@ def test_classes(coldpress: Run) -> None:
     assert code == 0
     assert [line for line in out.splitlines() if not line.startswith("not ")] == list(detect().classes)
     code, out, _ = coldpress("classes", "--json")
-    assert json.loads(out) == {"classes": list(detect().classes), "why_not": dict(detect().why_not)}
+    told, machine = json.loads(out), detect()
+    assert (tuple(told["classes"]), told["why_not"], told["layouts"]) == (machine.classes, machine.why_not, machine.layouts)
+    assert (told["hardware"], told["limits"]) == (machine.hardware, machine.limits)
 
 
 def test_pull_takes_the_class_of_this_machine(coldpress: Run, published: Store, tmp_path: Path) -> None:

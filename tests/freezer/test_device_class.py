@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import archspec.cpu
@@ -148,6 +149,32 @@ def test_a_classs_own_limits_leave_that_class_the_best(name: str) -> None:
 def test_layouts_follow_what_onednn_may_use(host: Host, environ: dict[str, str], expected: tuple[str, ...]) -> None:
     found = describe_host(host, environ).layouts
     assert tuple(found[dtype] for dtype in ("float32", "bfloat16", "float16", "int8")) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (hosts.HASWELL, {V4: "the CPU lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl", "cuda": "no NVIDIA driver"}),
+        (
+            hosts.CASCADE_LAKE_GUEST,
+            {
+                "cpu-cascadelake": "the CPU lacks avx512_vnni",
+                "cpu-zen4": "the CPU is of GenuineIntel, and the class is of AuthenticAMD",
+                "cuda": "no NVIDIA driver",
+            },
+        ),
+        (hosts.A64FX, {"cpu-neoverse-v1": "the CPU lacks bf16, i8mm, svebf16, svei8mm"}),
+    ],
+)
+def test_of_the_classes_out_of_reach_the_next_are_told(host: Host, expected: dict[str, str]) -> None:
+    told = describe_host(host, {}).next_better
+    assert {name: told[name] for name in expected} == expected
+    assert set(told) <= {*expected, "cuda", "cpu-neoverse-v2"}
+
+
+def test_a_length_of_vectors_is_held_to() -> None:
+    why_not = describe_host(replace(hosts.GRAVITON3, sve_bits=512), {}).why_not
+    assert why_not["cpu-neoverse-v1"] == "SVE's vectors have 512 bits, and the class's 256"
 
 
 def test_auto_is_the_level_and_portable() -> None:
