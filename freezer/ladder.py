@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from freezer.device_class import DEVICE_CLASSES, DeviceClass, Machine, can_run
-from freezer.manifest import Manifest, Payload
+from freezer.manifest import Manifest, Payload, PayloadKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +19,8 @@ class Refusal:
 
     Attributes:
         rung: the device class.
-        reason: `class_mismatch`, `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `tampered`, `does_not_open`, `canary`.
+        reason: `class_mismatch`, `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `torch_untried`, `tampered`,
+            `does_not_open`, `canary`.
         got, expected: what was found and what the artifact needs.
     """
 
@@ -84,16 +86,36 @@ def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
     )
 
 
-def refuse_by_torch(manifest: Manifest, torch_version: str) -> Refusal | None:
-    """Why this torch cannot open the payloads: it is older than the one that made them."""
-    if version_tuple(torch_version) >= version_tuple(str(manifest.needs["torch"])):
-        return None
-    return Refusal(
-        rung=manifest.device_class,
-        reason="torch_too_old",
-        got=f"torch {torch_version}",
-        expected=f"torch >= {manifest.needs['torch']}",
-    )
+NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
+    "inductor": "canary decides",  # its code calls into libtorch, whose interface promises little across versions
+    "torchscript": "opens",
+    "exported": "opens",
+}
+"""Whether a payload serves with a newer torch than made it, by kind. None serves with an older one."""
+
+
+def refuse_by_torch(manifest: Manifest, torch_version: str, *, canary: bool = True) -> Refusal | None:
+    """Why this torch does not open the payloads: it is older than the one that made them, or newer and no canary would tell.
+
+    Args:
+        canary: whether the golden inputs are run before the model serves.
+    """
+    here, made = version_tuple(torch_version), version_tuple(str(manifest.needs["torch"]))
+    if here < made:
+        return Refusal(
+            rung=manifest.device_class,
+            reason="torch_too_old",
+            got=f"torch {torch_version}",
+            expected=f"torch >= {manifest.needs['torch']}",
+        )
+    if here > made and not canary and any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads):
+        return Refusal(
+            rung=manifest.device_class,
+            reason="torch_untried",
+            got=f"torch {torch_version}, and no canary",
+            expected=f"torch {manifest.needs['torch']}, or load(..., canary=True)",
+        )
+    return None
 
 
 def version_tuple(version: str) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from freezer.device_class import Machine, describe_host
@@ -95,6 +97,16 @@ def test_an_older_torch_is_refused(here: str, refused: bool) -> None:
     assert (found is not None) is refused
     if found:
         assert str(found) == f"{V4}: torch_too_old: got torch {here}, expected torch >= 2.11"
+
+
+def test_a_newer_torch_is_for_the_canary_to_decide_where_code_was_compiled() -> None:
+    compiled = made(V4, 2)
+    assert refuse_by_torch(compiled, "2.12.0") is None
+    found = refuse_by_torch(compiled, "2.12.0", canary=False)
+    assert str(found) == (f"{V4}: torch_untried: got torch 2.12.0, and no canary, expected torch 2.11, or load(..., canary=True)")
+    assert refuse_by_torch(compiled, "2.11.3", canary=False) is None
+    scripted = manifest_of(replace(compiled.payloads[0], kind="torchscript"), device_class=V4)
+    assert refuse_by_torch(scripted, "2.12.0", canary=False) is None
 
 
 def test_versions_are_compared_as_numbers() -> None:
