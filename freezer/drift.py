@@ -10,12 +10,15 @@ The second rule is the ladder of `same()` in PyTorch's dynamo benchmarks: multip
 tol is 1e-4 (float32) or 1e-2 (half) of rms(r), and for float64 the multiple of eps that float32 has. An output with fewer than 64
 elements is pooled over all input sets first: a ratio of two numbers of one element each is chance. Where float64 cannot run, the
 reference is eager and the bounds are those of OpenVINO's output validation. No figure, no pass.
+
+An output may hold fill values, a mask's -1e9 among logits of 10: rms(r) is then theirs, and no error of the others would show. So
+magnitudes with a wide gap between them are judged apart, each part by its own rms (`parts_of`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -23,8 +26,13 @@ import torch
 from torch import Tensor
 
 POOL_BELOW = 64
+_HALVES = (torch.float16, torch.bfloat16)
+
 SMALL_TENSOR = 1000
 """Elements below which dynamo's `same()` takes the larger multiplier."""
+
+_GAP = 0.1
+"""Of what the tolerance would allow: values apart by more hide the lesser ones' errors in the greater ones' rms."""
 
 NOTHING_COMPARED = "no output was compared"
 
@@ -126,11 +134,8 @@ def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate,
     """
     rows: list[Row] = []
     for index, name in enumerate(names):
-        pools: dict[str, _Pool] = {}
-        for call in calls:
-            if len(call.candidate) == len(names):
-                pools.setdefault(call.kind, _Pool()).add(call, index)
-        found = [_row(recipe, name, index, call, pools.get(call.kind), gate, float64=float64) for call in calls]
+        pools = _pools(calls, index, len(names))
+        found = [_row(recipe, name, index, call, pools, gate, float64=float64) for call in calls]
         if found and _nothing_finite([call.eager[index] for call in calls]):
             found[0] = replace(found[0], problem=f"all that eager gives is NaN or Inf, {NOTHING_COMPARED}; mend the model")
         rows.extend(found)
@@ -143,27 +148,75 @@ def _nothing_finite(eager: Sequence[Tensor]) -> bool:
 
 
 class _Pool:
-    """Squared errors of one output, summed over all input sets: one set's are chance where it has few elements, or eager draws."""
+    """Squared errors of one part of an output, summed over all input sets.
+
+    A set's own are chance where it has few elements, or eager draws.
+    """
 
     def __init__(self) -> None:
         self.candidate = self.native = self.reference = 0.0
         self.num_elements = 0
         self.noisy = False
 
-    def add(self, call: Call, index: int) -> None:
-        r, e, c = call.reference[index], call.eager[index], call.candidate[index]
-        if not _comparable(e) or c.shape != e.shape:
-            return
-        self.noisy = self.noisy or call.noise_rmse[index] > 0
-        finite = torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(c)
-        r64, e64, c64 = (_wide(t)[finite] for t in (r, e, c))
-        self.candidate += _square_sum(c64 - r64)
-        self.native += _square_sum(e64 - r64) + call.noise_rmse[index] ** 2 * r64.numel()
-        self.reference += _square_sum(r64)
-        self.num_elements += r64.numel()
+    def add(self, r: Tensor, e: Tensor, c: Tensor, noise_rmse: float) -> None:
+        self.noisy = self.noisy or noise_rmse > 0
+        self.candidate += _square_sum(c - r)
+        self.native += _square_sum(e - r) + noise_rmse**2 * r.numel()
+        self.reference += _square_sum(r)
+        self.num_elements += r.numel()
 
 
-def _row(recipe: str, name: str, index: int, call: Call, pool: _Pool | None, gate: Gate, *, float64: bool) -> Row:
+_Pools = dict[tuple[str, int], _Pool]
+"""By the kind of call, and the part."""
+
+
+def _pools(calls: Sequence[Call], index: int, num_outputs: int) -> _Pools:
+    pools: _Pools = {}
+    for call in calls:
+        r, e = call.reference[index], call.eager[index]
+        c = call.candidate[index] if len(call.candidate) == num_outputs else None
+        if c is None or not _comparable(e) or c.shape != e.shape:
+            continue
+        for part, (r64, e64, c64) in _parts(r, e, c):
+            pools.setdefault((call.kind, part), _Pool()).add(r64, e64, c64, call.noise_rmse[index])
+    return pools
+
+
+def _parts(r: Tensor, e: Tensor, c: Tensor) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+    """The finite elements of reference, eager and candidate in double precision, by the part they belong to; each is flat."""
+    finite = torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(c)
+    r64, e64, c64 = (_wide(tensor)[finite] for tensor in (r, e, c))
+    for part, chosen in enumerate(parts_of(r64, e.dtype)):
+        yield part, (r64[chosen], e64[chosen], c64[chosen])
+
+
+def parts_of(r: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Masks of the elements that are judged apart: one of all, or one of the lesser and one of the greater magnitudes.
+
+    They are apart where the least of the greater is so much above the greatest of the lesser that the tolerance of the whole, as a
+    part of its rms, is a tenth of the lesser ones; those must be at least two, and 64 or a tenth of all, so that values that are
+    zero but for rounding make no part.
+
+    Args:
+        r: the reference, flat and finite.
+        dtype: of the output.
+    """
+    sizes = r.abs()
+    binades = torch.frexp(sizes[sizes > 0]).exponent  # 2 ** (b - 1) <= size < 2 ** b
+    lowest = int(binades.min()) if binades.numel() else 0
+    counts = torch.bincount((binades - lowest).long()).tolist()
+    least = max(2, min(POOL_BELOW, math.ceil(binades.numel() / 10)))
+    wide = math.ceil(math.log2(_GAP / (_tolerance(dtype) / 10)))
+    below = empty = 0
+    for place, count in enumerate(counts):
+        if count and empty >= wide and below >= least:
+            greater = sizes >= 2.0 ** (lowest + place - 1)
+            return [~greater, greater]
+        below, empty = below + count, 0 if count else empty + 1
+    return [torch.ones_like(sizes, dtype=torch.bool)]
+
+
+def _row(recipe: str, name: str, index: int, call: Call, pools: _Pools, gate: Gate, *, float64: bool) -> Row:
     blank: dict[str, Any] = dict.fromkeys(
         (
             "max_abs_err",
@@ -187,38 +240,33 @@ def _row(recipe: str, name: str, index: int, call: Call, pool: _Pool | None, gat
     mismatch = _structure_problem(e, c)
     if mismatch or not _comparable(e):
         return Row(**base, **blank, num_elements=e.numel(), problem=mismatch)
-    finite = torch.isfinite(e) & torch.isfinite(r)
-    r64, e64, c64 = (_wide(t)[finite] for t in (r, e, c))
-    figures = _figures(r64, c64, eps=torch.finfo(e.dtype).eps)
-    count = max(r64.numel(), 1)
-    native = math.sqrt(_square_sum(e64 - r64) / count + call.noise_rmse[index] ** 2)
+    noise = call.noise_rmse[index]
+    judged = [_judged(values, pools[call.kind, part], noise, e.dtype, gate, float64=float64) for part, values in _parts(r, e, c)]
+    worst = max(judged, key=lambda item: (item["problem"] is not None, item["error_ratio"]))
+    return Row(**base, **worst, num_elements=e.numel(), top1_agreement=_top1(r, c))
+
+
+def _judged(
+    values: tuple[Tensor, Tensor, Tensor], pool: _Pool, noise_rmse: float, dtype: torch.dtype, gate: Gate, *, float64: bool
+) -> dict[str, Any]:
+    """The figures of one part of an output in one call, what they were held to, and what failed."""
+    r, e, c = values
+    figures = _figures(r, c, eps=torch.finfo(dtype).eps)
+    native = math.sqrt(_square_sum(e - r) / max(r.numel(), 1) + noise_rmse**2)
+    if pool.num_elements > 0 and (pool.noisy or r.numel() < POOL_BELOW):
+        totals = (pool.candidate, pool.native, pool.reference)
+        figures["rmse"], native, figures["rms"] = (math.sqrt(total / pool.num_elements) for total in totals)
     rmse, rms = figures["rmse"], figures["rms"]
-    noisy = pool is not None and pool.noisy
-    if pool is not None and pool.num_elements > 0 and (noisy or r64.numel() < POOL_BELOW):
-        rmse, native, rms = (math.sqrt(total / pool.num_elements) for total in (pool.candidate, pool.native, pool.reference))
+    ratio, bound = judge_rmse(rmse, native, rms, dtype=dtype, num_elements=r.numel(), error_ratio_max=gate.error_ratio_max)
     problem: str | None = None
-    ratio, bound = judge_rmse(rmse, native, rms, dtype=e.dtype, num_elements=r64.numel(), error_ratio_max=gate.error_ratio_max)
     held_to: float | None = bound
-    if not float64 and not noisy:
-        held_to, problem = None, _openvino_problem(e.dtype, figures)
+    if not all(math.isfinite(figure) for figure in (rmse, native, rms)):
+        problem = "values so great that their squares are infinite, so that no error can be told; mend the model"
+    elif not float64 and not pool.noisy:
+        held_to, problem = None, _openvino_problem(dtype, figures)
     elif not rmse <= bound:
         problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
-    return Row(
-        **base,
-        num_elements=e.numel(),
-        max_abs_err=figures["max_abs_err"],
-        max_rel_err=figures["max_rel_err"],
-        rmse=rmse,
-        native_rmse=native,
-        rms=rms,
-        error_ratio=ratio,
-        sqnr_db=figures["sqnr_db"],
-        cosine=figures["cosine"],
-        gain=figures["gain"],
-        top1_agreement=_top1(r, c),
-        bound=held_to,
-        problem=problem,
-    )
+    return {**figures, "native_rmse": native, "error_ratio": ratio, "bound": held_to, "problem": problem}
 
 
 def judge_rmse(
@@ -233,12 +281,15 @@ def judge_rmse(
         error_ratio_max: the gate.
     """
     eps = torch.finfo(dtype).eps
-    half = dtype in (torch.float16, torch.bfloat16)
     floor = max(native_rmse, eps * rms)
     ratio = rmse / floor if floor > 0 else (0.0 if rmse == 0 else math.inf)
-    multiplier = 3.0 if half or num_elements < SMALL_TENSOR else 2.0
-    tol = (1e-2 if half else 1e-4 * eps / torch.finfo(torch.float32).eps) * rms
-    return ratio, max(error_ratio_max * floor, multiplier * native_rmse + tol / 10)
+    multiplier = 3.0 if dtype in _HALVES or num_elements < SMALL_TENSOR else 2.0
+    return ratio, max(error_ratio_max * floor, multiplier * native_rmse + _tolerance(dtype) * rms / 10)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """How far an output may be off, as a part of its rms: that of dynamo's benchmarks."""
+    return 1e-2 if dtype in _HALVES else 1e-4 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
 
 
 def _structure_problem(e: Tensor, c: Tensor) -> str | None:

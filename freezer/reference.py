@@ -134,7 +134,8 @@ def run_reference(subject: Subject) -> Reference:
     for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
         apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
         noise = [max(differences) for differences in zip(*apart, strict=True)] if apart else [0.0] * len(e)
-        calls.append(ReferenceCall(kind=kind, set_index=index, reference=r, eager=e, noise_rmse=noise))
+        kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
+        calls.append(ReferenceCall(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
     return Reference(calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not)
 
 
@@ -242,6 +243,14 @@ def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 def _all_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return all(same_tensors(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _within(reference: Tensor, eager: Tensor) -> Tensor:
+    """The reference, and eager where it is beyond what eager's dtype holds: `torch.finfo(x.dtype).min` is another in float64."""
+    if not eager.is_floating_point() or reference.dtype == eager.dtype:
+        return reference
+    beyond = reference.isfinite() & eager.isfinite() & (reference.abs() > torch.finfo(eager.dtype).max)
+    return torch.where(beyond, eager.to(reference.dtype), reference)
 
 
 def _rms_difference(one: Tensor, other: Tensor) -> float:

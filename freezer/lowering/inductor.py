@@ -18,6 +18,7 @@ from freezer.errors import BuildError, UsageError
 from freezer.freeing import give_back
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering.inductor_repairs import (
+    clip_windows,
     linears_of_vectors,
     name_scalars,
     own_cache,
@@ -106,6 +107,10 @@ class _Build:
             if self._captured.owned:
                 give_back(program_tensors(self._program), _tensors_in(graph))
 
+        def repaired(graph: torch.fx.Graph) -> None:
+            name_scalars(graph)
+            clip_windows(graph)
+
         def lowered(graph: Any) -> None:
             compiled[0] = time.monotonic()
             if self._beside:
@@ -117,7 +122,7 @@ class _Build:
             plain_precision(),
             linears_of_vectors(),
             vectors_of(self._target.device_class),
-            watching(before=name_scalars, frozen=frozen, lowered=lowered) as (watch, hooks),
+            watching(before=repaired, frozen=frozen, lowered=lowered) as (watch, hooks),
         ):
             from torch._inductor import aot_compile  # here: its first import uses torch.jit
 

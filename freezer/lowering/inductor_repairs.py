@@ -208,6 +208,32 @@ def name_scalars(graph: torch.fx.Graph) -> None:
                 node.update_arg(1, scalar)
 
 
+def clip_windows(graph: torch.fx.Graph) -> None:
+    """Let no average pool's window be larger than what it is over.
+
+    A window may be: in ceil mode a model pools whatever comes with one that no image outgrows (EfficientNet of transformers: 2,560
+    by 2,560 over 7 by 7). Kernels of ATen stop at the border; the loops that Inductor writes go over all of the window and look at
+    each place. The divisor is the window's part within the padded input, so a window of just that size is the same.
+
+    Args:
+        graph: with operators of aten.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default):
+        sizes = node.args[0].meta["val"].shape[-2:]
+        kernel, padding = _both(node.args[1]), _both(node.args[3] if len(node.args) > 3 else 0)
+        whole = [size + 2 * pad for size, pad in zip(sizes, padding, strict=True)]
+        if all(isinstance(size, int) for size in sizes) and any(k > size for k, size in zip(kernel, whole, strict=True)):
+            stride = _both(node.args[2]) if len(node.args) > 2 and node.args[2] else kernel
+            clipped = [min(k, size) for k, size in zip(kernel, whole, strict=True)]
+            node.args = (node.args[0], clipped, stride, *node.args[3:])
+
+
+def _both(value: Any) -> list[int]:
+    """Height and width of a pool's argument, which may be one number for both."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * 2 if len(values) == 1 else values
+
+
 def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
     """The addition, subtraction, multiplication or division that folding would take into a node's convolution next."""
     aten = torch.ops.aten

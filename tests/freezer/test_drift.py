@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freezer.drift import Call, DriftReport, Gate, assess, judge_rmse, rows_as_columns
+from freezer.drift import Call, DriftReport, Gate, assess, judge_rmse, parts_of, rows_as_columns
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -302,3 +303,61 @@ def test_what_eager_is_apart_from_itself_is_allowed_where_eager_is_the_reference
     assert not drift(call(r.float(), r.float(), c), float64=False).passed
     assert drift(call(r.float(), r.float(), c, noise=0.1), float64=False).passed
     assert not drift(call(r.float(), r.float(), c, noise=0.01), float64=False).passed
+
+
+def masked(fill: float, dtype: torch.dtype = torch.float32, *, off: float = 0.0, size: int = 400) -> Call:
+    """Logits of some 10, a quarter of them masked; the candidate's others are off by a part of themselves."""
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(4, size // 4, dtype=torch.float64, generator=generator) * 10
+    r[:, ::4] = fill
+    e = r.to(dtype)
+    c = torch.where(e == e.min(), e, (r * (1 + off)).to(dtype))
+    return call(r, e, c)
+
+
+@pytest.mark.parametrize("fill", [-1e9, -1e7, 1e12])
+def test_fill_values_hide_no_error_of_the_others(fill: float) -> None:
+    assert drift(masked(fill)).passed
+    report = drift(masked(fill, off=1e-2))
+    assert not report.passed
+    (row,) = report.rows
+    assert row.rms is not None
+    assert row.rms < 100, "the figures are those of the part that failed"
+
+
+def test_half_precision_s_fill_values_hide_none_either() -> None:
+    assert drift(masked(-65504.0, torch.float16)).passed
+    assert not drift(masked(-65504.0, torch.float16, off=0.5)).passed
+
+
+def test_fill_values_of_small_outputs_are_pooled_apart() -> None:
+    assert drift(*(replace(masked(-1e9, size=16), set_index=index) for index in range(4))).passed
+    assert not drift(*(replace(masked(-1e9, off=1e-2, size=16), set_index=index) for index in range(4))).passed
+
+
+def test_wrong_fill_values_are_an_error_too() -> None:
+    given = masked(-1e9)
+    wrong = [torch.where(given.eager[0] == given.eager[0].min(), given.eager[0] / 2, given.eager[0])]
+    assert not drift(replace(given, candidate=wrong)).passed
+
+
+def test_probabilities_are_one_part_however_small_they_are() -> None:
+    logits = torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
+    (everything,) = parts_of(logits.softmax(0), torch.float32)
+    assert everything.all()
+
+
+def test_a_value_that_is_zero_but_for_rounding_makes_no_part() -> None:
+    assert len(parts_of(torch.tensor([1e-17, 1.0, 2.0, 3.0], dtype=torch.float64), torch.float32)) == 1
+    assert len(parts_of(torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.float32)) == 1
+    assert len(parts_of(torch.zeros(0, dtype=torch.float64), torch.float32)) == 1
+    lesser, greater = parts_of(torch.tensor([1.0, 2.0, 0.0, -1e9], dtype=torch.float64), torch.float32)
+    assert lesser.tolist() == [True, True, True, False]
+    assert greater.tolist() == [False, False, False, True]
+
+
+def test_values_whose_squares_are_infinite_do_not_pass() -> None:
+    r = torch.full((100,), 1e200, dtype=torch.float64)
+    report = drift(call(r, r, r))
+    assert not report.passed
+    assert "no error can be told" in str(report.nearest_miss)

@@ -8,16 +8,18 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from freezer.build import Candidate, build
 from freezer.errors import BuildError, IntegrityError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering import inductor
-from freezer.lowering.inductor_repairs import own_cache, plain_precision, weight_packing
+from freezer.lowering.inductor_repairs import clip_windows, own_cache, plain_precision, weight_packing
 from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import COMMON, recipe_settings
 from freezer.lowering.inductor_watch import watching
@@ -353,3 +355,22 @@ def test_a_builds_cache_is_gone_afterwards_also_when_it_fails(tmp_path: Path, mo
         fail()
     assert list(tmp_path.iterdir()) == []
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("args", "clipped"),
+    [
+        ({"kernel_size": 50, "ceil_mode": True}, [5, 7]),
+        ({"kernel_size": 50, "ceil_mode": True, "padding": 1, "divisor_override": 3}, [7, 9]),
+        ({"kernel_size": (50, 3), "ceil_mode": True, "padding": (2, 1), "count_include_pad": False}, [9, 3]),
+        ({"kernel_size": 3, "ceil_mode": True}, [3, 3]),
+    ],
+)
+def test_a_pool_s_window_is_no_larger_than_what_it_is_over(args: dict[str, Any], clipped: list[int]) -> None:
+    x = random_inputs(2, 3, 5, 7)
+    traced = make_fx(lambda tensor: nn.functional.avg_pool2d(tensor, **args), tracing_mode="fake")(x)
+    clip_windows(traced.graph)
+    traced.recompile()
+    (pool,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default)
+    assert pool.args[1] == clipped
+    assert torch.equal(traced(x), nn.functional.avg_pool2d(x, **args))

@@ -110,3 +110,13 @@ def test_a_constant_that_changes_with_the_inputs_is_refused() -> None:
     assert caught.value.code == "CP-OUTPUTS"
     fixed = subject_of(Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X})
     assert len(run_reference(fixed).calls) > 8
+
+
+def test_a_dtype_s_least_value_is_the_reference_s_too() -> None:
+    def fills(x: Tensor) -> Tensor:
+        return x.masked_fill(x < 0, torch.finfo(x.dtype).min)
+
+    call = run_reference(subject_of(Calling(fills), {"x": X})).calls[0]
+    assert call.reference[0].dtype == torch.float64
+    assert (call.reference[0] == torch.finfo(torch.float32).min).any()
+    assert call.reference[0].abs().max() <= torch.finfo(torch.float32).max
