@@ -65,7 +65,7 @@ def _vectors(device_class: DeviceClass) -> Any:
 
     names = {"x86_64": _X86_VECTORS, "aarch64": _ARM_VECTORS}[device_class.machine]
     name = next(name for feature, name in names if feature in device_class.features)
-    base = getattr(cpu_vec_isa, name, None)
+    base: Any = getattr(cpu_vec_isa, name, None)
     if base is None:
         raise BuildError(
             f"inductor: torch {torch.__version__} has no code for {name}, which {device_class.name} needs; use a newer torch"

@@ -171,6 +171,10 @@ BESIDE_ABOVE_MB = 128
 library, and as the copy that torch makes of them; but whatever opens the library has them."""
 
 
+REPAIRS_VERSION = 2
+"""Raised when inductor_repairs.py makes other code of a model, so that its builds are done again: 2 clips windows of pools."""
+
+
 def recipe_settings(*, weight_prepack: bool = True, max_autotune: bool = False) -> dict[str, Any]:
     """The settings of a recipe of Inductor; all of them are part of its builds' keys.
 
@@ -181,4 +185,5 @@ def recipe_settings(*, weight_prepack: bool = True, max_autotune: bool = False) 
     return {
         "inductor": {**COMMON, "cpp.weight_prepack": weight_prepack, "max_autotune": max_autotune},
         "weights_beside_above_mb": BESIDE_ABOVE_MB,
+        "repairs": REPAIRS_VERSION,
     }

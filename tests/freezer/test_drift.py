@@ -311,7 +311,7 @@ def masked(fill: float, dtype: torch.dtype = torch.float32, *, off: float = 0.0,
     r = torch.randn(4, size // 4, dtype=torch.float64, generator=generator) * 10
     r[:, ::4] = fill
     e = r.to(dtype)
-    c = torch.where(e == e.min(), e, (r * (1 + off)).to(dtype))
+    c = torch.where(e.abs() == e.abs().max(), e, (r * (1 + off)).to(dtype))
     return call(r, e, c)
 
 
