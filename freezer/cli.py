@@ -21,6 +21,7 @@ from rich.text import Text
 
 from freezer.artifact import MANIFEST, Artifact
 from freezer.describe import describe
+from freezer.destinations import check_file, check_folder, made_parent
 from freezer.device_class import detect, device_class
 from freezer.errors import ColdpressError, IncompatibleError, StoreUnreachableError, UsageError
 from freezer.ladder import rungs
@@ -108,6 +109,8 @@ def freeze(
     """Freeze one model for this machine, without Ray."""
     if out is None and not debug:
         raise UsageError("--out is missing: name the folder to write, or --debug to write nothing")
+    if out is not None and not debug:
+        check_folder(out, "--out")
     if device_class_ != "auto":
         os.environ.update(device_class(device_class_).limits)  # counts only before torch is imported, which is below
     if debug:
@@ -131,11 +134,11 @@ def freeze(
         )
     for failed, why in result.failures.items():
         console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
+    console.print(f"{result.verdict}: {result.reason}", markup=False, soft_wrap=True)
     if result.tracebacks:
-        errors = out.with_name(f"{out.name}.errors.txt")
+        errors = made_parent(out.with_name(f"{out.name}.errors.txt"))
         errors.write_text("\n".join(f"{failed}\n{text}" for failed, text in result.tracebacks.items()))
         console.print(f"the errors in full are in {errors}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{result.verdict}: {result.reason}", markup=False, soft_wrap=True)
     if result.artifact is None:
         sys.exit(REFUSED)
     console.print(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}", markup=False, soft_wrap=True)
@@ -169,6 +172,8 @@ def pull(
     device_class_: ClassOption = "auto",
 ) -> None:
     """Copy the artifact for this machine into a folder; every digest is verified."""
+    if not (dest / MANIFEST).is_file():  # one that holds this very artifact is kept
+        check_folder(dest, "--dest")
     opened = Store.open(store)
     version = opened.version(model)
     name = _pick(version, device_class_)
@@ -239,6 +244,7 @@ def run(
     """Run a frozen model on a file of inputs."""
     if output.suffix not in (".safetensors", ".npz"):
         raise UsageError(f"--output {output}: expected a name that ends in .safetensors or .npz")
+    check_file(output, "--output")
     from freezer.load import load
     from freezer.outputs import leaves_of
     from freezer.samples import read_samples
@@ -322,7 +328,7 @@ def _print_manifest(manifest: Manifest, classes: Mapping[str, Any]) -> None:
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    partial = made_parent(path).with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     if path.suffix == ".safetensors":
         from freezer.tensor_files import save_tensors
 

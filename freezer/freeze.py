@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from freezer.artifact import Artifact
 from freezer.assemble import assemble
 from freezer.build import Candidate, build
+from freezer.destinations import check_folder
 from freezer.device_class import PORTABLE, auto_classes, detect
 from freezer.errors import FreezeError, SpecError
 from freezer.generators import generators_kept
@@ -95,9 +96,10 @@ def freeze(
         reset: the method, without arguments, that clears the model's state; judging calls it between input sets.
 
     Raises:
-        UsageError: the device class, a recipe or an input is not as it must be.
+        UsageError: `out`, the device class, a recipe or an input is not as it must be.
         JudgeError: the eager model does not run.
     """
+    check_folder(Path(out), "out")
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
     with generators_kept():
@@ -140,6 +142,7 @@ def freeze_source(
         SourceError: the model cannot be loaded.
         UsageError, JudgeError: as of `freeze`.
     """
+    check_folder(out, "out")
     subject = load_subject(source, name=name, spec=spec, samples=samples, preserve=preserve, reset=reset)
     return freeze_subject(
         subject,
@@ -198,8 +201,6 @@ def freeze_subject(
     provenance: Mapping[str, Any],
 ) -> FreezeResult:
     """Freeze a prepared subject; `freeze` and the command both end here."""
-    if out.exists() and any(out.iterdir()):
-        raise SpecError(f"{out} is not empty; name a new folder")
     wanted = auto_classes(detect().classes)[0] if device_class == "auto" else device_class
     target = target_here(wanted, num_threads)
     provenance = {**provenance, "weights": weights_digest(subject.model)}

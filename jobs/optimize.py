@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from freezer.destinations import check_file, made_parent
 from freezer.errors import CatalogError, InfrastructureError, StoreError, UsageError
 from freezer.recipes import select
 from freezer.store import NAME
@@ -62,6 +63,8 @@ def main(
         name = campaign or _campaign_name(catalog)
         select(recipe or (), portable=False)
         _check_registry_options(catalog, filter_, trust=trust)
+        if json is not None:
+            check_file(json, "--json")
         config = Config(
             catalog=catalog,
             store=store,
@@ -92,11 +95,11 @@ def main(
     except KeyboardInterrupt:
         _say(errors, "interrupted before anything was started")
         sys.exit(INTERRUPTED)
-    if json is not None:
-        report.write_json(json)
     if not explain:
         print_report(report, console)
         print_next_steps(report.outcomes, console, store=store, tracking_uri=tracking_uri)
+    if json is not None:
+        report.write_json(made_parent(json))
     sys.exit(report.exit_code)
 
 

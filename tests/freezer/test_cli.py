@@ -137,6 +137,11 @@ def test_2_what_is_misused(coldpress: Run, published: Store, scripted: Frozen, t
         ((*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"), "unknown recipe 'none'"),
         (("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"), "ends in .safetensors or .npz"),
     ):
+        (("run", scripted.artifact.folder, "--input", "x.npz", "--output", tmp_path / "full" / "mine" / "y.npz"), "is no folder"),
+        (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full" / "mine"), "is a file or a link"),
+        (("freeze", "python:tests.models:broken", "--out", tmp_path / "full"), f"--out {tmp_path}/full is not empty"),
+        (("freeze", "python:tests.models:broken", "--out", tmp_path / "full" / "mine"), "is a file or a link; name a new folder"),
+        (("freeze", "python:tests.models:broken", "--out", "."), "--out . is the working directory"),
         code, _, err = coldpress(*arguments)
         assert (code, message in err) == (2, True), err
         assert "Traceback" not in err
@@ -162,7 +167,7 @@ def test_exit_codes_reach_the_shell(tmp_path: Path) -> None:
 def test_run_answers_as_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suffix: str) -> None:
     sets = [random_inputs(batch, 4, seed=batch) for batch in (1, 4)]
     for name, tensors in (("one", {"x": sets[0]}), ("two", {f"{index}/x": x for index, x in enumerate(sets)})):
-        given, written = tmp_path / f"{name}{suffix}", tmp_path / f"{name}-out{suffix}"
+        given, written = tmp_path / f"{name}{suffix}", tmp_path / "new" / f"{name}-out{suffix}"
         if suffix == ".npz":
             np.savez(given, **{key: tensor.numpy() for key, tensor in tensors.items()})  # type: ignore[arg-type]
         else:
@@ -179,7 +184,7 @@ def test_run_answers_as_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, 
         assert f"wrote {', '.join(expected)} to" in out
         for key, x in expected.items():
             torch.testing.assert_close(found[key], mlp()(x).detach())
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+    assert sorted(path.name for path in tmp_path.rglob(f"*{suffix}")) == sorted(
         f"{name}{part}{suffix}" for name in ("one", "two") for part in ("", "-out")
     )
 
@@ -224,5 +229,16 @@ def test_freeze_tells_why_nothing_was_written(coldpress: Run, tmp_path: Path) ->
 
 
 def test_freeze_tells_what_is_wrong_with_the_source(coldpress: Run, tmp_path: Path) -> None:
+def test_freeze_writes_into_folders_that_are_not_there_yet(coldpress: Run, tmp_path: Path) -> None:
+    arguments = ("freeze", "python:tests.models:Counter", "--inputs", '{"x": {"shape": [2, 4]}}', "--device-class", HERE)
+    code, out, _ = coldpress(*arguments, "--recipe", "inductor-frozen", "--out", tmp_path / "frozen" / "counter")
+    assert code == 1
+    verdict, told = out.splitlines()[-2:]
+    assert verdict.startswith("failed: inductor-frozen: ")
+    assert told == f"the errors in full are in {tmp_path}/frozen/counter.errors.txt"
+    assert "BuildError" in (tmp_path / "frozen" / "counter.errors.txt").read_text()
+    assert not (tmp_path / "frozen" / "counter").exists()
+
+
     code, _, err = coldpress("freeze", "python:tests.models:broken", "--inputs", '{"x": {"shape": [2]}}', "--out", tmp_path / "out")
     assert (code, "RuntimeError: weights are gone" in err) == (1, True)

@@ -210,8 +210,9 @@ def test_a_model_without_tensors_in_its_result_is_refused(tmp_path: Path) -> Non
 
 def test_a_folder_that_holds_something_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(SpecError, match="is not empty; name a new folder"):
-        quickly(mlp(), {"x": X}, tmp_path)
+    for folder, message in ((tmp_path, "is not empty; name a new folder"), (tmp_path / "mine", "is a file or a link")):
+        with pytest.raises(UsageError, match=message):
+            quickly(mlp().train(), {"x": X}, folder)  # before the model is looked at, which is in training mode
 
 
 def test_where_nothing_could_be_built_the_verdict_is_failed_and_says_why(tmp_path: Path) -> None:

@@ -272,9 +272,10 @@ def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -
     assert "CP-ENTRY-NAME: catalog.yaml:" in done.stderr
     assert "entry 'Bad', field 'name'" in done.stderr
     assert not (tmp_path / "store").exists(), "nothing was started"
-    explained = optimize(tmp_path, "--keep-going", "--explain")
+    explained = optimize(tmp_path, "--keep-going", "--explain", "--json", str(tmp_path / "new" / "folder" / "out.json"))
     assert explained.returncode == 0, explained.stderr
     assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
+    assert outcomes(tmp_path / "new" / "folder")["Bad", "auto"]["verdict"] == "failed"
     assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
     going = optimize(tmp_path, "--keep-going", "--json", str(tmp_path / "out.json"))
     assert going.returncode == 1, going.stderr
@@ -285,6 +286,14 @@ def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -
 
 
 def test_a_class_that_no_node_serves_is_an_error_before_any_work(tmp_path: Path) -> None:
+def test_a_report_that_could_not_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG.format())
+    done = optimize(tmp_path, "--json", str(tmp_path / "catalog.yaml" / "out.json"))
+    assert done.returncode == 2
+    assert re.search(r"^CP-USAGE: --json .*/catalog\.yaml is no folder; name a path within one$", done.stderr, re.MULTILINE)
+    assert not (tmp_path / "store").exists(), "nothing was started"
+
+
     write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
     done = optimize(tmp_path, "--device-class", "cuda-sm90")
     assert done.returncode == 3
