@@ -22,6 +22,8 @@ OBJECTS = ("s3", "gs")
 CHUNK_BYTES = 1 << 20
 CONNECT_S, READ_S = 10, 60
 RETRIES = 3
+PIN = "`sha256:` (with `coldpress freeze`, `--sha256`)"
+"""How a remedy names the digest, to readers of a catalog and to users of the command."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -47,7 +49,7 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     if sha256 is not None and (folder / sha256 / name).is_file():
         return folder / sha256 / name
     if urlsplit(url).scheme == "http" and sha256 is None:
-        raise SourceError(f"{url}: http:// is taken only with a digest; use https://, or add `sha256:`", code="CP-FETCH")
+        raise SourceError(f"{url}: http:// is taken only with a digest; use https://, or add {PIN}", code="CP-FETCH")
     folder.mkdir(parents=True, exist_ok=True)
     handle, unfinished = tempfile.mkstemp(prefix=".fetch-", dir=folder)
     try:
@@ -57,7 +59,7 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
             os.fsync(out.fileno())
         if sha256 is not None and digest != sha256:
             raise IntegrityError(
-                f"{url}: got sha256 {digest}, expected {sha256}; the file was changed, or the digest in the catalog is an old one",
+                f"{url}: got sha256 {digest}, expected {sha256}; the file was changed, or the pinned digest, {PIN}, is an old one",
                 code="CP-FETCH-DIGEST",
             )
         done = folder / digest / name
@@ -109,7 +111,7 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
     with _fetching(url), _session() as session, session.get(url, stream=True, timeout=(CONNECT_S, READ_S)) as response:
         response.raise_for_status()
         if urlsplit(response.url).scheme != "https" and not pinned:
-            raise SourceError(f"{url} leads to {response.url}, which is not https; add `sha256:`", code="CP-FETCH")
+            raise SourceError(f"{url} leads to {response.url}, which is not https; add {PIN}", code="CP-FETCH")
         response.raw.decode_content = True
         yield response.raw
 

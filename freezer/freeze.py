@@ -88,7 +88,7 @@ def freeze(
         name: of the model in the manifest.
         dims: by input and axis, the dims that may vary: `{"x": {0: Dim(name="batch", min=1, max=16)}}`; tensors within others are
             named by their path, `state.0`.
-        recipes: names of RECIPES, or `auto` for all that fit.
+        recipes: names of RECIPES; `auto` for those that are worth a try on any model, `all` for every one.
         device_class: whose limits this process holds; `auto` is the machine's own.
         num_threads: to build, judge and serve with; torch's own count by default.
         limits, policy, task_metric: see `judge`.
@@ -184,7 +184,10 @@ def load_subject(
     sets = read_samples(samples) if samples else []
     spec = spec or own_spec(model) or (InputSpec(inputs=spec_of_samples(sets[0])) if sets else None)
     if spec is None:
-        raise SpecError(f"source {source} does not tell its inputs; declare them (`inputs:`), or give samples")
+        raise SpecError(
+            f"source {source} does not tell its inputs; declare them (`inputs:`; with `coldpress freeze`, `--inputs`), or give "
+            "samples"
+        )
     return prepare(name, model, spec, sets, fill_up=fill_up, preserve=preserve, reset=reset)
 
 

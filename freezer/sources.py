@@ -36,6 +36,10 @@ Kind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlf
 KINDS: tuple[Kind, ...] = ("python", "torchscript", "export", "pickle", "transformers")
 FILE_KINDS: tuple[Kind, ...] = ("torchscript", "export", "pickle")
 
+# How a remedy names a setting, to readers of a catalog and to users of the command.
+RELATIVE_TO = "the catalog's folder (with `coldpress freeze`, the working directory)"
+TRUST = "`trust: true` (with `coldpress freeze`, `--trust`)"
+
 OWN_SPEC = "coldpress.inputs"
 """Where a loaded model keeps the inputs that it tells of itself, in the `meta` of its graph."""
 
@@ -95,7 +99,7 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
     if known in FILE_KINDS and not is_url(location):
         location = str((folder / location).resolve())
         if not Path(location).is_file():
-            raise SourceError(f"{location} is not there; paths are relative to the catalog's folder")
+            raise SourceError(f"{location} is not there; paths are relative to {RELATIVE_TO}")
     elif kind == "transformers" and (folder / location).is_dir():
         location = str((folder / location).resolve())
     return replace(source, location=location)
@@ -118,8 +122,8 @@ def _check_settings(source: Source) -> None:
             raise SourceError(f"{name!r} is for {' and '.join(kinds)} sources, and this is {source.kind}; remove it")
     if source.kind == "pickle" and not source.trust:
         raise SourceError(
-            f"{source.location} is a pickle, which runs code when it is loaded; add `trust: true` if you know its origin, or "
-            "save it with torch.export.save",
+            f"{source.location} is a pickle, which runs code when it is loaded; add {TRUST} if you know its origin, or save it "
+            "with torch.export.save",
             code="CP-TRUST",
         )
 
@@ -257,7 +261,7 @@ def _check_archive(source: Source) -> None:
     if compiled is not None and not source.trust:
         raise SourceError(
             f"source {source} holds compiled code ({compiled}), which loading it would run; give the exported program "
-            "(torch.export.save), or add `trust: true`",
+            f"(torch.export.save), or add {TRUST}",
             code="CP-TRUST",
         )
 
@@ -276,7 +280,7 @@ def _no_pickles(source: Source) -> Iterator[None]:
         if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
             raise
         raise SourceError(
-            f"source {source} holds pickled objects, which run code when they are loaded; add `trust: true` if you know its origin",
+            f"source {source} holds pickled objects, which run code when they are loaded; add {TRUST} if you know its origin",
             code="CP-TRUST",
         ) from error
     finally:
@@ -287,7 +291,7 @@ def _load_pickle(source: Source) -> Any:
     import torch
 
     if not source.trust:
-        raise SourceError(f"source {source} is a pickle, and is not trusted; add `trust: true`", code="CP-TRUST")
+        raise SourceError(f"source {source} is a pickle, and is not trusted; add {TRUST}", code="CP-TRUST")
     with on_path(source.search_path):
         return torch.load(source.location, map_location="cpu", weights_only=False)
 

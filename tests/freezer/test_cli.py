@@ -135,13 +135,14 @@ def test_2_what_is_misused(coldpress: Run, published: Store, scripted: Frozen, t
         ((*freeze, "--inputs", '{"x": {"shape": ["n"]}}'), "dim 'n' is unbound"),
         ((*freeze, "--inputs", "none.npz"), "samples none.npz"),
         ((*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"), "unknown recipe 'none'"),
+        (freeze, "declare them (`inputs:`; with `coldpress freeze`, `--inputs`), or give samples"),
         (("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"), "ends in .safetensors or .npz"),
-    ):
         (("run", scripted.artifact.folder, "--input", "x.npz", "--output", tmp_path / "full" / "mine" / "y.npz"), "is no folder"),
         (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full" / "mine"), "is a file or a link"),
         (("freeze", "python:tests.models:broken", "--out", tmp_path / "full"), f"--out {tmp_path}/full is not empty"),
         (("freeze", "python:tests.models:broken", "--out", tmp_path / "full" / "mine"), "is a file or a link; name a new folder"),
         (("freeze", "python:tests.models:broken", "--out", "."), "--out . is the working directory"),
+    ):
         code, _, err = coldpress(*arguments)
         assert (code, message in err) == (2, True), err
         assert "Traceback" not in err
@@ -228,7 +229,6 @@ def test_freeze_tells_why_nothing_was_written(coldpress: Run, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_freeze_tells_what_is_wrong_with_the_source(coldpress: Run, tmp_path: Path) -> None:
 def test_freeze_writes_into_folders_that_are_not_there_yet(coldpress: Run, tmp_path: Path) -> None:
     arguments = ("freeze", "python:tests.models:Counter", "--inputs", '{"x": {"shape": [2, 4]}}', "--device-class", HERE)
     code, out, _ = coldpress(*arguments, "--recipe", "inductor-frozen", "--out", tmp_path / "frozen" / "counter")
@@ -240,5 +240,6 @@ def test_freeze_writes_into_folders_that_are_not_there_yet(coldpress: Run, tmp_p
     assert not (tmp_path / "frozen" / "counter").exists()
 
 
+def test_freeze_tells_what_is_wrong_with_the_source(coldpress: Run, tmp_path: Path) -> None:
     code, _, err = coldpress("freeze", "python:tests.models:broken", "--inputs", '{"x": {"shape": [2]}}', "--out", tmp_path / "out")
     assert (code, "RuntimeError: weights are gone" in err) == (1, True)

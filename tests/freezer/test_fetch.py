@@ -132,7 +132,9 @@ def test_a_pinned_file_is_fetched_once(tmp_path: Path, https: str, asked: list[s
 
 def test_another_digest_is_refused_and_leaves_nothing(tmp_path: Path, https: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT + b"!")
-    with pytest.raises(IntegrityError, match=f"got sha256 [0-9a-f]{{64}}, expected {DIGEST}") as caught:
+    with pytest.raises(
+        IntegrityError, match=f"got sha256 [0-9a-f]{{64}}, expected {DIGEST}; .*, `sha256:` .*`--sha256`.*old one"
+    ) as caught:
         fetch(f"{https}/model.pt", tmp_path / "fetched", sha256=DIGEST)
     assert caught.value.code == "CP-FETCH-DIGEST"
     assert list((tmp_path / "fetched").iterdir()) == []
@@ -158,14 +160,14 @@ def test_a_server_that_is_not_there_or_not_trusted_is_one_error(
 
 def test_plain_http_needs_a_digest(tmp_path: Path, http: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with pytest.raises(SourceError, match="http:// is taken only with a digest"):
+    with pytest.raises(SourceError, match=r"http:// is taken only with a digest; .* add `sha256:` \(.*`--sha256`\)"):
         fetch(f"{http}/model.pt", tmp_path / "fetched")
     assert fetch(f"{http}/model.pt", tmp_path / "fetched", sha256=DIGEST).is_file()
 
 
 def test_a_redirect_to_plain_http_is_refused(tmp_path: Path, https: str, http: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with pytest.raises(SourceError, match=r"leads to http://.*, which is not https; add `sha256:`"):
+    with pytest.raises(SourceError, match=r"leads to http://.*, which is not https; add `sha256:` \(.*`--sha256`\)"):
         fetch(f"{https}/to/{http}/model.pt", tmp_path / "fetched")
 
 

@@ -100,9 +100,12 @@ def test_a_transformers_folder_is_loaded_as_what_it_was_saved(tmp_path: Path) ->
         ("onnx:model.onnx", "expected python:…"),
         ("model.pt", "a file needs its kind before it, as in torchscript:model.pt"),
         ("https://host/model.pt2", "a file needs its kind before it, as in torchscript:https://host/model.pt2"),
-        ("pickle:model.pt", "runs code when it is loaded; add `trust: true`"),
+        ("pickle:model.pt", r"runs code when it is loaded; add `trust: true` \(with `coldpress freeze`, `--trust`\)"),
         ("python:module", "expected python:MODULE:FUNCTION"),
-        ("torchscript:none.jit", r"none\.jit is not there; paths are relative to the catalog's folder"),
+        (
+            "torchscript:none.jit",
+            r"none\.jit is not there; paths are relative to the catalog's folder \(.*, the working directory\)",
+        ),
     ],
 )
 def test_a_bad_source_is_named_before_anything_is_loaded(tmp_path: Path, text: str, message: str) -> None:
@@ -249,7 +252,7 @@ def test_nothing_is_unpickled_without_trust(tmp_path: Path, monkeypatch: pytest.
         for name, content in contents.items():
             archive.writestr(name, content)
     with pytest.raises(
-        SourceError, match="holds pickled objects, which run code when they are loaded; add `trust: true`"
+        SourceError, match=r"holds pickled objects, which run code when they are loaded; add `trust: true` \(.*`--trust`\)"
     ) as caught:
         load("export:bad.pt2", tmp_path)
     assert caught.value.code == "CP-TRUST"
