@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,9 @@ import psutil
 from freezer.errors import ColdpressError, FreezeError, InfrastructureError, StoreError, UsageError
 
 PRELOAD = ["torch", "torch._inductor.compile_fx", "freezer.build", "freezer.judge", "freezer.assemble"]
+START_LIMIT_S = 300.0
+"""Until a child must have started. The first one of a worker waits until its forkserver has imported torch, which takes seconds, or
+a minute from a cold disk; that is no item's fault, and counts against none of its limits."""
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
 LOG_TAIL_LINES = 20
@@ -57,7 +61,7 @@ class End:
         message: one sentence for people.
         log_tail: the last lines that the child printed.
         peak_bytes: the largest resident memory of the child and its own children that was seen.
-        wall_s: from start to end.
+        wall_s: from the moment it had started to its end.
     """
 
     kind: EndKind
@@ -80,16 +84,19 @@ def run_isolated(
         args: that pickle.
         folder: for the result file.
         log: where all that the child prints goes.
-        timeout_s: wall time.
+        timeout_s: wall time, from the moment that the child has started.
         memory_bytes: resident memory of the child and its children together.
+
+    Raises:
+        InfrastructureError: no child could be started.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     result = folder / "result.pickle"
     log.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
     process = context.Process(target=_child, args=(function, args, str(result), str(log), os.getpid()), daemon=False)
-    process.start()
+    _start(process)
+    started = time.monotonic()
     try:
         stopped, peak = _watch(process, log, started + timeout_s, memory_bytes)
     finally:
@@ -109,6 +116,40 @@ def run_isolated(
         peak_bytes=peak,
         wall_s=wall_s,
     )
+
+
+def _start(process: ForkServerProcess) -> None:
+    """Start a child. A forkserver that hangs while it starts up would be waited for without end, so a thread waits for it.
+
+    Raises:
+        InfrastructureError: the child did not start within START_LIMIT_S, or its forkserver died.
+    """
+    failed: list[BaseException] = []
+    given_up = threading.Event()
+
+    def start() -> None:
+        try:
+            process.start()
+        except BaseException as error:
+            failed.append(error)
+        if given_up.is_set() and process.pid is not None:
+            process.kill()
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    try:
+        thread.join(START_LIMIT_S)
+    finally:
+        if thread.is_alive():
+            given_up.set()
+    if given_up.is_set():
+        raise InfrastructureError(
+            f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; look at "
+            "this node's disk and memory"
+        )
+    if failed:
+        why = f"{type(failed[0]).__name__}: {failed[0]}"
+        raise InfrastructureError(f"a child process could not be started ({why}); look at this node's memory") from failed[0]
 
 
 def log_tail(log: Path) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +130,50 @@ def test_a_hang_is_stopped_in_time_with_all_its_children(tmp_path: Path) -> None
     assert "raise limits.timeout_s" in end.message
     assert end.wall_s < 10
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+SLOW_START = """
+import sys
+from pathlib import Path
+from pipeline import isolate
+from tests.pipeline.test_isolate import add
+
+isolate.PRELOAD = ["slow_to_import"]
+isolate.START_LIMIT_S = float(sys.argv[2])
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    given = {"folder": folder, "log": folder / "log", "timeout_s": 3, "memory_bytes": 4 * 10**9}
+    try:
+        end = isolate.run_isolated(add, (1, 2), **given)
+        print(end.kind, end.wall_s < 3)
+    except isolate.InfrastructureError as error:
+        print(error)
+"""
+
+
+def slowly_started(folder: Path, imports: str, start_limit_s: float) -> str:
+    """What comes of an item of 3 s in a process whose forkserver runs some Python before it starts children."""
+    (folder / "slow_to_import.py").write_text(imports)
+    (folder / "main.py").write_text(SLOW_START)
+    env = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
+    command = [sys.executable, str(folder / "main.py"), str(folder), str(start_limit_s)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_start_up_counts_against_no_limit_of_the_item(tmp_path: Path) -> None:
+    assert slowly_started(tmp_path, "import time; time.sleep(4)", 60) == "ok True"
+
+
+def test_a_child_that_never_starts_is_given_up(tmp_path: Path) -> None:
+    found = slowly_started(tmp_path, "import time; time.sleep(5)", 1)
+    assert found.startswith("a child process did not start within 1 s: its forkserver hangs")
+
+
+def test_a_forkserver_that_dies_is_told(tmp_path: Path) -> None:
+    found = slowly_started(tmp_path, "import os; os._exit(1)", 60)
+    assert re.match(r"a child process could not be started \((EOFError|ConnectionResetError|BrokenPipeError): ", found), found
 
 
 def test_children_that_are_left_behind_end_with_the_item(tmp_path: Path) -> None:
