@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from freezer.limits import Limits, SamplingPolicy
-from freezer.recipes import RECIPES
+from freezer.recipes import RECIPES, Recipe
 from freezer.sources import parse_source
 from freezer.spec import Dim, InputSpec, TensorSpec
 from pipeline.entry import Entry
@@ -38,10 +39,10 @@ def source_digest(entry: Entry, folder: Path) -> str:
     return source_key(entry, FileDigests(folder / "digests.json")).digest
 
 
-def key_of_build(entry: Entry, folder: Path, recipe: str = "inductor-frozen", **changed: object) -> Key:
+def key_of_build(entry: Entry, folder: Path, recipe: Recipe = RECIPES["inductor-frozen"], **changed: object) -> Key:
     given: dict[str, object] = {"device_class": "cpu-x86-64-v4", "num_threads": 2, "toolchain": TOOLCHAIN, "samples": None}
     source = source_key(entry, FileDigests(folder / "digests.json"))
-    return build_key(entry, source, RECIPES[recipe], **{**given, **changed})  # type: ignore[arg-type]
+    return build_key(entry, source, recipe, **{**given, **changed})  # type: ignore[arg-type]
 
 
 def test_a_build_key_changes_with_what_is_preserved(tmp_path: Path) -> None:
@@ -96,13 +97,36 @@ def test_a_transformers_folder_is_known_by_its_files(tmp_path: Path) -> None:
 )
 def test_a_build_key_changes_with_each_part(tmp_path: Path, changed: dict[str, object]) -> None:
     entry = make_entry(tmp_path)
-    recipe = str(changed.pop("recipe", "inductor-frozen"))
+    recipe = RECIPES[str(changed.pop("recipe", "inductor-frozen"))]
     assert key_of_build(entry, tmp_path, recipe, **changed).digest != key_of_build(entry, tmp_path).digest
+
+
+FROZEN = RECIPES["inductor-frozen"]
+INDUCTOR = FROZEN.settings["inductor"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        (
+            {"settings": {**FROZEN.settings, "inductor": {**INDUCTOR, "cpp.gemm_max_k_slices": 2}}},
+            "settings.inductor.cpp.gemm_max_k_slices",
+        ),
+        ({"settings": {**FROZEN.settings, "weights_beside_above_mb": 64}}, "settings.weights_beside_above_mb"),
+        ({"ways": FROZEN.ways[:1]}, "ways"),
+        ({"ways": FROZEN.ways[::-1]}, "ways"),
+    ],
+)
+def test_a_build_key_changes_with_one_setting_of_its_recipe_alone(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
+    entry = make_entry(tmp_path)
+    before, after = (key_of_build(entry, tmp_path, recipe) for recipe in (FROZEN, replace(FROZEN, **changed)))
+    assert before.digest != after.digest
+    assert differing(before.parts, after.parts) == [f"recipe.{name}"]
 
 
 def test_plain_torchscript_needs_no_build_for_each_thread_count(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
-    one, four = (key_of_build(entry, tmp_path, "torchscript-frozen", num_threads=n) for n in (1, 4))
+    one, four = (key_of_build(entry, tmp_path, RECIPES["torchscript-frozen"], num_threads=n) for n in (1, 4))
     assert one == four
 
 
