@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from freezer.spec import Dim
-from tests.freezer.cases import Case
+from tests.freezer.cases import DIFFERS, DIFFERS_LATER, FIXED, Case
 from tests.models import Calling, Counter, ReassignedCounter
 from tests.steps import BATCH, random_inputs
 
@@ -464,7 +464,10 @@ FEATURES: Mapping[str, Case] = {
         make=lambda: layers(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)), inputs={"x": IMAGE}
     ),
     "a submodule that keeps itself in training mode": Case(
-        make=ForgottenNorm, inputs={"x": IMAGE}, says=r"track_running_stats=False|a call changes model\.norm"
+        make=ForgottenNorm,
+        inputs={"x": IMAGE},
+        says="a batch norm runs in training mode, .*; put it into eval mode, or give it track_running_stats=False",
+        exported=r"a call changes model\.norm\.num_batches_tracked, .*; torchscript-frozen keeps state",
     ),
     # Weights
     "tied weights": Case(make=Tied, inputs={"ids": torch.arange(10).reshape(2, 5)}),
@@ -489,7 +492,7 @@ FEATURES: Mapping[str, Case] = {
     "a parametrization of one's own": Case(make=parametrized, inputs={"x": X}),
     "weights in channels-last layout": Case(make=channels_last, inputs={"x": IMAGE}),
     "a buffer that a call changes": Case(make=Counter, says=r"a call changes model\.count, .*; torchscript-frozen keeps state"),
-    "an attribute that every call replaces": Case(make=ReassignedCounter),
+    "an attribute that every call replaces": Case(make=ReassignedCounter, exported=DIFFERS_LATER),
     "an embedding with `max_norm`": Case(
         make=MaxNorm, inputs={"ids": torch.arange(10).reshape(2, 5)}, says=r"a call changes model\.table\.weight"
     ),
@@ -559,13 +562,14 @@ FEATURES: Mapping[str, Case] = {
     "models prepared for quantization": Case(
         make=lambda: fx_quantized(converted=False),
         inputs={"x": X},
-        says=r"the model holds observers, .*; convert it|what Python reads",
+        says="the trace would keep for all calls what Python reads of its inputs at a line of torch; use",
+        exported="the model holds observers, .*; convert it",
     ),
     # Operations
     "`einsum`": Case(make=weighted(lambda y: torch.einsum("bi,bj->bij", y, y)), dims={"x": {0: BATCH}}),
     "`nn.EmbeddingBag`": Case(make=Bag, inputs={"ids": torch.arange(10).reshape(2, 5)}),
-    "`nn.LSTM`": Case(make=lambda: Recurrent(nn.LSTM), inputs={"x": SEQUENCE}, dims={"x": {0: BATCH, 1: SIZE}}),
-    "`nn.GRU`": Case(make=lambda: Recurrent(nn.GRU), inputs={"x": SEQUENCE}, dims={"x": {0: BATCH, 1: SIZE}}),
+    "`nn.LSTM`": Case(make=lambda: Recurrent(nn.LSTM), inputs={"x": SEQUENCE}, dims={"x": {0: BATCH, 1: SIZE}}, exported=FIXED),
+    "`nn.GRU`": Case(make=lambda: Recurrent(nn.GRU), inputs={"x": SEQUENCE}, dims={"x": {0: BATCH, 1: SIZE}}, exported=FIXED),
     "packed sequences": Case(
         make=Packed,
         inputs={"x": SEQUENCE, "lengths": torch.tensor([5, 3])},
@@ -573,14 +577,16 @@ FEATURES: Mapping[str, Case] = {
     ),
     "`nn.MultiheadAttention`": Case(make=Attention, inputs={"x": SEQUENCE}, dims={"x": {0: BATCH}}),
     "`nn.TransformerEncoder` with a padding mask": Case(
-        make=Encoder, inputs={"x": SEQUENCE, "padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])}
+        make=Encoder,
+        inputs={"x": SEQUENCE, "padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
+        exported=DIFFERS,
     ),
     "`scaled_dot_product_attention`": Case(
         make=lambda: Calling(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)),
         inputs={"x": random_inputs(2, 2, 5, 8)},
         dims={"x": {0: BATCH, 2: SIZE}},
     ),
-    "`grid_sample`, `affine_grid`": Case(make=Sampled, inputs={"x": IMAGE}, dims={"x": {2: SIZE}}),
+    "`grid_sample`, `affine_grid`": Case(make=Sampled, inputs={"x": IMAGE}, dims={"x": {2: SIZE}}, exported=FIXED),
     "`interpolate`": Case(
         make=lambda: Calling(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear")),
         inputs={"x": IMAGE},
@@ -594,6 +600,10 @@ FEATURES: Mapping[str, Case] = {
         make=lambda: Calling(conditional), says=r"forward calls torch\.cond, .*; leave torch\.cond to torch\.export"
     ),
     "`torch.vmap`": Case(make=lambda: Calling(torch.vmap(scaled_row))),
-    "gradients inside `forward`": Case(make=Force, says="requires grad|forward differentiates"),
+    "gradients inside `forward`": Case(
+        make=Force,
+        says=r"uses a tensor that requires grad, .* at models_features\.py:.*grad\(energy, x\); make it one",
+        exported="forward differentiates, .*; write the gradient out in torch's operations",
+    ),
     "activation checkpointing": Case(make=Checkpointed),
 }
