@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
+import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -15,7 +17,7 @@ from typing import Any, Literal
 from freezer.capture import Attempt, Captured
 from freezer.custom_operators import check_operators
 from freezer.errors import BuildError, CaptureError, FreezeError
-from freezer.freeing import give_back, share
+from freezer.freeing import give_back, is_large, let_go
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.lowering.texts import captured_texts
 from freezer.manifest import Payload, digest_file
@@ -45,7 +47,6 @@ class Candidate:
             failed the file with the whole error.
         payloads: the most special shapes first.
         reports: by payload path, what freezing did.
-        stateful: whether the graph says that a call changes buffers.
         warnings: what the capture said.
         toolchain: versions that made it.
         weights: digest of the weights that it was made of.
@@ -61,7 +62,6 @@ class Candidate:
     tried: tuple[Mapping[str, str], ...]
     payloads: tuple[Payload, ...]
     reports: Mapping[str, Report]
-    stateful: bool
     warnings: tuple[str, ...]
     toolchain: Mapping[str, Any]
     weights: str
@@ -86,7 +86,6 @@ class Candidate:
             "tried": [dict(item) for item in self.tried],
             "payloads": [payload.to_json() for payload in self.payloads],
             "reports": {path: report.to_json() for path, report in self.reports.items()},
-            "stateful": self.stateful,
             "warnings": list(self.warnings),
             "toolchain": dict(self.toolchain),
             "weights": self.weights,
@@ -97,8 +96,12 @@ class Candidate:
 
     @classmethod
     def read(cls, folder: Path) -> Candidate:
-        """The candidate that `write` wrote; raises FileNotFoundError where there is none."""
-        record = json.loads((folder / CANDIDATE).read_text())
+        """The candidate that `write` wrote; raises FileNotFoundError where there is none.
+
+        Fields that are no more are passed over: a store keeps candidates of earlier versions.
+        """
+        known = {field.name for field in fields(cls)}
+        record = {name: value for name, value in json.loads((folder / CANDIDATE).read_text()).items() if name in known}
         payloads = tuple(Payload.from_json(item) for item in record["payloads"])
         lists = {name: tuple(record[name]) for name in ("tried", "warnings", "preserve")}
         reports = {path: Report.from_json(item) for path, item in record["reports"].items()}
@@ -141,7 +144,6 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
         tried=tuple(tried),
         payloads=tuple(item.payload for item in made),
         reports={item.payload.path: item.report for item in made},
-        stateful=bool(last.captured.mutates),
         warnings=tuple(dict.fromkeys(line for item in made for line in item.captured.warnings)),
         toolchain=toolchain(),
         weights=weights,
@@ -171,6 +173,7 @@ def _first_that_works(
     """
     errors: dict[str, FreezeError] = {}
     unfit: dict[str, str] = {}
+    handled = sys.exception()
     for number, (capture, lowering) in enumerate(recipe.ways):
         row = {"payload": name, "capture": capture, "lowering": lowering}
         if why := attempt.unfit(capture):
@@ -185,9 +188,10 @@ def _first_that_works(
             file.parent.mkdir(exist_ok=True)
             file.write_text("".join(traceback.format_exception(error)))
             tried.append({**row, "outcome": str(error), "error": str(file.relative_to(folder))})
+            let_go(error, handled)
+            if is_large(attempt.subject.model):
+                gc.collect()  # graphs refer to each other
             errors[capture] = error
-            if discard and isinstance(error, BuildError):
-                break  # it was captured, and the model was discarded
         else:
             tried.append({**row, "outcome": "captured and lowered"})
             return replace(made, report=replace(made.report, memory_peak_bytes=memory.bytes))
@@ -215,10 +219,9 @@ def _make(
     with timed(phases, "capture"):
         captured = attempt.capture(capture)
     check_operators(captured.program, lowering)
-    source, own = program_tensors(attempt.subject.model), program_tensors(captured.program)
-    captured = replace(captured, owned=discard or not share(own, source))
     if discard:
-        give_back(source, in_use=own)
+        attempt.discarded = True
+        give_back(program_tensors(attempt.subject.model), in_use=program_tensors(captured.program))
     texts, size_before_bytes = captured_texts(captured.program), program_bytes(captured.program)
     module = lowering_module(lowering)
     path = folder / "payloads" / f"{name}{module.SUFFIX}"
@@ -234,7 +237,7 @@ def _make(
         guards=captured.guards,
         notes=(*captured.notes, *lowered.report.notes),
     )
-    return _Made(captured=replace(captured, program=None), payload=payload, report=report)  # its weights need not stay
+    return _Made(captured=replace(captured, program=None, owned=()), payload=payload, report=report)  # its weights need not stay
 
 
 def _write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> None:

@@ -35,12 +35,16 @@ class Attempt:
     Args:
         subject: the model.
         point: the only sizes that the graph is for; None for all.
+
+    Attributes:
+        discarded: whether the model's weights were given back, so that nothing can be captured any more.
     """
 
     def __init__(self, subject: Subject, point: Mapping[str, int] | None) -> None:
         at_point = tuple(item for item in subject.sets if point is None or dict(item.point) == dict(point))
         self.subject = replace(subject, sets=at_point)
         self.point = point
+        self.discarded = False
         self._exported: CaptureError | None = None
         """Why the capture `export` failed; None where it did not, or was not tried."""
         self._tried: set[CaptureName] = set()
@@ -52,6 +56,8 @@ class Attempt:
 
     def unfit(self, name: CaptureName) -> str | None:
         """Why a capture is not for such a model at all, in a few words; None where it is worth a try."""
+        if self.discarded:
+            return "the model was discarded when it had been captured"
         scripted = self.subject.scripted
         if name in ("as-is", "convert"):
             return None if scripted else "the source is no TorchScript"

@@ -37,7 +37,7 @@ class Captured:
         notes: what else people should know of the capture.
         preserve: attributes and methods that a lowering must keep.
         texts: by file name, what is too long for a note.
-        owned: whether the program's tensors are nobody else's: a lowering may free them when it has taken what it needs.
+        owned: the tensors of the program that are nobody else's: a lowering may free them when it has taken what it needs.
     """
 
     name: CaptureName
@@ -49,30 +49,40 @@ class Captured:
     notes: tuple[str, ...] = ()
     preserve: tuple[str, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
-    owned: bool = False
+    owned: tuple[Tensor, ...] = ()
 
 
-class FlatModule(nn.Module):
-    """A model called with its tensor inputs in order, giving its output tensors as a tuple.
+class Flat(nn.Module):
+    """A module that is called with tensors in order, and gives a tuple of tensors.
 
     Attributes:
         layouts: of outputs that a capture would lay out otherwise than eager does, by their place; the others stay as they are.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.layouts: Mapping[int, torch.memory_format] = {}
+
+    def laid_out(self, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        """The output tensors, those in `layouts` laid out anew."""
+        for place, layout in self.layouts.items():
+            leaves[place] = leaves[place].contiguous(memory_format=layout)
+        return tuple(leaves)
+
+
+class FlatModule(Flat):
+    """A model called with its tensor inputs in order, giving its output tensors as a tuple."""
+
     def __init__(self, model: nn.Module, spec: InputSpec) -> None:
         super().__init__()
         self.model = model
-        self.layouts: dict[int, torch.memory_format] = {}
         self._spec = spec
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
         named = {item.name: tensor for item, tensor in zip(self._spec.tensors, tensors, strict=True)}
         args, kwargs = bind(self._spec, named)
-        leaves = leaves_of(self.model(*args, **kwargs))
-        for place, layout in self.layouts.items():
-            leaves[place] = leaves[place].contiguous(memory_format=layout)
-        return tuple(leaves)
+        return self.laid_out(leaves_of(self.model(*args, **kwargs)))
 
 
 def other_layouts(expected: Sequence[Tensor], got: Sequence[Tensor]) -> dict[int, torch.memory_format]:

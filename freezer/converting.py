@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from freezer.captured import Captured
+from freezer.captured import Captured, Flat
 from freezer.errors import CaptureError
 from freezer.exported_module import module_of
 from freezer.exporting import DIMS, export_flat
@@ -30,10 +30,11 @@ from freezer.spec import InputSpec
 from freezer.subject import Subject
 from freezer.torchscript_graph import flat_forward, variable_of
 
-NOTE = "The program was made of TorchScript by PyTorch's converter, and answers as the TorchScript does on every input set."
+NOTE = "The program was made of TorchScript by PyTorch's converter"
+HELD = ", and answers as the TorchScript does on every input set"
 
 
-class ConvertedModule(nn.Module):
+class ConvertedModule(Flat):
     """A converted program, called with its tensors in order, giving its output tensors as a tuple."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
@@ -42,7 +43,7 @@ class ConvertedModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
-        return tuple(leaves_of(self.model(*tensors)))
+        return self.laid_out(leaves_of(self.model(*tensors)))
 
 
 def convert(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]) -> Captured:
@@ -72,7 +73,8 @@ def convert(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[
             why = f"PyTorch's converter makes a program of fixed sizes, {sizes}, since forward asks for a size"
             raise CaptureError(why, code=DIMS) from error.__cause__
         raise
-    return replace(captured, notes=(*captured.notes, NOTE))
+    note = f"{NOTE}{HELD if eager().deterministic else ''}."
+    return replace(captured, notes=(*captured.notes, note))
 
 
 def _apart(module: nn.Module) -> torch.jit.ScriptModule:

@@ -11,13 +11,14 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from freezer.capture_errors import code_of, export_sentence
-from freezer.captured import Captured, FlatModule, lines_of, other_layouts
+from freezer.captured import Captured, Flat, FlatModule, lines_of, other_layouts
 from freezer.errors import CaptureError
 from freezer.exported_guards import declare, guards_of, named, narrowed, sizes_of, unserved
 from freezer.faithful import Call, EagerAnswers, answers_right, flat_call, hold
@@ -25,6 +26,7 @@ from freezer.recipes import CaptureName
 from freezer.samples import InputSet
 from freezer.spec import Dim, InputSpec
 from freezer.subject import Subject
+from freezer.tensor_memory import address_of, addresses_of, program_tensors
 
 DIFFERS = "CP-EXPORT-DIFFERS"
 DIMS = "CP-EXPORT-DIMS"
@@ -47,7 +49,7 @@ def export(
             it makes differs from the model (code CP-EXPORT-DIFFERS).
     """
 
-    def fresh() -> nn.Module:
+    def fresh() -> Flat:
         return FlatModule(subject.fresh(), subject.spec).eval()
 
     try:
@@ -60,7 +62,7 @@ def export(
 
 
 def export_flat(
-    fresh: Callable[[], nn.Module],
+    fresh: Callable[[], Flat],
     name: CaptureName,
     subject: Subject,
     point: Mapping[str, int] | None,
@@ -73,38 +75,56 @@ def export_flat(
         {axis: dynamic[size] for axis, size in enumerate(item.shape) if isinstance(size, str) and size in dynamic} or None
         for item in spec.tensors
     )
+    said: list[warnings.WarningMessage] = []
 
-    layouts: dict[int, torch.memory_format] = {}
-
-    def attempt(example: InputSet) -> torch.export.ExportedProgram:
-        with torch.no_grad():
+    def attempt(example: InputSet, layouts: Mapping[int, torch.memory_format]) -> _Exported:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as more:
+            warnings.simplefilter("always")
             module = fresh()
-            if layouts and isinstance(module, FlatModule):
-                module.layouts = layouts
-            return torch.export.export(
+            module.layouts = layouts
+            copies = addresses_of(program_tensors(module)) - addresses_of(program_tensors(subject.model))
+            program = torch.export.export(
                 module,
                 tuple(example.cloned().values()),
                 dynamic_shapes={"tensors": shapes} if dynamic else None,
                 strict=name == "export-strict",
             )
+        said.extend(more)
+        owned = tuple(tensor for tensor in program_tensors(program) if address_of(tensor) in copies)
+        return _Exported(program=program, example=example, owned=owned)
 
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        program, example = _first_program(attempt, _examples(subject, point), spec)
-    if dynamic and (missing := unserved(program, spec)):
-        raise CaptureError(f"torch.export: {missing}", code=DIMS)
-    unheld = _hold(program, subject, eager(), example)
-    if layouts := _other_layouts(program, subject, eager(), example):
-        program = attempt(example)
+    def held(examples: Sequence[InputSet], layouts: Mapping[int, torch.memory_format]) -> tuple[_Exported, tuple[str, ...]]:
+        found = _first_program(lambda example: attempt(example, layouts), examples, spec)
+        if dynamic and (missing := unserved(found.program, spec)):
+            raise CaptureError(f"torch.export: {missing}", code=DIMS)
+        return found, _hold(found.program, subject, eager(), found.example)
+
+    found, unheld = held(_examples(subject, point), {})
+    if layouts := _other_layouts(found.program, subject, eager(), found.example):
+        found, unheld = held([found.example], layouts)  # it is another program, and the one that is served
     return Captured(
         name=name,
-        program=program,
+        program=found.program,
         convention="flat",
-        mutates=_mutated(program),
+        mutates=_mutated(found.program),
         warnings=(*lines_of(said), *unheld),
-        guards=guards_of(program, spec),
+        guards=guards_of(found.program, spec),
         notes=(f"The program lays {_outputs(subject, layouts)} out as eager does.",) if layouts else (),
+        owned=found.owned,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exported:
+    """A program, the set that it was exported with, and those of the program's tensors that are nobody else's: copied weights.
+
+    What else it reads is the user's own. torch.export takes a tensor of a Python module, a class or a closure as it is, and a
+    model's own __deepcopy__ may share weights.
+    """
+
+    program: torch.export.ExportedProgram
+    example: InputSet
+    owned: tuple[Tensor, ...]
 
 
 def strict_may_help(error: Exception) -> bool:
@@ -139,13 +159,11 @@ def _examples(subject: Subject, point: Mapping[str, int] | None) -> list[InputSe
     return [subject.set_at(one) for one in ([small, large] if large != small else [small])]
 
 
-def _first_program(
-    attempt: Callable[[InputSet], torch.export.ExportedProgram], examples: Sequence[InputSet], spec: InputSpec
-) -> tuple[torch.export.ExportedProgram, InputSet]:
+def _first_program(attempt: Callable[[InputSet], _Exported], examples: Sequence[InputSet], spec: InputSpec) -> _Exported:
     """The program of the first example that torch.export takes; another is tried only where a size came out as fixed."""
     for example in examples:
         try:
-            return attempt(example), example
+            return attempt(example)
         except Exception as error:
             if example is examples[-1] or _FIXED not in str(error):
                 raise _refusal(error, spec) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from freezer.tensor_memory import address_of, program_tensors, tensors_bytes
+from freezer.tensor_memory import address_of, addresses_of, program_tensors, tensors_bytes
 
 LARGE_BYTES = 500_000_000
 """Above this a model that only a build needs is worth discarding while it is built."""
@@ -19,7 +20,7 @@ def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
     that numpy has seen) these tensors let go, and it is gone with the last other that refers to it. What is shared with a tensor
     that is in use is kept.
     """
-    kept = {address_of(tensor) for tensor in in_use}
+    kept = addresses_of(in_use)
     freed: dict[int, int] = {}
     for tensor in tensors:
         address = address_of(tensor)
@@ -34,10 +35,24 @@ def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
     return sum(freed.values())
 
 
-def share(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Whether some memory is common to tensors and to others."""
-    common = {address_of(tensor) for tensor in ones} & {address_of(tensor) for tensor in others}
-    return bool(common - {None})
+def let_go(error: BaseException, handled: BaseException | None = None) -> None:
+    """Let go of what the frames of an error hold, and of those that it came from; it prints as before.
+
+    An error that is kept keeps the local variables of every function that it went through: a graph, and the graph's weights.
+
+    Args:
+        error: whose functions have ended.
+        handled: what was being handled when all this began; it is not touched, being someone else's.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen = {id(handled)}
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
 
 
 def is_large(module: nn.Module) -> bool:

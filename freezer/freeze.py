@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from freezer.build import Candidate, build
 from freezer.destinations import check_folder
 from freezer.device_class import PORTABLE, auto_classes, detect
 from freezer.errors import FreezeError, SpecError
+from freezer.freeing import let_go
 from freezer.generators import generators_kept
 from freezer.judge import Judgement, TaskMetric, judge
 from freezer.limits import Limits, SamplingPolicy
@@ -259,12 +261,14 @@ def _build_all(
     """The candidates, and for each recipe that made none the error."""
     candidates: list[Candidate] = []
     errors: dict[str, FreezeError] = {}
+    handled = sys.exception()
     for recipe in select(recipes, portable=target.device_class.name == PORTABLE):
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
         try:
             candidates.append(build(subject, recipe, target, folder))
         except FreezeError as error:
+            let_go(error, handled)
             errors[recipe.name] = error
     return candidates, errors
 

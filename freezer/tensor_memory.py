@@ -25,6 +25,11 @@ def address_of(tensor: Tensor) -> int | None:
     return None if storage is None else storage[0]
 
 
+def addresses_of(tensors: Iterable[Tensor]) -> frozenset[int]:
+    """Where the memory of tensors begins, of those that have any."""
+    return frozenset(address for tensor in tensors if (address := address_of(tensor)) is not None)
+
+
 def identity_of(tensor: Tensor) -> object:
     """Equal for tensors that are the same memory."""
     storage = storage_of(tensor)

@@ -57,7 +57,7 @@ def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[],
     _restore(program, FlatModule(subject.fresh(), subject.spec))
     graphs = _Graphs(subject, example, lines, names)
     unheld = _hold(program, subject, eager(), said, graphs)
-    notes, texts = _compare(graphs)
+    notes, texts = _compare(graphs, held=not unheld)
     return Captured(
         name="trace",
         program=program,
@@ -161,8 +161,12 @@ def _hold(
         raise
 
 
-def _compare(graphs: _Graphs) -> tuple[tuple[str, ...], dict[str, str]]:
+def _compare(graphs: _Graphs, *, held: bool) -> tuple[tuple[str, ...], dict[str, str]]:
     """Notes and texts on graphs that differ between sizes.
+
+    Args:
+        graphs: of the trace.
+        held: whether the trace could be held against the model, and so answers as it does.
 
     Raises:
         CaptureError: two sets of the same sizes have different graphs, or Python reads values where a graph differs.
@@ -189,8 +193,8 @@ def _compare(graphs: _Graphs) -> tuple[tuple[str, ...], dict[str, str]]:
         if diff := graphs.difference(item):
             differing[graphs.place(item)] = diff
             _refuse_reads(_reads(graphs.subject, tuple(item.tensors.values())))  # Python takes another way there, and may read more
+    both = ", and both answer as the model does" if held else ""
     notes = tuple(
-        f"the graph of {place} is not that of {graphs.place(example)}, and both answer as the model does: {shortened(diff)}"
-        for place, diff in differing.items()
+        f"the graph of {place} is not that of {graphs.place(example)}{both}: {shortened(diff)}" for place, diff in differing.items()
     )
     return notes, {DIFF: "\n".join(differing.values())} if differing else {}

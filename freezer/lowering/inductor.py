@@ -34,7 +34,7 @@ from freezer.lowering.texts import CODE, GRAPH, shortened
 from freezer.phases import timed
 from freezer.report import Lowered
 from freezer.target import Target, packed_layouts
-from freezer.tensor_memory import program_bytes, program_dtypes, program_tensors
+from freezer.tensor_memory import program_bytes, program_dtypes
 
 SUFFIX = ".pt2"
 MAX_TEXT_BYTES = 2_000_000
@@ -44,7 +44,7 @@ MAX_TEXT_BYTES = 2_000_000
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Compile a package for the target's device class and thread count. Needs a C++ compiler.
 
-    The tensors of a program that is nobody else's (`captured.owned`) are freed as soon as Inductor has made its own of them: the
+    The program's tensors that are nobody else's (`captured.owned`) are freed as soon as Inductor has made its own of them: the
     program cannot be used afterwards.
 
     Raises:
@@ -104,8 +104,7 @@ class _Build:
         started, compiled = time.monotonic(), [time.monotonic()]
 
         def frozen(graph: torch.fx.Graph) -> None:
-            if self._captured.owned:
-                give_back(program_tensors(self._program), _tensors_in(graph))
+            give_back(self._captured.owned, _tensors_in(graph))
 
         def repaired(graph: torch.fx.Graph) -> None:
             name_scalars(graph)
@@ -202,7 +201,10 @@ def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
         for part in node.target.split("."):
             value = getattr(value, part)
         if isinstance(value, torch.nn.Module):
-            found += [*value.parameters(), *value.buffers()]
+            held = (
+                item for part in value.modules() for item in vars(part).values()
+            )  # a graph may hold tensors as plain attributes
+            found += [*value.parameters(), *value.buffers(), *(item for item in held if isinstance(item, Tensor))]
         elif isinstance(value, Tensor):
             found.append(value)
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -114,10 +115,11 @@ def watching(
 
     Args:
         before: called with each graph after the passes that hold for all models, before freezing; it may change it.
-        frozen: called with the frozen graph.
+        frozen: called with the frozen graph; not with those of its branches (torch.cond), of which Inductor makes the passes first.
         lowered: called with Inductor's GraphLowering, when the code is written and before it is compiled.
     """
     watch = Watch()
+    whole: list[weakref.ref[torch.fx.GraphModule]] = []
 
     def see(what: str, look: Callable[[], None]) -> None:
         try:
@@ -130,7 +132,8 @@ def watching(
 
     def at_frozen(graph: torch.fx.Graph) -> None:
         see("the frozen graph", lambda: _frozen(watch, graph))
-        frozen(graph)
+        if any(graph.owning_module is module() for module in whole):
+            frozen(graph)
 
     def at_final(graph: torch.fx.Graph) -> None:
         see("the final graph", lambda: _final(watch, graph))
@@ -144,20 +147,23 @@ def watching(
         "post_grad_custom_pre_pass": at_frozen,
         "post_grad_custom_post_pass": at_final,
     }
-    with _wrapped(watch, see), _compiling(at_compile, watch):
+    with _wrapped(watch, see, whole), _compiling(at_compile, watch):
         yield watch, hooks
 
 
 @contextlib.contextmanager
-def _wrapped(watch: Watch, see: Callable[[str, Callable[[], None]], None]) -> Iterator[None]:
-    """Look at the graph where freezing begins, and before each folding of constants."""
+def _wrapped(
+    watch: Watch, see: Callable[[str, Callable[[], None]], None], whole: list[weakref.ref[torch.fx.GraphModule]]
+) -> Iterator[None]:
+    """Look at the graph where freezing begins, whose module goes into `whole`, and before each folding of constants."""
     from torch._inductor import freezing
 
     def at_freeze(*args: Any) -> None:
-        see("the graph that freezing begins with", lambda: watch.stages.update(unfrozen=_nodes(_graph_among(args))))
+        see("the graph that freezing begins with", lambda: watch.stages.update(unfrozen=_nodes(_module_among(args).graph)))
+        see("the module that is frozen", lambda: whole.append(weakref.ref(_module_among(args))))
 
     def at_fold(*args: Any) -> None:
-        see("the folding of constants", lambda: _fold(watch, _graph_among(args)))
+        see("the folding of constants", lambda: _fold(watch, _module_among(args).graph))
 
     with contextlib.ExitStack() as stack:
         for name, look in (("freeze", at_freeze), ("constant_fold", at_fold)):
@@ -200,9 +206,9 @@ def _looking(owner: Any, name: str, look: Callable[..., None]) -> Iterator[None]
         setattr(owner, name, kept)
 
 
-def _graph_among(args: tuple[Any, ...]) -> torch.fx.Graph:
-    """The graph that a function of torch works on: of its last GraphModule."""
-    return next(item for item in reversed(args) if isinstance(item, torch.fx.GraphModule)).graph
+def _module_among(args: tuple[Any, ...]) -> torch.fx.GraphModule:
+    """What a function of torch works on: its last GraphModule."""
+    return next(item for item in reversed(args) if isinstance(item, torch.fx.GraphModule))
 
 
 def _nodes(graph: torch.fx.Graph) -> Graph:

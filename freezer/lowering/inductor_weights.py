@@ -159,7 +159,7 @@ def _open(path: Path, package: _Package) -> Callable[[list[Tensor]], list[Tensor
     mapped = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
     if (mapped.data_ptr() + package.begin) % ALIGNMENT:
         raise TypeError(f"they do not lie at a multiple of {ALIGNMENT} bytes")
-    weights = {entry.name: _tensor(mapped, package.begin, entry) for entry in package.entries}
+    weights = {entry.name: _borrowed(mapped.data_ptr() + package.begin + entry.position, entry) for entry in package.entries}
     with _unpacked(package.files) as library:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
     runner.update_constant_buffer(weights, False, True, True)
@@ -168,7 +168,7 @@ def _open(path: Path, package: _Package) -> Callable[[list[Tensor]], list[Tensor
         outputs: list[Tensor] = runner.run(tensors)
         return outputs
 
-    run.mapped = mapped  # type: ignore[attr-defined]  # the weights are views of it, which do not keep it alive
+    run.mapped = mapped  # type: ignore[attr-defined]  # its only owner: the weights do not keep it alive
     return run
 
 
@@ -181,40 +181,33 @@ def _unpacked(files: dict[str, bytes]) -> Iterator[Path]:
         yield next(Path(folder).glob("*.so"))
 
 
-def _tensor(mapped: Tensor, begin: int, entry: Entry) -> Tensor:
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    position = begin + entry.position
-    if entry.packed is not None:
-        return _packed(mapped.data_ptr() + position, entry)
-    if not all(entry.shape):
-        return torch.empty(entry.shape, dtype=dtype)
-    whole = mapped[: mapped.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-    return whole.as_strided(entry.shape, entry.stride, position // dtype.itemsize + entry.offset)
+def _borrowed(address: int, entry: Entry) -> Tensor:
+    """A constant in memory that it does not own.
 
-
-def _packed(address: int, entry: Entry) -> Tensor:
-    """A packed tensor of oneDNN in memory that it does not own."""
-    assert entry.packed is not None, "a tensor that is not packed needs no description"
+    torch makes a handle of its own for each constant that it is given so, and never frees it (`MaybeOwningAtenTensorHandle` of
+    torch 2.13): of a tensor that owned the mapping, every load would keep a mapping until the process ends.
+    """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    description = base64.b64decode(entry.packed)
-    sizes = (ctypes.c_int64 * len(entry.shape))(*entry.shape)
+    packed = entry.packed is not None
+    description = base64.b64decode(entry.packed) if entry.packed is not None else b""
+    numbers = ctypes.c_int64 * len(entry.shape)
     handle = ctypes.c_void_p()
     status = library.aoti_torch_create_tensor_from_blob_v2(
         ctypes.c_void_p(address),
         ctypes.c_int64(len(entry.shape)),
-        sizes,
-        sizes,  # strides, which such a tensor has none of
-        ctypes.c_int64(0),
+        numbers(*entry.shape),
+        numbers(*(entry.shape if packed else entry.stride)),  # a packed tensor has no strides
+        ctypes.c_int64(entry.offset),
         ctypes.c_int32(getattr(library, f"aoti_torch_dtype_{entry.dtype}")()),
         ctypes.c_int32(library.aoti_torch_device_type_cpu()),
         ctypes.c_int32(0),
         ctypes.byref(handle),
-        ctypes.c_int32(library.aoti_torch_layout__mkldnn()),
+        ctypes.c_int32(library.aoti_torch_layout__mkldnn() if packed else library.aoti_torch_layout_strided()),
         description,
         ctypes.c_int64(len(description)),
     )
     if status != 0:
-        raise TypeError(f"oneDNN does not take the description of {entry.name}")
+        raise TypeError(f"torch does not take {entry.name}, of {entry.dtype}, shape {list(entry.shape)}, from memory")
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     tensor: Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule(handle, None, None))

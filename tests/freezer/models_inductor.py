@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Known(nn.Module):
@@ -59,3 +62,38 @@ class Wide(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x
+
+
+OF_PYTHON_MODULE = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+
+class Shared:
+    """Holds a tensor that copies share, as a cache does."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
+class Foreign(nn.Module):
+    """Reads tensors that no copy of it owns, each as the weight of a linear layer: of its Python module, its class, a closure and
+    an attribute that copies share. Its own weights are a layer's, and those of two branches. [batch, 8] to [batch, 8].
+    """
+
+    OF_CLASS = torch.linspace(1, 2, 64).reshape(8, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        of_closure = torch.rand(8, 8)
+        self.enclosed = lambda x: functional.linear(x, of_closure)
+        self.shared = Shared(torch.rand(8, 8))
+        self.head, self.positive, self.negative = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.theirs = (OF_PYTHON_MODULE, self.OF_CLASS, of_closure, self.shared.table)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.linear(functional.linear(x, OF_PYTHON_MODULE), self.OF_CLASS)
+        x = self.head(functional.linear(self.enclosed(x), self.shared.table))
+        out: Tensor = torch.cond(x.sum() > 0, self.positive, self.negative, (x,))
+        return out

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.build import Candidate, build
+from freezer.build import CANDIDATE, Candidate, build
 from freezer.errors import BuildError, CaptureError
+from freezer.freeze import _build_all
 from freezer.manifest import digest_file
 from freezer.outputs import leaves_of
 from freezer.recipes import RECIPES, CaptureName, LoweringName, Recipe
@@ -37,6 +40,13 @@ def test_a_candidate_answers_as_its_model(recipe: str, tmp_path: Path) -> None:
     for batch in (1, 4):
         x = random_inputs(batch, 4, seed=batch)
         torch.testing.assert_close(candidate.open(subject)(x), mlp()(x))
+
+
+def test_a_candidate_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    candidate = candidate_of(subject_of(mlp(), {"x": X}), "torchscript-frozen", tmp_path / "candidate")
+    record = tmp_path / "candidate" / CANDIDATE
+    record.write_text(json.dumps({**json.loads(record.read_text()), "stateful": False}))
+    assert Candidate.read(tmp_path / "candidate") == candidate
 
 
 def test_a_candidate_is_what_it_wrote(tmp_path: Path) -> None:
@@ -116,6 +126,40 @@ def test_where_no_way_works_every_reason_is_told_in_a_sentence_with_the_users_li
     assert "Could not guard on data-dependent expression" in whole, "the whole texts are in the cause"
 
 
+def all_errors(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and all that it came from."""
+    if error is not None:
+        yield error
+        for other in (error.__cause__, error.__context__, *(error.exceptions if isinstance(error, ExceptionGroup) else ())):
+            yield from all_errors(other)
+
+
+def programs() -> int:
+    gc.collect()
+    return sum(type(item) is torch.export.ExportedProgram for item in gc.get_objects())
+
+
+def test_the_errors_of_ways_that_failed_hold_no_program(tmp_path: Path) -> None:
+    before = programs()
+    only_export = replace(RECIPES["portable"], ways=(("export", "exported"), ("export-strict", "exported")))
+    with pytest.raises(CaptureError, match="the exported program differs from the model on the second call") as caught:
+        built(AttributeCounter(), only_export, tmp_path / "candidate")
+    assert programs() == before
+    lines = [line.name for error in all_errors(caught.value) for line in traceback.extract_tb(error.__traceback__)]
+    assert {"_make", "_hold", "hold"} <= set(lines), "what printed before prints still"
+
+
+def test_the_errors_that_a_freeze_keeps_hold_nothing(tmp_path: Path) -> None:
+    target = target_here(HERE, torch.get_num_threads())
+    _, errors = _build_all(subject_of(Listing(), {"x": X}), target, ["torchscript-frozen"], tmp_path)
+    (error,) = errors.values()
+    frames = [frame for one in all_errors(error) for frame, _ in traceback.walk_tb(one.__traceback__)]
+    ended = [frame for frame in frames if frame.f_code is not _build_all.__code__]
+    assert "build" in {frame.f_code.co_name for frame in ended}
+    assert [frame.f_code.co_name for frame in ended if frame.f_locals] == []
+    assert "sorted(" in "".join(traceback.format_exception(error)), "the user's line is printed still"
+
+
 def test_where_no_way_is_for_such_a_model_that_is_the_reason(whatever_works: Recipe, tmp_path: Path) -> None:
     only_torchscript = replace(whatever_works, ways=whatever_works.ways[1:3])
     with pytest.raises(CaptureError, match=r"^convert: the source is no TorchScript; as-is: the source is no TorchScript$"):
@@ -191,7 +235,8 @@ def test_inductor_refuses_a_model_that_changes_itself(tmp_path: Path) -> None:
     subject = subject_of(seeded(Counter), {"x": X})
     with pytest.raises(BuildError, match=r"a call changes model\.count, and freezing would bake the first values in"):
         candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
-    assert candidate_of(subject, "portable", tmp_path / "portable").stateful
+    served, eager = candidate_of(subject, "portable", tmp_path / "portable").open(subject), seeded(Counter)
+    assert all(torch.equal(served(X), eager(X)) for _ in range(2))
 
 
 def test_inductor_says_that_it_needs_a_tensor(tmp_path: Path) -> None:

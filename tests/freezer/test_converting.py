@@ -18,7 +18,7 @@ from freezer.outputs import leaves_of
 from freezer.spec import declared_spec
 from freezer.subject import Subject, call_source, prepare
 from tests.lines import place_of
-from tests.models import Branching, Counter, Halving, TinyConv, mlp, seeded
+from tests.models import Branching, Counter, Halving, Random, TinyConv, mlp, seeded
 from tests.steps import candidate_of, captured_by, random_inputs
 
 X: dict[str, Any] = {"x": {"shape": ["batch", 4]}}
@@ -81,6 +81,12 @@ def test_what_is_converted_answers_as_its_source_for_all_sizes(model: Any, input
         expected = leaves_of(call_source(found.fresh(), found.spec, item.tensors))
         for one, other in zip(module(*item.tensors.values()), expected, strict=True):
             torch.testing.assert_close(one, other)
+
+
+def test_what_answers_by_chance_is_not_said_to_answer_as_its_source() -> None:
+    captured = converted(subject(torchscript(Random())))
+    assert captured.warnings[-1].startswith("the exported program is not held against the model")
+    assert captured.notes[-1] == "The program was made of TorchScript by PyTorch's converter."
 
 
 class Sized(nn.Module):

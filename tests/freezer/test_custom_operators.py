@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,16 @@ import pytest
 import torch
 from torch import Tensor, library, nn
 
+from freezer.build import build
 from freezer.capture import Attempt
 from freezer.custom_operators import CODE, check_operators, operators_of
 from freezer.errors import BuildError
 from freezer.legacy import torchscript_deprecations_silenced
-from tests.models import Calling, mlp
-from tests.steps import candidate_of, random_inputs, subject_of
+from freezer.recipes import RECIPES
+from freezer.target import target_here
+from freezer.tensor_memory import address_of
+from tests.models import Calling, Counter, mlp, seeded
+from tests.steps import HERE, candidate_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -38,6 +44,27 @@ def test_a_payload_that_only_this_process_could_open_is_not_built(recipe: str, t
     with pytest.raises(BuildError, match=r": the graph calls coldpress_own::tripled, .*; write it in torch's operations") as caught:
         candidate_of(subject_of(Calling(tripled), {"x": X}), recipe, tmp_path / "candidate")
     assert caught.value.code == CODE
+
+
+def test_a_model_is_discarded_only_for_a_program_that_is_lowered_and_then_no_other_way_is_tried(tmp_path: Path) -> None:
+    class Tripled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.ops.coldpress_own.tripled(x))
+
+    def refused(model: nn.Module, folder: Path) -> str:
+        folder.mkdir()
+        recipe = replace(RECIPES["inductor-frozen"], ways=(("export", "inductor"), ("trace", "torchscript")))
+        with pytest.raises(BuildError) as caught:
+            build(subject_of(model, {"x": X}), recipe, target_here(HERE, 1), folder, discard=True)
+        return str(caught.value)
+
+    model, counter = Tripled(4, 4), seeded(Counter)
+    assert re.match(
+        r"export: inductor: the graph calls coldpress_own.*; trace: torchscript: the graph", refused(model, tmp_path / "1")
+    )
+    assert address_of(model.weight) is not None
+    assert re.match(r"export: inductor: a call changes [^;]*; torchscript-frozen keeps state$", refused(counter, tmp_path / "2"))
+    assert all(address_of(buffer) is None for buffer in counter.buffers())
 
 
 @pytest.mark.parametrize("function", [tripled, in_a_branch])

@@ -223,6 +223,28 @@ def test_a_mapped_payload_may_be_removed_while_it_is_open(frozen: Built, tmp_pat
     assert torch.equal(run(X)[0], inductor.open_payload(frozen.payload, BESIDE)(X)[0])
 
 
+def test_a_model_that_is_dropped_unmaps_its_weights(frozen: Built, tmp_path: Path) -> None:
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    opened = tmp_path / "opened.pt2"
+    opened.write_bytes(frozen.payload.read_bytes())
+    unpacked = [entry for entry in json.loads(zipfile.ZipFile(opened).read(table_in(opened)))["constants"] if not entry["packed"]]
+    assert any(entry["shape"] for entry in unpacked), "of such torch keeps a handle for ever"
+    for _ in range(3):
+        run = inductor.open_payload(opened, BESIDE)
+        outputs = run(X)
+        assert mappings() == 1
+        del run
+        assert mappings() == 0
+    for output, expected in zip(outputs, seeded(Known)(X), strict=True):
+        torch.testing.assert_close(output, expected)
+
+
+def table_in(package: Path) -> str:
+    return next(name for name in zipfile.ZipFile(package).namelist() if name.endswith(TABLE))
+
+
 def test_weights_that_cannot_be_mapped_are_copied_and_that_is_told(
     frozen: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+import traceback
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from freezer.freeing import give_back, is_large, share
+from freezer.freeing import give_back, is_large, let_go
 from freezer.memory import PeakMemory, peak_bytes
-from freezer.tensor_memory import address_of, program_tensors
+from freezer.tensor_memory import address_of, addresses_of, program_tensors
 from tests.models import mlp
 from tests.steps import python
 
@@ -88,9 +91,9 @@ def test_weights_that_numpy_has_seen_are_let_go() -> None:
 
 def test_tensors_that_share_memory_are_told_from_those_that_do_not() -> None:
     one, other = torch.ones(4), torch.ones(4)
-    assert share([one], [other, one[1:]])
-    assert not share([one], [other])
-    assert not share([torch.empty(0)], [torch.empty(0)])
+    assert addresses_of([one]) < addresses_of([other, one[1:]])
+    assert not addresses_of([one]) & addresses_of([other])
+    assert addresses_of([torch.empty(0), torch.eye(3).to_sparse()]) == frozenset()
     assert address_of(torch.eye(3).to_sparse()) is None
 
 
@@ -98,3 +101,54 @@ def test_a_large_model_is_told_from_a_small_one() -> None:
     assert not is_large(mlp())
     with torch.device("meta"):
         assert is_large(nn.Linear(20_000, 20_000))
+
+
+class Weights:
+    """What a local variable holds."""
+
+
+def failing(held: list[weakref.ref[Weights]]) -> None:
+    weights = Weights()
+    held.append(weakref.ref(weights))
+    raise ValueError("first")
+
+
+def failing_on(held: list[weakref.ref[Weights]]) -> None:
+    weights = Weights()
+    held.append(weakref.ref(weights))
+    try:
+        failing(held)
+    except ValueError as error:
+        try:
+            failing(held)
+        except ValueError as other:
+            raise KeyError("second") from ExceptionGroup("both", [error, other])
+
+
+def test_an_error_that_is_kept_lets_go_of_what_its_functions_held_and_prints_as_before() -> None:
+    held: list[weakref.ref[Weights]] = []
+    try:
+        failing_on(held)
+    except KeyError as error:
+        kept = error
+    assert [ref() is None for ref in held] == [False] * 3, "an error holds the variables of the functions that it went through"
+    printed = traceback.format_exception(kept)
+    assert any("raise KeyError" in line for line in printed)
+    let_go(kept)
+    gc.collect()
+    assert [ref() is None for ref in held] == [True] * 3
+    assert traceback.format_exception(kept) == printed
+
+
+def test_an_error_that_the_caller_is_handling_is_left_alone() -> None:
+    theirs: list[weakref.ref[Weights]] = []
+    ours: list[weakref.ref[Weights]] = []
+    try:
+        failing(theirs)
+    except ValueError as handled:
+        try:
+            failing(ours)
+        except ValueError as error:
+            let_go(error, handled)
+        left = [ref() is not None for ref in (*theirs, *ours)]
+    assert left == [True, False]

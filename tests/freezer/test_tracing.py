@@ -135,6 +135,17 @@ def test_a_graph_that_differs_between_sizes_alone_is_kept_with_a_note_and_the_di
     assert place_of(BySize.forward, "if x.shape") in candidate.warnings[0], "the tracer's warning, with the user's line"
 
 
+def test_a_note_does_not_say_that_answers_agree_which_could_not_be_compared() -> None:
+    class Noisy(BySize):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.rand_like(x[:, :3])
+
+    found = captured_by(subject(seeded(Noisy), dynamic=True), "trace")
+    assert found.warnings[-1] == "the trace is not held against the model, which answers the same inputs differently"
+    (note,) = found.notes
+    assert re.match(r"the graph of input set \d \(batch=4\) is not that of input set \d \(batch=1\): `", note)
+
+
 def test_values_that_python_reads_at_other_sizes_alone_are_found() -> None:
     def large(x: Tensor) -> Tensor:
         if x.shape[0] > 2:
