@@ -17,6 +17,7 @@ from freezer.manifest import FileRef, Manifest, Payload, digest_file
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"
 GOLDEN_OUTPUTS = "golden/outputs.safetensors"
+OWN_OUTPUTS = "evidence/outputs.safetensors"
 LATENCY_EVIDENCE = "evidence/latency.parquet"
 DRIFT_EVIDENCE = "evidence/drift.parquet"
 
@@ -74,6 +75,13 @@ class Artifact:
             if item.path == path:
                 return item
         raise IntegrityError(f"{self.folder / MANIFEST} names no {path}")
+
+
+def folder_of(reference: str | Path) -> Path | None:
+    """The artifact folder that a reference names: a path, or a text that can only be one; None for the name of a model."""
+    path = Path(reference)
+    given = isinstance(reference, Path) or os.sep in reference or reference in (".", "..")
+    return path if given or (path / MANIFEST).is_file() else None
 
 
 def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:

@@ -17,6 +17,7 @@ from freezer.artifact import (
     MEDIA_PARQUET,
     MEDIA_SAFETENSORS,
     MEDIA_TEXT,
+    OWN_OUTPUTS,
     Artifact,
     file_ref,
     link_or_copy,
@@ -30,6 +31,7 @@ from freezer.judge import Judgement, Trial
 from freezer.ladder import version_tuple
 from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import FileRef, GoldenSet, Manifest
+from freezer.own_outputs import write_own_outputs
 from freezer.recipes import EAGER
 from freezer.subject import Subject
 from freezer.target import Target, host_fingerprint
@@ -68,8 +70,9 @@ def assemble(
         for payload in candidate.payloads:
             link_or_copy(candidate.folder / payload.path, staging / payload.path)
         golden = write_golden(subject, judgement, candidate, staging)
+        write_own_outputs([winner.answers[index] for index in _golden_indices(subject, candidate)], staging)
         files = [
-            *((path, MEDIA_SAFETENSORS) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)),
+            *((path, MEDIA_SAFETENSORS) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)),
             *((path, MEDIA_PARQUET) for path in write_evidence(judgement, staging)),
             *((path, MEDIA_TEXT) for path in write_texts(candidate, staging)),
         ]

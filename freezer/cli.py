@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from freezer.artifact import MANIFEST, Artifact
+from freezer.artifact import Artifact, folder_of
 from freezer.describe import describe
 from freezer.destinations import check_file, check_folder, made_parent
 from freezer.device_class import detect, device_class
@@ -185,14 +185,22 @@ def pull(
 @app.command()
 def verify(
     reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
-    store: StoreOption = "./store",
+    store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Time it against the portable artifact too, and hold it to what its manifest promises.")
+    ] = False,
+    portable: Annotated[
+        Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: the store's.")
+    ] = None,
 ) -> None:
     """Compare every digest, and run the golden inputs on this machine."""
     from freezer.verify import verify as verify_here
 
-    found = verify_here(_folder_or_name(reference), store=store, device_class=device_class_, threads=threads)
+    found = verify_here(
+        _folder_or_name(reference), store=store, device_class=device_class_, threads=threads, speed=speed, portable=portable
+    )
     for refusal in found.ladder:
         console.print(f"passed over {refusal}", markup=False, highlight=False, soft_wrap=True)
     table = Table("golden set", "output", "error ratio", "max abs err", box=None, pad_edge=False)
@@ -203,6 +211,35 @@ def verify(
     console.print(
         f"{reference}: {found.num_files} files are what was published, and {found.device_class} answers right here", soft_wrap=True
     )
+    if speed and found.speed is None:
+        console.print("portable itself serves here, which is what others are timed against: nothing was timed", soft_wrap=True)
+    elif found.speed is not None:
+        console.print(f"speed: {found.speed}; by the manifests {found.speed.expected:.2f} times", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def diff(
+    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    store: StoreOption = "./store",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Compare what the device classes of a version answer to the golden inputs; exit code 1 if two are too far apart."""
+    if isinstance(_folder_or_name(model), Path):
+        raise UsageError(f"{model} is a folder, which holds one class; name a model of a store: MODEL or MODEL:VERSION")
+    from freezer.diff import diff as diff_here
+    from freezer.difference_text import matrix, problem, sentences
+
+    found = diff_here(model, store=store)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
+    else:
+        console.print(f"{found.model}:{found.version}, {len(found.sets)} golden sets", highlight=False, soft_wrap=True)
+        if found.classes:
+            console.print(matrix(found), markup=False, highlight=False)
+        for line in sentences(found):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if found.apart:
+        raise ColdpressError(problem(found), code="CP-APART")
 
 
 @app.command()
@@ -300,8 +337,7 @@ def _pick(version: Version, wanted: str) -> str:
 
 def _folder_or_name(reference: str) -> Path | str:
     """A path where there is an artifact folder or the text can only be a path; else the name of a model."""
-    path = Path(reference)
-    return path if (path / MANIFEST).is_file() or os.sep in reference or reference in (".", "..") else reference
+    return folder_of(reference) or reference
 
 
 def _readable(artifact: Artifact, kinds: Sequence[str], captured: bool) -> str:

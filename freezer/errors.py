@@ -16,6 +16,7 @@
     ├── IntegrityError            bytes are not those that were published: tampering or damage
     ├── IncompatibleError         no artifact can serve this machine; carries the ladder
     ├── CanaryError               the artifact does not give its golden outputs on this machine
+    ├── SpeedError                the artifact is not as fast on this machine as its manifest promises
     ├── ContractError             a call broke the input contract of a frozen model
     │   └── NotPreservedError     an attribute or method that freezing did not keep
     └── InfrastructureError       Ray or MLflow failed, not a model
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from freezer.ladder import Refusal
+    from freezer.speed import SpeedCheck
 
 
 class ColdpressError(Exception):
@@ -186,6 +188,30 @@ class CanaryError(ColdpressError):
     """The golden inputs do not give the golden outputs on this machine."""
 
     code = "CP-CANARY"
+
+
+class SpeedError(ColdpressError):
+    """An artifact is less than half as fast here as its manifest promises, or the machine is too busy to tell.
+
+    Args:
+        message: what was measured and expected, and what differs here.
+        check: the figures; None where it could not be told.
+    """
+
+    code = "CP-SPEED"
+
+    def __init__(self, message: str = "", *, check: SpeedCheck | None = None) -> None:
+        super().__init__(message)
+        self.check = check
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_speed_error, (str(self), self.check, self.code)
+
+
+def _rebuild_speed_error(message: str, check: SpeedCheck | None, code: str) -> SpeedError:
+    error = SpeedError(message, check=check)
+    error.code = code
+    return error
 
 
 class ContractError(ColdpressError, ValueError):

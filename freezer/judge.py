@@ -21,6 +21,7 @@ from freezer.latency import Sampling, Speedup, speedup
 from freezer.limits import Limits, SamplingPolicy
 from freezer.migration import Entrant, Migration, compare
 from freezer.outputs import leaves_of
+from freezer.own_outputs import kept_of
 from freezer.recipes import EAGER
 from freezer.reference import Reference, Runner, run_calls, run_reference
 from freezer.sources import weights_digest
@@ -33,11 +34,16 @@ Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What the judge found of one candidate. Figures are None where it did not come to measure them."""
+    """What the judge found of one candidate. Figures are None where it did not come to measure them.
+
+    Attributes:
+        answers: where it passed, its outputs for each input set, in single calls; without those that no artifact would keep.
+    """
 
     candidate: Candidate
     drift: DriftReport | None
     problem: str | None
+    answers: Sequence[Mapping[str, Tensor]] = ()
     latency_ms: Mapping[str, float | None] | None = None
     speedup: Speedup | None = None
     task_metric: float | None = None
@@ -166,10 +172,17 @@ def _try_all(
         names = [output.name for output in subject.outputs]
         drift = assess(candidate.recipe, names, calls, gate, float64=reference.float64)
         problem = _constant(subject, reference, results, opened[candidate.recipe]) if drift.passed else drift.nearest_miss
-        trials.append(Trial(candidate=candidate, drift=drift, problem=problem))
+        own = () if problem else _singles(subject, results)
+        trials.append(Trial(candidate=candidate, drift=drift, problem=problem, answers=own))
         if subject.scripted:
             answers[candidate.recipe] = [leaves for _, _, leaves in results]
     return opened, trials, answers
+
+
+def _singles(subject: Subject, results: Sequence[tuple[str, int, list[Tensor]]]) -> tuple[Mapping[str, Tensor], ...]:
+    """What single calls gave, by output name, in the order of the input sets."""
+    names = [output.name for output in subject.outputs]
+    return tuple(kept_of(names, leaves) for kind, _, leaves in results if kind == "single")
 
 
 def _entrants(trials: Sequence[Trial], answers: Mapping[str, list[list[Tensor]]]) -> list[Entrant]:
@@ -220,6 +233,7 @@ def _measured(
         candidate=trial.candidate,
         drift=trial.drift,
         problem=None,
+        answers=trial.answers,
         latency_ms=sampling.percentiles(name, policy),
         speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
         task_metric=None if task_metric is None else task_metric(trial.candidate.open(subject)),

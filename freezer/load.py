@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, folder_of
 from freezer.build import lowering_module
 from freezer.canary import run_canary
 from freezer.device_class import detect
@@ -82,26 +82,28 @@ def load(
 
 def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: ExitStack) -> Iterator[Rung]:
     """The rungs to try, most specific first. Reads JSON only."""
-    folder = Path(reference)
-    if isinstance(reference, Path) or os.sep in reference or (folder / MANIFEST).is_file():
+    folder = folder_of(reference)
+    if folder is not None:
         artifact = Artifact.read(folder)
         if wanted not in ("auto", artifact.manifest.device_class):
             raise IncompatibleError(f"{folder} is made for {artifact.manifest.device_class}, not for {wanted}")
         if not rungs([artifact.manifest.device_class], detect()):
             raise IncompatibleError(
-                f"{folder} is made for {artifact.manifest.device_class}; this machine runs {', '.join(detect().classes)}",
+                f"{folder} is made for {artifact.manifest.device_class}; this machine runs {', '.join(detect().classes)}"
+                f"{_why_not(artifact.manifest.device_class)}",
                 [_not_of_this_machine(artifact.manifest.device_class)],
             )
         yield artifact.manifest.device_class, lambda: artifact.manifest, lambda: artifact
         return
     opened = Store.open(store or "store")
-    version = opened.version(reference)
+    version = opened.version(str(reference))
     names = rungs(version.images, detect())
     if wanted != "auto":
         class_named(wanted)
         if wanted not in names:
             raise IncompatibleError(
-                f"{reference}: {wanted} is not published, or not for this machine; here are {', '.join(names) or 'none'}",
+                f"{reference}: {wanted} is not published, or not for this machine; here are {', '.join(names) or 'none'}"
+                f"{_why_not(wanted)}",
                 [_not_of_this_machine(wanted)],
             )
         names = [wanted]
@@ -112,6 +114,12 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
             return opened.materialize(version, name, Path(scratch))
 
         yield name, partial(opened.manifest, version, name), fetch
+
+
+def _why_not(name: str) -> str:
+    """Why this machine, or this process under its limits, does not run a class; nothing where it does."""
+    reason = detect().why_not.get(name)
+    return f"; {reason}" if reason else ""
 
 
 def _not_of_this_machine(name: str) -> Refusal:

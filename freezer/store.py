@@ -139,6 +139,23 @@ class Store:
         origin = f"{version.model}:{version.number} for {device_class}"
         return Manifest.from_bytes(self._blob(version.model, image["config"]), origin=origin)
 
+    def file(self, version: Version, item: FileRef) -> Path:
+        """The store's own copy of one file of a version's artifact, its digest verified; read it, never write it.
+
+        Args:
+            version: of `version()`.
+            item: of the artifact's manifest.
+
+        Raises:
+            IntegrityError: it is missing, or not what was published.
+        """
+        path = self._blob_path(version.model, item.digest)
+        try:
+            verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
+        except OSError as error:
+            raise StoreUnreachableError(f"{path} cannot be read: {error}") from error
+        return path
+
     def pull(self, version: Version, device_class: str, dest: Path) -> Artifact:
         """Copy one artifact into a folder, verifying every digest on the way.
 

@@ -13,6 +13,7 @@ from freezer.latency import Sampling, sample
 from freezer.limits import SamplingPolicy
 from freezer.recipes import EAGER
 from freezer.samples import InputSet, generate_at, needs_range, resize
+from freezer.spec import InputSpec
 from freezer.subject import Subject, bind
 
 NUM_TIMED_INPUTS = 4
@@ -52,16 +53,21 @@ def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSe
 
 
 def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
-    """Distinct input sets at a point: the subject's own, then others cut or repeated to size, then generated ones."""
-    own = [item for item in subject.sets if dict(item.point) == dict(point)]
-    own += [resize(item, subject.spec, point) for item in subject.sets if dict(item.point) != dict(point)]
+    """Distinct input sets of a subject at a point; see `distinct_at`."""
+    return distinct_at(subject.spec, subject.sets, point)
+
+
+def distinct_at(spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, int]) -> list[InputSet]:
+    """Distinct input sets at a point: those that are there, then others cut or repeated to size, then generated ones."""
+    own = [item for item in sets if dict(item.point) == dict(point)]
+    own += [resize(item, spec, point) for item in sets if dict(item.point) != dict(point)]
     found: list[InputSet] = []
     for item in own:
         if len(found) < NUM_TIMED_INPUTS and not any(_equal(item, other) for other in found):
             found.append(item)
-    if any(needs_range(item) for item in subject.spec.tensors):
+    if any(needs_range(item) for item in spec.tensors):
         return found  # such inputs come from samples alone
-    return [*found, *(generate_at(subject.spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
+    return [*found, *(generate_at(spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
 
 
 def _equal(one: InputSet, other: InputSet) -> bool:

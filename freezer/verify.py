@@ -1,18 +1,22 @@
-"""Verify an artifact on this machine: digests, signature of a call, canary."""
+"""Verify an artifact on this machine: digests, signature of a call, canary; and its speed, when asked."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from freezer.artifact import folder_of
 from freezer.canary import CanaryFigure, run_canary
-from freezer.device_class import detect
-from freezer.errors import IncompatibleError
-from freezer.ladder import Refusal
+from freezer.device_class import PORTABLE, detect
+from freezer.errors import IncompatibleError, UsageError
+from freezer.ladder import Refusal, rungs
 from freezer.load import find_rungs, open_artifact, refusal_here
+from freezer.speed import SpeedCheck, check_speed, portable_of
+from freezer.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +28,24 @@ class Verification:
         num_files: whose digests were compared.
         figures: of the canary, one for each golden set and output.
         ladder: rungs that were refused before this one.
+        speed: of the artifact against the portable one; None where it was not asked for, or the portable one itself serves.
     """
 
     device_class: str
     num_files: int
     figures: tuple[CanaryFigure, ...]
     ladder: tuple[Refusal, ...]
+    speed: SpeedCheck | None = None
 
 
 def verify(
-    reference: str | Path, *, store: str | None = None, device_class: str = "auto", threads: int | None = None
+    reference: str | Path,
+    *,
+    store: str | None = None,
+    device_class: str = "auto",
+    threads: int | None = None,
+    speed: bool = False,
+    portable: Path | None = None,
 ) -> Verification:
     """Verify what `load` would serve here: every digest, the input contract, the canary.
 
@@ -41,11 +53,16 @@ def verify(
 
     Args:
         reference, store, device_class, threads: as of `load`.
+        speed: time it against the portable artifact too. A rung that is refused is then the answer, and none is timed instead.
+        portable: folder of the portable artifact; by default it is taken from the store.
 
     Raises:
-        IncompatibleError: no rung is made for this machine, thread count and torch.
+        IncompatibleError: no rung is made for this machine, thread count and torch; or with `speed` the first is not.
         IntegrityError, CanaryError: the bytes, or the outputs, are not what was published.
+        SpeedError: it is less than half as fast as its manifest promises.
     """
+    if portable is not None and not speed:
+        raise UsageError("--portable names what --speed compares with; give both")
     num_threads = threads or torch.get_num_threads()
     ladder: list[Refusal] = []
     with ExitStack() as stack:
@@ -55,10 +72,36 @@ def verify(
             if refused is not None:
                 ladder.append(refused)
                 continue
+            if speed:
+                _check_first(reference, name, ladder, store)
             artifact = fetch()
             artifact.verify()
             figures = run_canary(artifact, open_artifact(artifact, num_threads, canary=False))
+            checked = None
+            if speed and name != PORTABLE:
+                base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)
+                checked = check_speed(artifact, base, num_threads)
             num_files = len(manifest.contents)
-            return Verification(device_class=name, num_files=num_files, figures=tuple(figures), ladder=tuple(ladder))
+            return Verification(device_class=name, num_files=num_files, figures=tuple(figures), ladder=tuple(ladder), speed=checked)
     reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
     raise IncompatibleError(f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder)
+
+
+def _check_first(reference: str | Path, serves: str, ladder: Sequence[Refusal], store: str | None) -> None:
+    """Refuse to time a lesser rung than the one that this machine's hardware should serve.
+
+    Raises:
+        IncompatibleError: a better rung is refused, or the environment takes its class away and leaves the portable one.
+    """
+    if ladder:
+        reasons = "; ".join(str(item) for item in ladder)
+        raise IncompatibleError(f"{reference}: {reasons}; {serves} would serve instead, so nothing was timed", ladder)
+    if serves != PORTABLE:
+        return
+    folder = folder_of(reference)
+    published = [serves] if folder is not None else list(Store.open(store or "store").version(str(reference)).images)
+    machine = detect()
+    taken_away = [name for name in rungs(published, detect({})) if name not in rungs(published, machine)]
+    if taken_away:
+        limits = "; ".join(f"{name}: {machine.why_not.get(name, 'the environment limits this process')}" for name in taken_away)
+        raise IncompatibleError(f"{reference}: {limits}; {serves} would serve instead, so nothing was timed: unset the limit")

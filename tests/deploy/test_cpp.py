@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.canary import EAGER_REFERENCE_TOL, canary_figures
+from freezer.canary import canary_figures
 from freezer.device_class import DEVICE_CLASSES
+from freezer.distance import EAGER_REFERENCE_TOL
 from freezer.drift import POOL_BELOW, SMALL_TENSOR
 from freezer.input_items import NestedSpec
 from freezer.legacy import torchscript_deprecations_silenced

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import shutil
@@ -16,25 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import ResNetConfig, ResNetModel
 
-import freezer
-from freezer.device_class import PORTABLE, best_level, detect
-from freezer.limits import SamplingPolicy
-from freezer.store import Store
+from freezer.device_class import PORTABLE
+from tests.deploy.conftest import LEVEL, THREADS, resnet18
 
 ROOT = Path(__file__).parents[2]
-LEVEL = best_level(detect().classes)
-THREADS = len(os.sched_getaffinity(0))
 
 pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
-
-
-def resnet18() -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
-    model: torch.nn.Module = ResNetModel(config).eval()
-    return model
 
 
 @pytest.fixture(scope="session")
@@ -56,31 +43,6 @@ def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "bin"
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with ResNet-18, frozen by Inductor for this machine's level, and portable."""
-    folder = tmp_path_factory.mktemp("resnet")
-    x = torch.randn(1, 3, 224, 224)
-    policy = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
-    artifacts = {}
-    for name, recipe in ((str(LEVEL), "inductor-frozen"), (PORTABLE, "auto")):
-        out, speedup_min = folder / name, freezer.Limits(speedup_min=0.01)
-        frozen = freezer.freeze(
-            *(resnet18(), {"pixel_values": x}),
-            out=out,
-            name="resnet18",
-            recipes=[recipe],
-            device_class=name,
-            num_threads=THREADS,
-            limits=speedup_min,
-            policy=policy,
-        )
-        assert frozen.artifact is not None, frozen.reason
-        artifacts[name] = frozen.artifact
-    Store.open(str(folder / "store"), create=True).publish("resnet18", source_key="test", artifacts=artifacts, carried={})
-    return folder / "store"
 
 
 def run(deployed: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:

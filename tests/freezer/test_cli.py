@@ -93,7 +93,7 @@ def test_verify(coldpress: Run, published: Store, scripted: Frozen) -> None:
     for reference in (("mlp", "--store", published.root), (scripted.artifact.folder,)):
         code, out, _ = coldpress("verify", *reference)
         assert code == 0
-        assert f"9 files are what was published, and {HERE} answers right here" in out
+        assert f"10 files are what was published, and {HERE} answers right here" in out
 
 
 # Exit codes

@@ -32,7 +32,11 @@ def test_the_package_itself_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["artifact", "cli", "describe", "device_class", "errors", "ladder", "limits", "manifest", "recipes", "spec", "store"]
+    "module",
+    [
+        *("artifact", "cli", "describe", "device_class", "difference", "difference_text", "errors", "ladder", "limits", "manifest"),
+        *("recipes", "spec", "store"),
+    ],
 )
 def test_what_only_reads_imports_no_torch(module: str) -> None:
     assert imported_by(f"import freezer.{module}") == "[]"
