@@ -32,6 +32,7 @@ from freezer.ladder import version_tuple
 from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import FileRef, GoldenSet, Manifest
 from freezer.own_outputs import write_own_outputs
+from freezer.payload_choice import counts_of, serving, set_for
 from freezer.recipes import EAGER
 from freezer.subject import Subject
 from freezer.target import Target, host_fingerprint
@@ -120,13 +121,20 @@ def _golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     served: set[str] = set()
     total = 0
     for index in by_size:
-        payload = next(p.path for p in candidate.payloads if p.accepts(subject.sets[index].point))
+        serves = _serving(candidate, subject.sets[index].point)
         size = _bytes(subject.sets[index].tensors.values())
-        if payload not in served or total + size <= GOLDEN_BYTES:
+        if not serves <= served or total + size <= GOLDEN_BYTES:
             chosen.append(index)
-            served.add(payload)
+            served |= serves
             total += size
     return sorted(chosen)
+
+
+def _serving(candidate: Candidate, point: Mapping[str, int]) -> set[str]:
+    """The paths of the payloads that serve a point, one for each thread count."""
+    counts = counts_of(candidate.payloads) or (0,)
+    found = [serving(set_for(candidate.payloads, count), point) for count in counts]
+    return {payload.path for payload in found if payload is not None}
 
 
 def _bytes(tensors: Any) -> int:
@@ -229,4 +237,5 @@ def _latency(
         "settled": judgement.sampling.settled,
         "policy": policy.to_json(),
         "cold_start": dict(cold),
+        "points": [figures.to_json() for figures in winner.points],
     }

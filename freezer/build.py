@@ -8,7 +8,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,7 @@ from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.lowering.texts import captured_texts
 from freezer.manifest import Payload, digest_file
 from freezer.memory import PeakMemory
+from freezer.payload_choice import set_for
 from freezer.phases import timed
 from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
 from freezer.report import NOT_TRIED, Lowered, Report
@@ -45,7 +46,7 @@ class Candidate:
         recipe, lowering, capture: names.
         tried: for each way that was tried, in order: its payload, capture and lowering, its outcome in a sentence, and where it
             failed the file with the whole error.
-        payloads: the most special shapes first.
+        payloads: by thread count, in the order of the target; of one count the most special shapes first.
         reports: by payload path, what freezing did.
         warnings: what the capture said.
         toolchain: versions that made it.
@@ -68,10 +69,16 @@ class Candidate:
     build_s: float
     preserve: tuple[str, ...] = ()
 
-    def open(self, subject: Subject) -> FrozenModel:
-        """The candidate as it would be served, in its initial state."""
+    def open(self, subject: Subject, payloads: Sequence[Payload] | None = None) -> FrozenModel:
+        """The candidate as it would be served, in its initial state.
+
+        Args:
+            subject: that it was made of.
+            payloads: of it, those to choose from by shape; by default all for the thread count that comes first.
+        """
+        chosen = set_for(self.payloads, self.payloads[0].num_threads or 0) if payloads is None else payloads
         lowering = lowering_module(self.payloads[0].kind)
-        opened = [OpenPayload(payload=p, run=lowering.open_payload(self.folder / p.path, self.settings)) for p in self.payloads]
+        opened = [OpenPayload(payload=p, run=lowering.open_payload(self.folder / p.path, self.settings)) for p in chosen]
         return FrozenModel(
             spec=subject.spec, outputs=subject.outputs, structure=subject.structure, payloads=opened, preserve=self.preserve
         )
@@ -109,7 +116,9 @@ class Candidate:
 
 
 def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, discard: bool = False) -> Candidate:
-    """Capture the subject, lower the graph, and write the payloads.
+    """Capture the subject, lower the graph, and write the payloads: one for each shape and thread count that the recipe asks for.
+
+    The graph is captured once for each shape, and lowered for each thread count under that count.
 
     Args:
         subject: the model; it is not changed, unless it is to be discarded.
@@ -128,13 +137,13 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
     weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
+    targets = [target.at(count) for count in (target.thread_counts if recipe.by_thread else (target.num_threads,))]
     with threads(target.num_threads):
         for name, point in shapes:
             last_one = name == shapes[-1][0]
-            made.append(
-                _first_that_works(Attempt(subject, point), recipe, target, folder, name, tried, discard=discard and last_one)
-            )
+            made += _first_that_works(Attempt(subject, point), recipe, targets, folder, name, tried, discard=discard and last_one)
     last = made[-1]
+    made.sort(key=lambda item: target.thread_counts.index(item.payload.num_threads or target.num_threads))
     candidate = Candidate(
         folder=folder,
         recipe=recipe.name,
@@ -162,9 +171,17 @@ class _Made:
 
 
 def _first_that_works(
-    attempt: Attempt, recipe: Recipe, target: Target, folder: Path, name: str, tried: list[dict[str, str]], *, discard: bool
-) -> _Made:
-    """The payload of the first way of the recipe that works; what was tried is added to `tried`, with the file of each error.
+    attempt: Attempt,
+    recipe: Recipe,
+    targets: Sequence[Target],
+    folder: Path,
+    name: str,
+    tried: list[dict[str, str]],
+    *,
+    discard: bool,
+) -> list[_Made]:
+    """A payload for each target, of the first way of the recipe that works; what was tried is added to `tried`, with the file of
+    each error.
 
     A way that is not for such a model is noted, and told only where no other was tried.
 
@@ -182,7 +199,7 @@ def _first_that_works(
             continue
         try:
             with PeakMemory() as memory:
-                made = _make(attempt, capture, lowering, recipe, target, folder, name, discard=discard)
+                made = _make(attempt, capture, lowering, recipe, targets, folder, name, discard=discard)
         except (CaptureError, BuildError) as error:
             file = folder / EVIDENCE / f"{name}-{number}-{capture}-error.txt"
             file.parent.mkdir(exist_ok=True)
@@ -194,7 +211,7 @@ def _first_that_works(
             errors[capture] = error
         else:
             tried.append({**row, "outcome": "captured and lowered"})
-            return replace(made, report=replace(made.report, memory_peak_bytes=memory.bytes))
+            return [replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes)) for one in made]
     message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
     if not errors:
         raise CaptureError(message)
@@ -208,13 +225,13 @@ def _make(
     capture: CaptureName,
     lowering: LoweringName,
     recipe: Recipe,
-    target: Target,
+    targets: Sequence[Target],
     folder: Path,
     name: str,
     *,
     discard: bool,
-) -> _Made:
-    """One payload, made in one way."""
+) -> list[_Made]:
+    """The payloads of one shape, one for each target, made in one way of one graph."""
     phases: dict[str, float] = {}
     with timed(phases, "capture"):
         captured = attempt.capture(capture)
@@ -222,16 +239,37 @@ def _make(
     if discard:
         attempt.discarded = True
         give_back(program_tensors(attempt.subject.model), in_use=program_tensors(captured.program))
-    texts, size_before_bytes = captured_texts(captured.program), program_bytes(captured.program)
+    captured = replace(captured, texts={**captured_texts(captured.program), **captured.texts})
+    made: list[_Made] = []
+    for target in targets:
+        # Only the last lowering may free the program's tensors, and only the first is told what the capture took.
+        ready = captured if target is targets[-1] else replace(captured, owned=())
+        stem = f"{name}-threads{target.num_threads}" if len(targets) > 1 else name
+        made.append(_lowered(attempt, ready, lowering, recipe, target, folder, stem, {} if made else phases))
+    return made
+
+
+def _lowered(
+    attempt: Attempt,
+    captured: Captured,
+    lowering: LoweringName,
+    recipe: Recipe,
+    target: Target,
+    folder: Path,
+    stem: str,
+    phases: Mapping[str, float],
+) -> _Made:
+    """One payload of a captured graph; `phases` came before."""
+    size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
     module = lowering_module(lowering)
-    path = folder / "payloads" / f"{name}{module.SUFFIX}"
-    with timed(phases, "lower"):
+    path = folder / "payloads" / f"{stem}{module.SUFFIX}"
+    with timed(lower_s, "lower"), threads(target.num_threads):
         lowered: Lowered = module.build(captured, path, target, recipe.settings)
-    _write_texts(folder / EVIDENCE, name, {**texts, **captured.texts, **lowered.texts})
+    _write_texts(folder / EVIDENCE, stem, {**captured.texts, **lowered.texts})
     payload = _payload(attempt.subject, recipe, target, path, lowering, attempt.point, captured.convention, lowered.layouts)
     report = replace(
         lowered.report,
-        phases_s={"capture": phases["capture"], **(lowered.report.phases_s or {"lower": phases["lower"]})},
+        phases_s={**phases, **(lowered.report.phases_s or lower_s)},
         size_before_bytes=size_before_bytes,
         size_after_bytes=payload.size_bytes,
         guards=captured.guards,
@@ -257,8 +295,7 @@ def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] 
         return [("all", None)]
     if not recipe.by_shape:
         return [("all", None)]
-    point = subject.spec.first_point()
-    return [("-".join(f"{name}{size}" for name, size in point.items()), point), ("all", None)]
+    return [*(("-".join(f"{name}{size}" for name, size in point.items()), dict(point)) for point in subject.points), ("all", None)]
 
 
 def _payload(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from freezer.artifact import Artifact, folder_of
+from freezer.artifact import MANIFEST, Artifact, folder_of
 from freezer.describe import describe
 from freezer.destinations import check_file, check_folder, made_parent
 from freezer.device_class import detect, device_class
@@ -93,7 +93,14 @@ def freeze(
     sha256: Annotated[str | None, typer.Option(help="The digest that the file must have.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Load pickles, which run code.")] = False,
     device_class_: ClassOption = "auto",
-    threads: ThreadsOption = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(help="A thread count to freeze for; the first decides. Repeatable. Default: torch's own."),
+    ] = None,
+    point: Annotated[
+        list[str] | None,
+        typer.Option(help="Sizes to try a payload of its own for: batch=8,length=128; the first decides. Repeatable."),
+    ] = None,
     recipe: Annotated[
         list[str] | None, typer.Option(help="A recipe, or all. Repeatable. Default: those worth a try on any model.")
     ] = None,
@@ -124,13 +131,14 @@ def freeze(
     settings = {"args": _parsed(args, "args"), "weights": weights, "seed": seed, "method": method, "sha256": sha256, "trust": trust}
     spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
     named: dict[str, Any] = {"spec": spec, "samples": samples, "name": name, "preserve": tuple(preserve or ()), "reset": reset}
+    named["points"] = [_point(text) for text in point or ()]
     with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
         found = fetched(parse_source(source, folder=here, search_path=(str(here),), **settings), Path(cache))
         if out is None or debug:
             _debug(load_subject(found, **named))
             return
         result = freeze_source(
-            found, out=out, device_class=device_class_, num_threads=threads, recipes=tuple(recipe or ("auto",)), **named
+            found, out=out, device_class=device_class_, num_threads=threads or None, recipes=tuple(recipe or ("auto",)), **named
         )
     for failed, why in result.failures.items():
         console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
@@ -308,6 +316,15 @@ def classes(as_json: Annotated[bool, typer.Option("--json", help="For programs."
         console.print(name, highlight=False)
     for name, reason in machine.next_better.items():
         console.print(f"not {name}: {reason}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _point(text: str) -> dict[str, int]:
+    """The sizes of `batch=8,length=128`."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    found = {name.strip(): int(size) for name, _, size in pairs if size.strip().isdecimal()}
+    if len(found) != len(pairs):
+        raise UsageError(f"--point {text!r}: expected sizes of dims, each once: batch=8,length=128")
+    return found
 
 
 def _parsed(text: str, option: str) -> Any:

@@ -28,6 +28,9 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tupl
     yield "drift", _drift(manifest)
     if manifest.latency:
         yield from _latency(manifest.latency)
+        yield from _points(manifest.latency)
+    for item in manifest.freezing.get("dropped", ()):
+        yield "left out", f"{item['payload']}: {item['reason']}"
     yield from describe_freezing(manifest.freezing, manifest.recipe)
     yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
     yield "source", f"{manifest.provenance['source']}, weights {str(manifest.provenance['weights'])[:19]}…"
@@ -77,3 +80,20 @@ def _latency(latency: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "cold start",
         f"opens in {cold['open_ms']:.0f} ms, first call {cold['first_call_ms']:.1f} ms, peak {cold['memory_peak_mb']:.0f} MB",
     )
+
+
+def _points(latency: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A row for each payload wherever it was timed; none where that is one place, which `speed` tells."""
+    found = latency.get("points", ())  # earlier releases had no list
+    for item in found if len(found) > 1 else ():
+        sizes = ", ".join(f"{name} {size}" for name, size in item["point"].items())
+        where = f"{item['threads']} threads" + (f", {sizes}" if sizes else "")
+        yield "point", f"{where}: {item['payload']}, {_point_figures(item)}"
+
+
+def _point_figures(item: Mapping[str, Any]) -> str:
+    p50, eager, interval = item["p50"], item["eager_p50"], item["speedup_ci"]
+    if p50 is None or eager is None:
+        return "too disturbed to tell"
+    faster = f", {item['speedup']:.2f}x ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    return f"p50 {p50:.3g} ms, eager {eager:.3g} ms{faster}"

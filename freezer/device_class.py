@@ -20,6 +20,7 @@ import archspec.cpu
 from freezer.errors import UsageError
 from freezer.host import Gpu, Host, this_host
 from freezer.isa_limits import layouts, limited_by, onednn_features, usable_features
+from freezer.thread_budget import available_cpus
 
 PORTABLE = "portable"
 
@@ -336,5 +337,5 @@ def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def available_threads() -> int:
-    """How many CPUs this process may run on, by its affinity."""
-    return len(os.sched_getaffinity(0))
+    """How many CPUs this process may run on, by its affinity and the quotas of its control groups."""
+    return available_cpus()

@@ -59,7 +59,8 @@ class Gate:
 class Row:
     """The drift of one output in one input set: a row of evidence/drift.parquet. Figures are None for integers and bools.
 
-    `bound` is what rmse was held to, None where OpenVINO's bounds stand in; `problem` says what failed, or is None.
+    `bound` is what rmse was held to, None where OpenVINO's bounds stand in; `problem` says what failed, or is None. `num_threads`
+    and `payload` (its path) are of the run; 0 and empty where that was not noted.
     """
 
     recipe: str
@@ -79,6 +80,8 @@ class Row:
     top1_agreement: float | None
     bound: float | None
     problem: str | None
+    num_threads: int = 0
+    payload: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +143,11 @@ def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate,
             found[0] = replace(found[0], problem=f"all that eager gives is NaN or Inf, {NOTHING_COMPARED}; mend the model")
         rows.extend(found)
     return _report(rows, gate)
+
+
+def joined(reports: Sequence[DriftReport], gate: Gate) -> DriftReport:
+    """One report of several runs of a candidate, each of which was held to the gate on its own."""
+    return reports[0] if len(reports) == 1 else _report([row for report in reports for row in report.rows], gate)
 
 
 def _nothing_finite(eager: Sequence[Tensor]) -> bool:
@@ -390,7 +398,8 @@ def _finite(value: float | None) -> float | None:
 def _nearest_miss(failed: Sequence[Row], gate: Gate) -> str:
     """The worst row in one sentence, and the least limit that would have passed."""
     worst = max(failed, key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0))
-    where = f"output {worst.output!r}, input set {worst.set_index} ({worst.kind}): {worst.problem}"
+    run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads" if worst.payload else worst.kind
+    where = f"output {worst.output!r}, input set {worst.set_index} ({run}): {worst.problem}"
     ratio = worst.error_ratio
     if ratio is None or worst.bound is None or not gate.error_ratio_max < ratio < math.inf:
         return where  # no error_ratio_max would have passed

@@ -21,7 +21,8 @@ logger = logging.getLogger("coldpress")
 
 
 def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
-    """Write evidence/latency.parquet (entrant, round, call, latency_ms) and evidence/drift.parquet (one row a `drift.Row`).
+    """Write evidence/latency.parquet (one row a sample: entrant, round, call, latency_ms; threads, point and payload path of its
+    cell) and evidence/drift.parquet (one row a `drift.Row`).
 
     Returns:
         The paths written, in `folder`. Without pyarrow none, and a warning says so: the summary stays in the manifest.
@@ -33,14 +34,17 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
         logger.warning("raw evidence is left out: it needs pyarrow; pip install 'coldpress[stores]'")
         return ()
     (folder / EVIDENCE).mkdir(exist_ok=True)
-    latency: dict[str, list[Any]] = {"entrant": [], "round": [], "call": [], "latency_ms": []}
-    for entrant, rounds in (judgement.sampling.samples_ms if judgement.sampling else {}).items():
-        for round_index, block in enumerate(rounds):
-            latency["entrant"] += [entrant] * len(block)
-            latency["round"] += [round_index] * len(block)
-            latency["call"] += range(len(block))
-            latency["latency_ms"] += block
-    schema = pa.schema([("entrant", pa.string()), ("round", pa.int32()), ("call", pa.int32()), ("latency_ms", pa.float64())])
+    schema = _latency_schema(pa)
+    latency: dict[str, list[Any]] = {name: [] for name in schema.names}
+    for cell in judgement.cells:
+        point = ", ".join(f"{name}={size}" for name, size in cell.point.items())
+        for entrant, rounds in cell.sampling.samples_ms.items():
+            where = {"threads": cell.num_threads, "point": point, "payload": cell.payloads.get(entrant), "entrant": entrant}
+            for round_index, block in enumerate(rounds):
+                for name, value in {**where, "round": round_index}.items():
+                    latency[name] += [value] * len(block)
+                latency["call"] += range(len(block))
+                latency["latency_ms"] += block
     pq.write_table(pa.table(latency, schema=schema), folder / LATENCY_EVIDENCE)
     rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
     pq.write_table(pa.table(rows_as_columns(rows), schema=_drift_schema(pa)), folder / DRIFT_EVIDENCE)
@@ -70,7 +74,16 @@ def _cut(data: bytes) -> bytes:
     return kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
 
 
+def _latency_schema(pa: Any) -> Any:
+    return pa.schema(
+        [
+            *(("entrant", pa.string()), ("round", pa.int32()), ("call", pa.int32()), ("latency_ms", pa.float64())),
+            *(("threads", pa.int32()), ("point", pa.string()), ("payload", pa.string())),
+        ]
+    )
+
+
 def _drift_schema(pa: Any) -> Any:
-    text = dict.fromkeys(("recipe", "kind", "output", "problem"), pa.string())
-    counts = dict.fromkeys(("set_index", "num_elements"), pa.int64())
+    text = dict.fromkeys(("recipe", "kind", "output", "problem", "payload"), pa.string())
+    counts = dict.fromkeys(("set_index", "num_elements", "num_threads"), pa.int64())
     return pa.schema([(name, (text | counts).get(name, pa.float64())) for name in rows_as_columns([])])

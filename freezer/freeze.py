@@ -73,7 +73,8 @@ def freeze(
     dims: Mapping[str, Mapping[int, Dim]] | None = None,
     recipes: Iterable[str] = ("auto",),
     device_class: str = "auto",
-    num_threads: int | None = None,
+    num_threads: int | Sequence[int] | None = None,
+    points: Sequence[Mapping[str, int]] | None = None,
     limits: Limits | None = None,
     policy: SamplingPolicy | None = None,
     task_metric: TaskMetric | None = None,
@@ -92,7 +93,11 @@ def freeze(
             named by their path, `state.0`.
         recipes: names of RECIPES; `auto` for those that are worth a try on any model, `all` for every one.
         device_class: whose limits this process holds; `auto` is the machine's own.
-        num_threads: to build, judge and serve with; torch's own count by default.
+        num_threads: to build, judge and serve with; torch's own count by default. The verdict is taken at the first of several, and
+            payloads for the others are kept where they gain.
+        points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`, for each of which a payload is tried beside the one for all. A
+            dim that a point leaves out takes its least size. The verdict is taken at the first, which by default has all at their
+            least.
         limits, policy, task_metric: see `judge`.
         preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model still has.
         reset: the method, without arguments, that clears the model's state; judging calls it between input sets.
@@ -105,13 +110,14 @@ def freeze(
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
     with generators_kept():
-        subject = prepare(name, model, spec, [example], fill_up=True, preserve=preserve, reset=reset)
+        kept: dict[str, Any] = {"preserve": preserve, "reset": reset}
+        subject = prepare(name, model, spec, [example], fill_up=True, points=points or (), **kept)
     return freeze_subject(
         subject,
         out=Path(out),
         recipes=recipes,
         device_class=device_class,
-        num_threads=num_threads or torch.get_num_threads(),
+        num_threads=num_threads if num_threads is not None else torch.get_num_threads(),
         limits=limits or Limits(),
         policy=policy or SamplingPolicy(),
         task_metric=task_metric,
@@ -127,10 +133,11 @@ def freeze_source(
     out: Path,
     name: str,
     device_class: str,
-    num_threads: int | None,
+    num_threads: int | Sequence[int] | None,
     recipes: Iterable[str],
     preserve: Sequence[str] = (),
     reset: str | None = None,
+    points: Sequence[Mapping[str, int]] = (),
 ) -> FreezeResult:
     """Freeze what a source names; the command `coldpress freeze`.
 
@@ -138,20 +145,20 @@ def freeze_source(
         source: of sources.parse_source.
         spec: of its inputs; None takes the samples' own shapes.
         samples: a file of real input sets.
-        out, name, device_class, num_threads, recipes, preserve, reset: as of `freeze`.
+        out, name, device_class, num_threads, recipes, preserve, reset, points: as of `freeze`.
 
     Raises:
         SourceError: the model cannot be loaded.
         UsageError, JudgeError: as of `freeze`.
     """
     check_folder(out, "out")
-    subject = load_subject(source, name=name, spec=spec, samples=samples, preserve=preserve, reset=reset)
+    subject = load_subject(source, name=name, spec=spec, samples=samples, preserve=preserve, reset=reset, points=points)
     return freeze_subject(
         subject,
         out=out,
         recipes=recipes,
         device_class=device_class,
-        num_threads=num_threads or torch.get_num_threads(),
+        num_threads=num_threads if num_threads is not None else torch.get_num_threads(),
         limits=Limits(),
         policy=SamplingPolicy(),
         task_metric=None,
@@ -168,6 +175,7 @@ def load_subject(
     fill_up: bool = False,
     preserve: Sequence[str] = (),
     reset: str | None = None,
+    points: Sequence[Mapping[str, int]] = (),
 ) -> Subject:
     """The subject that a source names: its model, spec and input sets.
 
@@ -177,7 +185,7 @@ def load_subject(
         spec: of its inputs; None takes what the source itself tells, or the samples' own shapes.
         samples: a file of real input sets.
         fill_up: add generated sets to the samples.
-        preserve, reset: as of `freeze`.
+        preserve, reset, points: as of `freeze`.
 
     Raises:
         SourceError, SpecError, JudgeError: the model, its samples or its inputs are not as they must be.
@@ -190,7 +198,7 @@ def load_subject(
             f"source {source} does not tell its inputs; declare them (`inputs:`; with `coldpress freeze`, `--inputs`), or give "
             "samples"
         )
-    return prepare(name, model, spec, sets, fill_up=fill_up, preserve=preserve, reset=reset)
+    return prepare(name, model, spec, sets, fill_up=fill_up, preserve=preserve, reset=reset, points=points)
 
 
 def freeze_subject(
@@ -199,7 +207,7 @@ def freeze_subject(
     out: Path,
     recipes: Iterable[str],
     device_class: str,
-    num_threads: int,
+    num_threads: int | Sequence[int],
     limits: Limits,
     policy: SamplingPolicy,
     task_metric: TaskMetric | None,

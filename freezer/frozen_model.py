@@ -14,10 +14,11 @@ from freezer.input_items import InputItem, NestedSpec, put_together, take_apart
 from freezer.ladder import Refusal
 from freezer.manifest import Manifest, Payload
 from freezer.outputs import leaves_of, rebuilder
+from freezer.payload_choice import is_exact, serving, set_within
 from freezer.preserved import Preserved, read
 from freezer.refusals import REFUSED, copied, refusal
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
-from freezer.target import threads
+from freezer.thread_count import own_count, threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class FrozenModel:
     size are checked, and strides are made contiguous, which is what payloads were built for. The result has the form that the
     source model gives; a dataclass or ModelOutput comes back as a mapping with the same attributes, keys and positions.
 
-    Calls run with the thread count of the payload that serves them; the process's own is put back afterwards.
+    Calls run with the thread count of the payload that serves them; the calling thread's own is put back afterwards. A call is
+    served by the most special payload that takes its sizes: `payload_for` says which.
 
     Attributes and methods that freezing preserved are read, set and called as the source's: `model.version = 2`, `model.reset()`,
     `model.sub.version`. Where the name is one of this class's own, as `inputs` is, `model.preserved["inputs"]` reaches it. Nothing
@@ -53,7 +55,9 @@ class FrozenModel:
         training: False.
 
     Args:
+        payloads: for one thread count, or for any; of several that take a call's sizes the first serves it.
         preserve: names of what freezing preserved. It belongs to one payload, so there must be one.
+        num_threads: what payloads that are for any thread count run with; None for the calling thread's own.
 
     Raises:
         NotPreservedError: the payload lacks a name that should be preserved.
@@ -69,6 +73,7 @@ class FrozenModel:
         manifest: Manifest | None = None,
         ladder: Sequence[Refusal] = (),
         preserve: Sequence[str] = (),
+        num_threads: int | None = None,
     ) -> None:
         if preserve and len(payloads) != 1:
             raise ContractError(
@@ -80,6 +85,7 @@ class FrozenModel:
         self.ladder = tuple(ladder)
         self._rebuild = rebuilder(structure)
         self._payloads = tuple(payloads)
+        self._num_threads = num_threads
         self._checks = tuple((item, getattr(torch, item.dtype)) for item in spec.tensors)
         self._names = tuple(item.name for item in spec.inputs)
         nested = any(isinstance(item, NestedSpec) for item in spec.inputs)
@@ -87,10 +93,13 @@ class FrozenModel:
         """All items by path; None where every input is a leaf, which is quicker."""
         self._constants = spec.constants
         self._dims = {dim.name: dim for dim in spec.dims}
+        self._exact, self._ranged = _by_sizes(payloads, tuple(self._dims))
         self.training = False
         # Last: from here on, what is set goes to the payload, or is refused.
         only = payloads[0] if preserve else None
-        self.preserved = Preserved(preserve, only.run if only else None, only.payload.num_threads if only else None)
+        self.preserved = Preserved(
+            preserve, only.run if only else None, (only.payload.num_threads or num_threads) if only else None
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result.
@@ -101,19 +110,34 @@ class FrozenModel:
         values = self._bind(args, kwargs) if self._items is None else self._bind_nested(args, kwargs, self._items)
         tensors, point = self._check(values)
         opened = self._choose(point)
-        wanted = opened.payload.num_threads
-        if wanted is None or wanted == torch.get_num_threads():
+        wanted = opened.payload.num_threads or self._num_threads
+        if wanted is None or wanted == own_count():
             return self._run(opened, tensors)
         with threads(wanted):
             return self._run(opened, tensors)
 
-    def payload_for(self, point: Mapping[str, int]) -> Payload:
+    def payload_for(self, shape: Mapping[str, int], threads: int | None = None) -> Payload:
         """The payload that serves inputs of these sizes.
 
+        Args:
+            shape: the size of every declared dim, by its name; `{}` where none is declared.
+            threads: of a process that may use so many, what would serve it, of all that the artifact holds; by default what serves
+                here.
+
         Raises:
-            ContractError: none does.
+            ContractError: none does, or the sizes are not those of the declared dims.
         """
-        return self._choose(point).payload
+        if set(shape) != set(self._dims):
+            raise ContractError(
+                f"got sizes of {sorted(shape)}, expected those of {', '.join(self._dims) or 'no dim: none is declared'}"
+            )
+        if threads is None:
+            return self._choose(shape).payload
+        held = self.manifest.payloads if self.manifest else tuple(opened.payload for opened in self._payloads)
+        found = serving(set_within(held, threads), shape)
+        if found is None:
+            raise ContractError(f"no payload serves {dict(shape)} with {threads} threads; {_held(held)}")
+        return found
 
     def eval(self) -> FrozenModel:
         """The model itself: it is in eval mode for good."""
@@ -230,10 +254,13 @@ class FrozenModel:
         return f"input {item.name!r}: got shape {list(tensor.shape)}, expected {expected}{so_far}"
 
     def _choose(self, point: Mapping[str, int]) -> OpenPayload:
-        for opened in self._payloads:
+        exact = self._exact.get(tuple(point[name] for name in self._dims))
+        if exact is not None:
+            return exact
+        for opened in self._ranged:
             if opened.payload.accepts(point):
                 return opened
-        raise ContractError(f"no payload serves {dict(point)}; the artifact holds {[o.payload.path for o in self._payloads]}")
+        raise ContractError(f"no payload serves {dict(point)}; {_held([opened.payload for opened in self._payloads])}")
 
     def _run(self, opened: OpenPayload, tensors: list[Tensor]) -> Any:
         with torch.no_grad():
@@ -249,6 +276,27 @@ class FrozenModel:
             else:
                 result = opened.run(**{name: values[name] for name in self._names})
             return self._rebuild(leaves_of(result))
+
+
+def _by_sizes(
+    payloads: Sequence[OpenPayload], names: tuple[str, ...]
+) -> tuple[dict[tuple[int, ...], OpenPayload], tuple[OpenPayload, ...]]:
+    """Payloads for one size of every dim, by these sizes in the order of the names; and the others."""
+    exact: dict[tuple[int, ...], OpenPayload] = {}
+    ranged: list[OpenPayload] = []
+    for opened in payloads:
+        sizes = {dim.name: dim.min for dim in opened.payload.dims}
+        if is_exact(opened.payload) and set(sizes) == set(names):
+            exact.setdefault(tuple(sizes[name] for name in names), opened)
+        else:
+            ranged.append(opened)
+    return exact, tuple(ranged)
+
+
+def _held(payloads: Sequence[Payload]) -> str:
+    """What there is, as the end of a message."""
+    sizes = {payload.path: ", ".join(str(dim) for dim in payload.dims) for payload in payloads}
+    return "the artifact holds " + "; ".join(f"{path} ({text})" if text else path for path, text in sizes.items())
 
 
 def _wrong_tensor(item: TensorSpec, given: object) -> str:

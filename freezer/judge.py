@@ -12,22 +12,22 @@ from torch import Tensor
 
 from freezer.build import Candidate
 from freezer.capture_errors import run_sentence
+from freezer.cells import Cell, Dropped, PointFigures, figures_of, kept, time_cells
 from freezer.chance import baked_in
 from freezer.device_class import PORTABLE
-from freezer.drift import Call, DriftReport, Gate, assess
+from freezer.drift import DriftReport, Gate
 from freezer.errors import JudgeError
-from freezer.frozen_model import FrozenModel
 from freezer.latency import Sampling, Speedup, speedup
 from freezer.limits import Limits, SamplingPolicy
 from freezer.migration import Entrant, Migration, compare
-from freezer.outputs import leaves_of
 from freezer.own_outputs import kept_of
 from freezer.recipes import EAGER
-from freezer.reference import Reference, Runner, run_calls, run_reference
+from freezer.reference import Reference, run_reference
+from freezer.runs import Results, assess_runs, runner
 from freezer.sources import weights_digest
 from freezer.subject import Subject
 from freezer.target import Target, threads
-from freezer.timing import time_at, without_grad
+from freezer.timing import without_grad
 
 Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
 
@@ -37,6 +37,10 @@ class Trial:
     """What the judge found of one candidate. Figures are None where it did not come to measure them.
 
     Attributes:
+        candidate: with the payloads that are kept of it.
+        latency_ms, speedup: in the deciding cell.
+        points: figures of every kept payload, in every cell.
+        dropped: what was built and is left out, and why.
         answers: where it passed, its outputs for each input set, in single calls; without those that no artifact would keep.
     """
 
@@ -47,6 +51,8 @@ class Trial:
     latency_ms: Mapping[str, float | None] | None = None
     speedup: Speedup | None = None
     task_metric: float | None = None
+    points: tuple[PointFigures, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +63,10 @@ class Judgement:
         reason: one sentence for people.
         winner: the trial to publish; None unless published.
         best: the trial that came nearest, for the figures of a verdict that publishes nothing.
-        eager_latency_ms: percentiles at the first point.
+        sampling, point: of the deciding cell: the first thread count and point.
+        eager_latency_ms: percentiles there.
         task_metric: of the eager model.
+        cells: all that was timed, the deciding cell first.
         migration: of a TorchScript model that was converted too.
     """
 
@@ -74,6 +82,7 @@ class Judgement:
     judge_s: float
     point: Mapping[str, int] = field(default_factory=dict)
     migration: Migration | None = None
+    cells: tuple[Cell, ...] = ()
 
 
 TaskMetric = Callable[[Callable[..., Any]], float]
@@ -96,7 +105,7 @@ def judge(
         candidates: at least one.
         target: what they were built for.
         limits: of the entry.
-        policy: of the timing.
+        policy: of the timing; its time limit is for all thread counts and points together.
         task_metric: the entry's own measure of quality; reported, not gated.
 
     Raises:
@@ -107,13 +116,12 @@ def judge(
     with threads(target.num_threads):
         reference = run_reference(subject)
         gate = Gate(error_ratio_max=limits.error_ratio_max)
-        opened, trials, answers = _try_all(subject, candidates, reference, gate)
-        passing = [trial for trial in trials if trial.problem is None]
-        point = subject.spec.first_point()
-        timed = {trial.candidate.recipe: opened[trial.candidate.recipe] for trial in passing}
-        sampling = time_at(point, subject, timed, policy) if timed else None
+        trials, answers = _try_all(subject, candidates, target, reference, gate)
+        passing = [trial.candidate for trial in trials if trial.problem is None]
+        cells = time_cells(subject, passing, target, policy)
+        sampling = cells[0].sampling if cells else None
         eager_metric = None if task_metric is None else task_metric(partial(without_grad, subject.fresh()))
-        trials = [_measured(t, subject, sampling, len(passing), policy, task_metric) for t in trials]
+        trials = [_measured(t, subject, cells, len(passing), limits, policy, task_metric) for t in trials]
     eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
     verdict, reason, winner, best = _decide(trials, sampling, target, limits)
     return Judgement(
@@ -127,8 +135,9 @@ def judge(
         eager_latency_ms=eager_ms,
         task_metric=eager_metric,
         judge_s=time.monotonic() - started,
-        point=point,
+        point=subject.points[0],
         migration=compare(_entrants(trials, answers), sampling, policy) if answers else None,
+        cells=cells,
     )
 
 
@@ -145,38 +154,23 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
 
 
 def _try_all(
-    subject: Subject, candidates: Sequence[Candidate], reference: Reference, gate: Gate
-) -> tuple[dict[str, FrozenModel], list[Trial], dict[str, list[list[Tensor]]]]:
+    subject: Subject, candidates: Sequence[Candidate], target: Target, reference: Reference, gate: Gate
+) -> tuple[list[Trial], dict[str, list[list[Tensor]]]]:
     """Run every candidate over all calls, and hold it to the gate; and what candidates of a TorchScript model answered."""
-    opened: dict[str, FrozenModel] = {}
     answers: dict[str, list[list[Tensor]]] = {}
     trials = []
     for candidate in candidates:
         try:
-            results = run_calls(lambda c=candidate: _runner(c.open(subject), subject), subject, stateful=reference.stateful)  # type: ignore[misc]
-            opened[candidate.recipe] = candidate.open(subject)
+            drift, results = assess_runs(subject, candidate, target, reference, gate)
         except Exception as error:  # whatever a payload raises is its own failure, and the others go on
             trials.append(Trial(candidate=candidate, drift=None, problem=run_sentence(error)))
             continue
-        calls = [
-            Call(
-                kind=call.kind,
-                set_index=call.set_index,
-                reference=call.reference,
-                eager=call.eager,
-                candidate=leaves,
-                noise_rmse=call.noise_rmse,
-            )
-            for call, (_, _, leaves) in zip(reference.calls, results, strict=True)
-        ]
-        names = [output.name for output in subject.outputs]
-        drift = assess(candidate.recipe, names, calls, gate, float64=reference.float64)
-        problem = _constant(subject, reference, results, opened[candidate.recipe]) if drift.passed else drift.nearest_miss
+        problem = _constant(subject, reference, results, candidate) if drift.passed else drift.nearest_miss
         own = () if problem else _singles(subject, results)
         trials.append(Trial(candidate=candidate, drift=drift, problem=problem, answers=own))
         if subject.scripted:
             answers[candidate.recipe] = [leaves for _, _, leaves in results]
-    return opened, trials, answers
+    return trials, answers
 
 
 def _singles(subject: Subject, results: Sequence[tuple[str, int, list[Tensor]]]) -> tuple[Mapping[str, Tensor], ...]:
@@ -199,44 +193,39 @@ def _entrants(trials: Sequence[Trial], answers: Mapping[str, list[list[Tensor]]]
     ]
 
 
-def _constant(
-    subject: Subject, reference: Reference, results: Sequence[tuple[str, int, list[Tensor]]], opened: FrozenModel
-) -> str | None:
+def _constant(subject: Subject, reference: Reference, results: Results, candidate: Candidate) -> str | None:
     """What is wrong with a candidate that keeps what a random model drew while it was captured; None where that does not show."""
     if reference.deterministic:
         return None
     again = [(call.eager, leaves) for call, (_, index, leaves) in zip(reference.calls, results, strict=True) if index == 0]
-    ask = partial(_runner(opened, subject).call, subject.sets[0].tensors)
+    ask = partial(runner(candidate.open(subject), subject).call, subject.sets[0].tensors)
     return baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask)
-
-
-def _runner(model: FrozenModel, subject: Subject) -> Runner:
-    def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        return leaves_of(model(**{name: tensor.clone() for name, tensor in tensors.items()}))
-
-    return Runner(call=run, reset=None if subject.reset is None else model.preserved[subject.reset])
 
 
 def _measured(
     trial: Trial,
     subject: Subject,
-    sampling: Sampling | None,
+    cells: Sequence[Cell],
     num_candidates: int,
+    limits: Limits,
     policy: SamplingPolicy,
     task_metric: TaskMetric | None,
 ) -> Trial:
-    """The trial with its latency, speedup and task metric, where it passed."""
-    if trial.problem is not None or sampling is None:
+    """The trial with its latency, speedup and task metric, and without payloads that gain nothing, where it passed."""
+    if trial.problem is not None or not cells:
         return trial
-    name = trial.candidate.recipe
+    sampling, name = cells[0].sampling, trial.candidate.recipe
+    candidate, dropped = kept(trial.candidate, cells, limits, policy)
     return Trial(
-        candidate=trial.candidate,
+        candidate=candidate,
         drift=trial.drift,
         problem=None,
         answers=trial.answers,
         latency_ms=sampling.percentiles(name, policy),
         speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
-        task_metric=None if task_metric is None else task_metric(trial.candidate.open(subject)),
+        task_metric=None if task_metric is None else task_metric(candidate.open(subject)),
+        points=tuple(figures_of(candidate, cells, policy, num_candidates)),
+        dropped=dropped,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from freezer.device_class import DEVICE_CLASSES, DeviceClass, Machine, can_run
 from freezer.manifest import Manifest, Payload, PayloadKind
+from freezer.payload_choice import counts_of, set_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,15 +75,14 @@ def _by_dtype(layouts: Mapping[str, str]) -> str:
 
 
 def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
-    """Why no payload fits the thread count; None when one does."""
-    counts = {payload.num_threads for payload in manifest.payloads}
-    if None in counts or num_threads in counts:
+    """Why no payload serves a process that may use so many threads: all are laid out for more. None when one does."""
+    if set_within(manifest.payloads, num_threads):
         return None
     return Refusal(
         rung=manifest.device_class,
         reason="threads_mismatch",
         got=f"{num_threads} threads",
-        expected=f"{' or '.join(str(count) for count in sorted(c for c in counts if c is not None))} (load(..., threads=N))",
+        expected=f"{' or '.join(str(count) for count in counts_of(manifest.payloads))} (load(..., threads=N))",
     )
 
 

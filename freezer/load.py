@@ -22,11 +22,15 @@ from freezer.build import lowering_module
 from freezer.canary import run_canary
 from freezer.device_class import detect
 from freezer.device_class import device_class as class_named
-from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, StoreUnreachableError
+from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, StoreUnreachableError, UsageError
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
 from freezer.manifest import Manifest
+from freezer.payload_choice import counts_of, set_within
 from freezer.store import Store
+from freezer.thread_budget import thread_budget
+from freezer.thread_count import own_count
+from freezer.thread_count import threads as using
 
 logger = logging.getLogger("coldpress")
 
@@ -50,7 +54,8 @@ def load(
         reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
         store: URI of the store; `./store` by default. Not used for a folder.
         device_class: the one class to take, or `auto` for the most specific that serves.
-        threads: the thread count to serve with; by default what torch uses in this process. Payloads are laid out for one.
+        threads: the threads that calls may use; by default what torch uses in this process, but no more than it has CPUs by its
+            affinity and its control groups' quotas. The payloads for just that count are taken, else those for the largest below.
         strict: raise when the first rung does not serve, instead of taking the next.
         limit_isa: allow oneDNN to be limited to a lesser class's instruction set, for the whole process. It takes effect only
             before torch's first oneDNN operation in the process.
@@ -62,12 +67,12 @@ def load(
     """
     with ExitStack() as stack:
         ladder: list[Refusal] = []
-        num_threads = threads or torch.get_num_threads()
+        num_threads = budget_here(threads)
         for name, read, fetch in find_rungs(reference, store, device_class, stack):
             try:
                 found = refusal_here(read(), num_threads, limit_isa=limit_isa)
                 if found is None:
-                    return open_artifact(fetch(), num_threads, ladder=ladder, canary=canary)
+                    return open_artifact(fetch(), num_threads, asked=threads is not None, ladder=ladder, canary=canary)
             except StoreUnreachableError:
                 raise
             except Exception as error:  # whatever a payload raises is this rung's failure, and the next one is tried
@@ -78,6 +83,19 @@ def load(
                 break
         reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
         raise IncompatibleError(f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder)
+
+
+def budget_here(threads: int | None) -> int:
+    """The threads that calls may use: those that were asked for, or what torch and the CPUs of this process leave.
+
+    Raises:
+        UsageError: less than one was asked for.
+    """
+    if threads is None:
+        return thread_budget(own_count())
+    if threads < 1:
+        raise UsageError(f"got threads={threads}, expected at least 1, or None for as many as this process may use")
+    return threads
 
 
 def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: ExitStack) -> Iterator[Rung]:
@@ -139,21 +157,33 @@ def refusal_here(manifest: Manifest, num_threads: int, *, limit_isa: bool) -> Re
     return found
 
 
-def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refusal] = (), canary: bool = True) -> FrozenModel:
+def open_artifact(
+    artifact: Artifact, num_threads: int, *, asked: bool = False, ladder: Sequence[Refusal] = (), canary: bool = True
+) -> FrozenModel:
     """The model of an artifact folder: what is needed is verified, then the payloads are opened and the canary is run.
+
+    Args:
+        artifact: that serves this machine.
+        num_threads: that calls may use; payloads for that count are opened, else those for the largest below it.
+        asked: whether the caller asked for the count, so that payloads for any count run with it too.
+        ladder: of the model.
+        canary: as of `load`.
 
     Raises:
         IntegrityError, CanaryError: the bytes, or the outputs, are not what was published.
     """
     manifest = artifact.manifest
-    fitting = tuple(p for p in manifest.payloads if p.num_threads in (None, num_threads))
+    fitting = set_within(manifest.payloads, num_threads)
+    serving = max(counts_of(fitting), default=num_threads if asked else own_count())
     artifact.verify((*fitting, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if canary)))
 
     def fresh() -> FrozenModel:
         settings = manifest.recipe["settings"]
-        opened = [
-            OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path, settings)) for p in fitting
-        ]
+        with using(serving):  # some pack their weights while they are opened
+            opened = [
+                OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path, settings))
+                for p in fitting
+            ]
         return FrozenModel(
             spec=manifest.inputs,
             outputs=manifest.outputs,
@@ -162,6 +192,7 @@ def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refu
             manifest=manifest,
             ladder=ladder,
             preserve=manifest.recipe.get("preserve", ()),  # the first manifests have none
+            num_threads=num_threads if asked else None,
         )
 
     model = fresh()
@@ -169,6 +200,13 @@ def open_artifact(artifact: Artifact, num_threads: int, *, ladder: Sequence[Refu
         run_canary(artifact, model)
         if manifest.stateful:
             model = fresh()
+    if counts_of(fitting) and serving != num_threads:
+        logger.info(
+            "%s for %s: calls run with %d threads, though they may use %d, since nothing in it is laid out for %d; freeze it with "
+            "`threads: %s` for more speed",
+            *(manifest.model, manifest.device_class, serving, num_threads, num_threads),
+            sorted({*counts_of(manifest.payloads), num_threads}),
+        )
     return model
 
 

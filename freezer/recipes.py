@@ -25,8 +25,10 @@ class Recipe:
         settings: of the lowerings.
         portable: made for the device class `portable`, and only for it.
         keeps_state: whether a model that changes itself answers as eager does; False makes such a model a refusal.
-        by_thread: whether its payloads are laid out for one thread count.
-        by_shape: whether it makes a payload of its own for the first point, beside the one for all sizes.
+        by_thread: whether its payloads are laid out for one thread count, so that each count needs payloads of its own. The others
+            run with any; what `torchscript-optimized` packs it packs at load, for the count that serves.
+        by_shape: whether a payload for one point is faster there than the one for all sizes, so that each point that the entry
+            names gets one besides. The others make one payload for all.
         auto: whether `auto` takes it; the others are slower to build or seldom win, and must be named, or `all`.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from pathlib import Path
 
 import torch
@@ -193,6 +194,34 @@ def cover_points(sets: Sequence[InputSet], spec: InputSpec) -> list[InputSet]:
     covered = [dict(item.point) for item in sets]
     missing = [point for point in spec.points() if point not in covered]
     return [*sets, *(resize(sets[index % len(sets)], spec, point) for index, point in enumerate(missing))]
+
+
+def with_points(
+    sets: Sequence[InputSet], spec: InputSpec, points: Sequence[Mapping[str, int]], *, generated: bool
+) -> list[InputSet]:
+    """The sets, one for each of some points that none of them has, and one at sizes that are no such point, where there are any.
+
+    The last is what only a payload for all sizes serves.
+
+    Args:
+        sets: at least one.
+        points: that have payloads of their own.
+        generated: make new sets; else others are cut or repeated to size.
+    """
+    found = list(sets)
+    named = [dict(point) for point in points]
+    held = [dict(item.point) for item in sets]
+    missing = [point for point in named if point not in held]
+    if all(point in named for point in held):
+        ranges = product(*(dim.sizes for dim in spec.dims))
+        every = (dict(zip((dim.name for dim in spec.dims), sizes, strict=True)) for sizes in ranges)
+        missing += [point for point in islice(every, len(named) + 1) if point not in named][:1]
+    for index, point in enumerate(missing):
+        if generated:
+            found.append(generate_at(spec, point, seed=len(sets) + index))
+        else:
+            found.append(resize(sets[index % len(sets)], spec, point))
+    return found
 
 
 def resize(item: InputSet, spec: InputSpec, point: Mapping[str, int]) -> InputSet:

@@ -7,7 +7,7 @@ The JSON form of each record (`to_json`, `from_json`) is part of the manifest's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from itertools import product
@@ -141,6 +141,31 @@ class InputSpec:
     def first_point(self) -> dict[str, int]:
         """The point that latency is judged at unless the entry names another: every dim at its least."""
         return {dim.name: dim.min for dim in self.dims}
+
+    def named_points(self, given: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
+        """The points that an entry names, each with a size for every dim: a dim that a point leaves out takes its least.
+
+        Args:
+            given: sizes by dim name; none at all is the first point alone.
+
+        Raises:
+            SpecError: a point names no dim, a size that its dim does not take, or one that is there already.
+        """
+        found: list[dict[str, int]] = []
+        for named in given:
+            for name in named:
+                if name not in self.first_point():
+                    known = ", ".join(self.first_point()) or "none are declared"
+                    raise SpecError(f"point {dict(named)}: {name!r} is no declared dim; those are: {known}")
+            for dim in self.dims:
+                size = named.get(dim.name, dim.min)
+                if type(size) is not int or size not in dim.sizes:
+                    raise SpecError(f"point {dict(named)}: got {dim.name} {size!r}, expected {dim}")
+            point = {dim.name: named.get(dim.name, dim.min) for dim in self.dims}
+            if point in found:
+                raise SpecError(f"point {dict(named)}: the sizes {point} are given twice; remove one")
+            found.append(point)
+        return tuple(found) or (self.first_point(),)
 
     def points(self) -> Iterator[dict[str, int]]:
         """The corner points of all dims, then the middle; no point twice."""

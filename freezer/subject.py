@@ -18,7 +18,16 @@ from freezer.kept_names import check_kept_names
 from freezer.lookups import find_lengths
 from freezer.outputs import flatten, output_specs
 from freezer.sample_files import CODE
-from freezer.samples import InputSet, cover_points, generate, generate_at, match_samples, needs_range, range_is_needed
+from freezer.samples import (
+    InputSet,
+    cover_points,
+    generate,
+    generate_at,
+    match_samples,
+    needs_range,
+    range_is_needed,
+    with_points,
+)
 from freezer.source_checks import check_weights
 from freezer.spec import DTYPES, ConstantSpec, InputSpec, OutputSpec, OutputStructure
 from freezer.tensor_bytes import same_bytes
@@ -33,7 +42,8 @@ class Subject:
         model: in eval mode, in its initial state; use `fresh()` to run it.
         spec: of its inputs.
         structure, outputs: of its result.
-        sets: input sets over every corner and middle point.
+        sets: input sets over every corner and middle point, and over `points`.
+        points: where the model is timed, and may get payloads of its own: sizes by dim name. The verdict is taken at the first.
         scripted: whether it came as TorchScript.
         preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model must still have.
         reset: the method that clears the model's state; it is preserved too.
@@ -45,6 +55,7 @@ class Subject:
     structure: OutputStructure
     outputs: tuple[OutputSpec, ...]
     sets: tuple[InputSet, ...]
+    points: tuple[Mapping[str, int], ...]
     scripted: bool
     preserve: tuple[str, ...] = ()
     reset: str | None = None
@@ -79,6 +90,7 @@ def prepare(
     fill_up: bool = False,
     preserve: Sequence[str] = (),
     reset: str | None = None,
+    points: Sequence[Mapping[str, int]] = (),
 ) -> Subject:
     """The subject of a freeze: input sets are made and the eager model is run once to learn its outputs.
 
@@ -91,6 +103,7 @@ def prepare(
         samples: real input sets; generated ones are used where there are none.
         fill_up: add generated sets to the samples.
         preserve, reset: see Subject.
+        points: see Subject; a dim that a point leaves out takes its least size. Without any, every dim is at its least.
 
     Raises:
         SourceError: weights have no values.
@@ -108,6 +121,8 @@ def prepare(
     sets = cover_points(matched, spec) if samples else generate(spec)
     if samples and fill_up:
         sets = [*sets, *generate(spec)]
+    named = spec.named_points(points)
+    sets = with_points(sets, spec, named, generated=not samples)
     structure, leaves = flatten(_first_result(name, model, spec, sets[0]))
     if not leaves:
         raise JudgeError(f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS")
@@ -120,6 +135,7 @@ def prepare(
         structure=structure,
         outputs=outputs,
         sets=tuple(sets),
+        points=named,
         scripted=isinstance(model, torch.jit.ScriptModule),
         preserve=tuple(preserve),
         reset=reset,

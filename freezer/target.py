@@ -1,15 +1,14 @@
-"""What a build and a judge aim at: a device class and a thread count; and what made the artifact."""
+"""What a build and a judge aim at: a device class and thread counts; and what made the artifact."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +17,48 @@ import torch
 from freezer.device_class import DeviceClass, detect, device_class
 from freezer.errors import UsageError
 from freezer.isa_limits import packed_dtype
+from freezer.thread_count import threads
+
+__all__ = ["Target", "host_fingerprint", "packed_layouts", "target_here", "threads", "toolchain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What a payload is made for: both are baked into packed weights."""
+    """What payloads are made for: both are baked into packed weights.
+
+    Attributes:
+        num_threads: at which the verdict is taken, and for which one payload is built.
+        further_threads: other counts, for each of which payloads may be built and kept besides.
+    """
 
     device_class: DeviceClass
     num_threads: int
+    further_threads: tuple[int, ...] = ()
+
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """All of them, the deciding one first."""
+        return (self.num_threads, *self.further_threads)
+
+    def at(self, num_threads: int) -> Target:
+        """The same class with one thread count."""
+        return Target(device_class=self.device_class, num_threads=num_threads)
 
 
-def target_here(name: str, num_threads: int) -> Target:
+def target_here(name: str, num_threads: int | Sequence[int]) -> Target:
     """The target, if this process can build and judge for it.
 
+    Args:
+        name: of the device class.
+        num_threads: one count, or several with the deciding one first. A portable payload fits any, and is judged at the first.
+
     Raises:
-        UsageError: the machine is not of the class, or the process does not hold the class's limits.
+        UsageError: the machine is not of the class, the process does not hold the class's limits, or a count is below 1 or given
+            twice.
     """
+    counts = (num_threads,) if isinstance(num_threads, int) else tuple(num_threads)
+    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise UsageError(f"got thread counts {list(counts)}, expected one or more of at least 1, none twice")
     wanted, machine = device_class(name), detect()
     if wanted.kind == "cuda":
         raise UsageError(
@@ -44,7 +69,7 @@ def target_here(name: str, num_threads: int) -> Target:
         raise UsageError(
             f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
         )
-    target = Target(device_class=wanted, num_threads=num_threads)
+    target = Target(device_class=wanted, num_threads=counts[0], further_threads=() if wanted.kind == "portable" else counts[1:])
     packed_layouts(target, ("float32",))
     return target
 
@@ -74,19 +99,6 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
         f"Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does",
         code="CP-DEVICE-CLASS",
     )
-
-
-@contextlib.contextmanager
-def threads(num_threads: int) -> Iterator[None]:
-    """Run with a number of intra-op threads, and put the process's own number back."""
-    before = torch.get_num_threads()
-    if before != num_threads:
-        torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        if before != num_threads:
-            torch.set_num_threads(before)
 
 
 @functools.cache

@@ -7,14 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from freezer.artifact import folder_of
 from freezer.canary import CanaryFigure, run_canary
 from freezer.device_class import PORTABLE, detect
 from freezer.errors import IncompatibleError, UsageError
 from freezer.ladder import Refusal, rungs
-from freezer.load import find_rungs, open_artifact, refusal_here
+from freezer.load import budget_here, find_rungs, open_artifact, refusal_here
 from freezer.speed import SpeedCheck, check_speed, portable_of
 from freezer.store import Store
 
@@ -63,7 +61,7 @@ def verify(
     """
     if portable is not None and not speed:
         raise UsageError("--portable names what --speed compares with; give both")
-    num_threads = threads or torch.get_num_threads()
+    num_threads = budget_here(threads)
     ladder: list[Refusal] = []
     with ExitStack() as stack:
         for name, read, fetch in find_rungs(reference, store, device_class, stack):
@@ -76,7 +74,7 @@ def verify(
                 _check_first(reference, name, ladder, store)
             artifact = fetch()
             artifact.verify()
-            figures = run_canary(artifact, open_artifact(artifact, num_threads, canary=False))
+            figures = run_canary(artifact, open_artifact(artifact, num_threads, asked=threads is not None, canary=False))
             checked = None
             if speed and name != PORTABLE:
                 base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)

@@ -25,7 +25,7 @@ MAX_DEPTH = 64
 MAX_NODES = 4_000_000
 """Of a YAML catalog with its aliases written out; a file of the largest size has fewer."""
 
-JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags")
+JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points")
 """Fields that a Parquet catalog holds as JSON text."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -93,6 +93,7 @@ def parquet_schema() -> pa.Schema:
             ),
             *(("samples", pa.string()), ("files", texts), ("task_metric", pa.string()), ("limits", pa.string())),
             *(("device_classes", texts), ("recipes", texts), ("tags", pa.string())),
+            *(("threads", pa.list_(pa.int64())), ("points", pa.string())),
         ]
     )
 

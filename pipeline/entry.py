@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,9 +27,6 @@ from freezer.sources import Source, parse_source
 from freezer.spec import InputSpec, declared_spec
 from freezer.store import NAME
 from pipeline.factories import problem_of
-
-LATER = ("threads", "points")
-"""Fields that the design names and this release does not support yet: refused by name, never passed over in silence."""
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
 KNOWS_ITS_INPUTS = ("export", "mlflow")
@@ -51,6 +48,8 @@ EntryCode = Literal[
     "CP-ENTRY-RECIPE",
     "CP-ENTRY-FILES",
     "CP-ENTRY-PRESERVE",
+    "CP-ENTRY-THREADS",
+    "CP-ENTRY-POINTS",
 ]
 
 
@@ -72,6 +71,8 @@ class Entry:
         fill_up: whether generated input sets join the samples, which are one example and not a sample of the world.
         preserve: attributes, methods and attributes of submodules that stay readable, settable and callable.
         reset: the method that clears a stateful model's state.
+        threads: counts to build and judge for, the deciding one first; none means what the workers of a class have.
+        points: sizes by dim name, likewise; none means every dim at its least.
     """
 
     name: str
@@ -89,6 +90,8 @@ class Entry:
     fill_up: bool = False
     preserve: tuple[str, ...] = ()
     reset: str | None = None
+    threads: tuple[int, ...] = ()
+    points: tuple[Mapping[str, int], ...] = ()
 
 
 class _Strict(BaseModel):
@@ -102,6 +105,9 @@ class _Limits(_Strict):
     memory_gb: float | None = Field(default=None, ge=0.1, le=100_000, allow_inf_nan=False)
     latency_ms_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     size_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class _Entry(_Strict):
@@ -124,6 +130,8 @@ class _Entry(_Strict):
     tags: dict[str, str] = {}
     preserve: list[str] = []
     reset: str | None = None
+    threads: list[_Count] | None = Field(default=None, min_length=1)
+    points: list[dict[str, _Count]] | None = Field(default=None, min_length=1)
 
 
 def read_entry(record: Any, defaults: Mapping[str, Any], *, label: str, place: str, folder: Path) -> Entry:
@@ -142,15 +150,6 @@ def read_entry(record: Any, defaults: Mapping[str, Any], *, label: str, place: s
     if not isinstance(record, dict):
         got = "nothing" if record is None else f"a {type(record).__name__}"
         raise CatalogError(f"got {got}, expected a mapping of fields", entry=label, place=place, code="CP-ENTRY-FORM")
-    for name in LATER:
-        if name in record or name in defaults:
-            raise CatalogError(
-                "this release does not support the field yet; remove it",
-                entry=label,
-                field=name,
-                place=place,
-                code="CP-ENTRY-LATER",
-            )
     merged = {**defaults, **record}
     if isinstance(defaults.get("limits"), dict) and isinstance(record.get("limits"), dict):
         merged["limits"] = {**defaults["limits"], **record["limits"]}
@@ -189,7 +188,7 @@ def _in_words(problem: Any, location: Sequence[str]) -> str:
         "dict_type": "a mapping: {...}",
         "model_type": "a mapping: {...}",
         "finite_number": "a finite number",
-        "too_short": "at least one; remove the field for `auto`",
+        "too_short": "at least one; remove the field for what is taken without it",
         "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
     }.get(kind)
     if expected is None:
@@ -229,6 +228,8 @@ class _Reader:
             tags=parsed.tags,
             preserve=self._preserve(),
             reset=self._reset(),
+            threads=self._threads(),
+            points=self._points(spec, source),
         )
 
     def _fail(self, field: str, message: str, code: EntryCode) -> CatalogError:
@@ -363,6 +364,22 @@ class _Reader:
         if name is not None and not name.isidentifier():
             raise self._fail("reset", f"got {name!r}, expected the name of a method that takes nothing", "CP-ENTRY-PRESERVE")
         return name
+
+    def _threads(self) -> tuple[int, ...]:
+        given = self._parsed.threads or []
+        if len(set(given)) < len(given):
+            raise self._fail("threads", f"got {given}, expected each count once; the first decides", "CP-ENTRY-THREADS")
+        return tuple(given)
+
+    def _points(self, spec: InputSpec | None, source: Source) -> tuple[Mapping[str, int], ...]:
+        """The points as they were given; what a source itself says of its dims is known only when it is loaded."""
+        given = self._parsed.points or []
+        if given and (spec is not None or source.kind not in KNOWS_ITS_INPUTS):
+            try:
+                (spec or InputSpec(inputs=())).named_points(given)
+            except ColdpressError as error:
+                raise self._fail("points", str(error), "CP-ENTRY-POINTS") from None
+        return tuple(given)
 
     def _files(self) -> Iterator[Path]:
         for pattern in self._parsed.files:

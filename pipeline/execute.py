@@ -163,6 +163,7 @@ class Executor:
             device_class=item.device_class,
             num_threads=item.num_threads,
             store=self._store,
+            further_threads=item.further_threads,
         )
         self._show(Event(kind="build", what=task.what))
         handle = self._cluster.start(build, request, name=f"build {task.what}", device_class_=item.device_class)
@@ -198,6 +199,7 @@ class Executor:
             builds={r: result.key for r, result in task.progress.results.items() if result.failure is None},
             device_class=item.device_class,
             num_threads=item.num_threads,
+            further_threads=item.further_threads,
             policy=item.policy,
             campaign=self._ledger.campaign,
             store=self._store,

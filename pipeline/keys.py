@@ -123,8 +123,9 @@ def build_key(
     num_threads: int,
     toolchain: Mapping[str, Any],
     samples: str | None,
+    further_threads: Sequence[int] = (),
 ) -> Key:
-    """The key of one build.
+    """The key of one build. Thread counts and points that are what they would be by default leave no trace in it.
 
     Args:
         entry: of the catalog.
@@ -133,9 +134,11 @@ def build_key(
         device_class, num_threads: of the target.
         toolchain: of the class's workers.
         samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
+        further_threads: of the target.
     """
     kept: dict[str, Any] = {"preserve": list(entry.preserve)} if entry.preserve else {}
     kept |= {"reset": entry.reset} if entry.reset else {}
+    kept |= _points(entry) if recipe.by_shape else {}
     return make_key(
         {
             **kept,
@@ -144,7 +147,7 @@ def build_key(
             "samples": samples,
             "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
             "device_class": device_class,
-            "num_threads": num_threads if recipe.by_thread else None,
+            "num_threads": _counts(num_threads, further_threads) if recipe.by_thread else None,
             "toolchain": dict(toolchain),
             "format_version": FORMAT_VERSION,
         }
@@ -152,11 +155,23 @@ def build_key(
 
 
 def judge_key(
-    builds: Sequence[Key], *, limits: Limits, policy: SamplingPolicy, num_threads: int, samples: str | None, task_metric: str | None
+    builds: Sequence[Key],
+    *,
+    limits: Limits,
+    policy: SamplingPolicy,
+    num_threads: int,
+    samples: str | None,
+    task_metric: str | None,
+    further_threads: Sequence[int] = (),
+    entry: Entry | None = None,
 ) -> Key:
-    """The key of one judge: its builds, gates, sampling policy and golden inputs."""
+    """The key of one judge: its builds, gates, sampling policy and golden inputs, and where it times: thread counts and points.
+
+    The points are those of `entry`. What is as it would be by default leaves no trace, as in a build's key.
+    """
     return make_key(
         {
+            **(_points(entry) if entry else {}),
             "builds": sorted(build.digest for build in builds),
             "limits": {
                 "speedup_min": limits.speedup_min,
@@ -165,11 +180,23 @@ def judge_key(
                 "size_mb_max": limits.size_mb_max,
             },
             "policy": policy.to_json(),
-            "num_threads": num_threads,
+            "num_threads": _counts(num_threads, further_threads),
             "inputs": {"version": INPUTS_VERSION, "samples": samples},
             "task_metric": task_metric,
         }
     )
+
+
+def _counts(num_threads: int, further: Sequence[int]) -> int | list[int]:
+    return [num_threads, *further] if further else num_threads
+
+
+def _points(entry: Entry) -> dict[str, Any]:
+    """The points of an entry; nothing where they are what they would be without any. A source's own dims are not known yet."""
+    if entry.spec is None:
+        return {"points": [dict(point) for point in entry.points]} if entry.points else {}
+    named = entry.spec.named_points(entry.points)
+    return {} if named == (entry.spec.first_point(),) else {"points": [dict(point) for point in named]}
 
 
 def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str]:

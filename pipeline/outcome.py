@@ -28,6 +28,8 @@ class CandidateReport:
         strides_equal: whether outputs had eager's strides; None where that was not compared.
         reports: by payload path, what freezing did; the JSON form of freezer.report.Report, with short lists.
         migration: of one that was converted from TorchScript, what that gained; the JSON form of freezer.migration.Migration.
+        points: figures of each payload wherever it was timed, the deciding place first; in the JSON form of
+            freezer.cells.PointFigures.
     """
 
     recipe: str
@@ -49,11 +51,12 @@ class CandidateReport:
     strides_equal: bool | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     migration: Mapping[str, Any] | None = None
+    points: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CandidateReport:
         """The report that `asdict` took apart, also after a pass through JSON text; earlier releases had fewer fields."""
-        lists = {name: tuple(data.get(name, ())) for name in ("warnings", "tried")}
+        lists = {name: tuple(data.get(name, ())) for name in ("warnings", "tried", "points")}
         return cls(**{**data, **lists, "speedup_ci": pair(data["speedup_ci"])})
 
 
@@ -69,7 +72,9 @@ class Outcome:
         code: of a failed or rejected outcome, in docs/errors.md.
         failure: the type of a failed outcome: source, capture, build, judge, timeout, memory, crash.
         log_tail: of a failed outcome, the last lines of its log.
-        drift, latency_ms, speedup, speedup_ci: of `recipe`; latency_ms has eager_p50, p50, p90, p99.
+        num_threads: the deciding thread count.
+        drift, latency_ms, speedup, speedup_ci: of `recipe`, the latter at that count and the first point; latency_ms has eager_p50,
+            p50, p90, p99.
         artifact: digest of the published image manifest.
         version: of the model, in which the artifact is published.
         task_metric: `eager` and the recipe's.

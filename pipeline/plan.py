@@ -37,6 +37,7 @@ class Item:
     """One model for one device class.
 
     Attributes:
+        num_threads: the deciding thread count; `further_threads` are the others.
         builds: for each recipe, the key of its build.
         judge: the key of its judge.
         finished: its outcome, when an earlier campaign has it.
@@ -52,6 +53,7 @@ class Item:
     policy: SamplingPolicy
     finished: Outcome | None
     why: str
+    further_threads: tuple[int, ...] = ()
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -61,7 +63,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unplaced:
-    """A model for a class that no node serves."""
+    """A model for a class that no node serves, or none with as many threads."""
 
     model: str
     device_class: str
@@ -103,10 +105,10 @@ def make_plan(
         store, ledger: what is finished already.
         digests: of files.
         policy: of sampling.
-        keep_going: pass over classes that no node serves.
+        keep_going: pass over classes that no node serves, or none with as many threads as an entry asks for.
 
     Raises:
-        InfrastructureError: a class is asked for that no node can serve.
+        InfrastructureError: a class is asked for that no node can serve, or a thread count that not all of its nodes have.
     """
     items: list[Item] = []
     unplaced: list[Unplaced] = []
@@ -114,8 +116,8 @@ def make_plan(
         source = source_key(entry, digests)
         samples = digests.of(Path(entry.samples)) if entry.samples else None
         for name in _classes(device_classes or entry.device_classes, auto):
-            if name not in facts:
-                problem = _no_node(entry, name, facts)
+            problem = _no_node(entry, name, facts) or _too_few_threads(entry, name, facts[name])
+            if problem is not None:
                 if not keep_going:
                     raise problem
                 unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
@@ -125,10 +127,29 @@ def make_plan(
     return Plan(items=tuple(items), unplaced=tuple(unplaced))
 
 
-def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError:
+def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError | None:
+    if name in facts:
+        return None
     return InfrastructureError(
         f"entry {entry.name!r}: no node serves {name}; nodes serve {', '.join(facts)}. Start one with "
         f"`ray start --labels=coldpress.dev/{name}=true`, or leave the class out",
+        code="CP-NO-NODE",
+    )
+
+
+def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
+    """The thread counts to build and judge for; a portable payload is for any, and is judged at what its workers have."""
+    return (facts.num_threads,) if name == PORTABLE or not entry.threads else entry.threads
+
+
+def _too_few_threads(entry: Entry, name: str, facts: ClassFacts) -> InfrastructureError | None:
+    """What is wrong where a count is asked for that the smallest worker of a class lacks: it could not be timed there."""
+    most = max(_threads_of(entry, name, facts))
+    if most <= facts.num_threads:
+        return None
+    return InfrastructureError(
+        f"entry {entry.name!r}: got threads {most}, but the smallest node that serves {name} has {facts.num_threads} CPUs; leave "
+        f"the count out, or label with coldpress.dev/{name}=true only nodes that have as many",
         code="CP-NO-NODE",
     )
 
@@ -161,15 +182,17 @@ def _item(
 ) -> Item:
     if name == PORTABLE:
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
+    num_threads, *further = _threads_of(entry, name, facts)
     builds = {
         recipe.name: build_key(
             entry,
             source,
             recipe,
             device_class=name,
-            num_threads=facts.num_threads,
+            num_threads=num_threads,
             toolchain=facts.toolchain,
             samples=samples,
+            further_threads=further,
         )
         for recipe in select(recipes, portable=name == PORTABLE)
     }
@@ -177,15 +200,18 @@ def _item(
         list(builds.values()),
         limits=entry.limits,
         policy=policy,
-        num_threads=facts.num_threads,
+        num_threads=num_threads,
         samples=samples,
         task_metric=entry.task_metric,
+        further_threads=further,
+        entry=entry,
     )
     finished, why = _finished(entry, name, judge, builds, store, ledger)
     return Item(
         entry=entry,
         device_class=name,
-        num_threads=facts.num_threads,
+        num_threads=num_threads,
+        further_threads=tuple(further),
         source=source,
         builds=builds,
         judge=judge,

@@ -63,6 +63,7 @@ class BuildRequest:
     device_class: str
     num_threads: int
     store: str
+    further_threads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +101,7 @@ class JudgeRequest:
     campaign: str
     store: str
     failures: Mapping[str, str] = field(default_factory=dict)
+    further_threads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +203,7 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
     from freezer.recipes import RECIPES
     from freezer.target import target_here
 
-    target = target_here(request.device_class, request.num_threads)
+    target = target_here(request.device_class, (request.num_threads, *request.further_threads))
     folder = staging / "candidate"
     folder.mkdir()
     subject = load_subject(request.entry)
@@ -243,7 +245,7 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     from freezer.sources import weights_digest
     from freezer.target import host_fingerprint, target_here
 
-    entry, target = request.entry, target_here(request.device_class, request.num_threads)
+    entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
     subject = load_subject(entry)
     candidates = [Candidate.read(candidate_folder(request.store, key)) for key in request.builds.values()]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
@@ -269,6 +271,7 @@ def load_subject(entry: Entry) -> Subject:
         fill_up=entry.fill_up,
         preserve=entry.preserve,
         reset=entry.reset,
+        points=entry.points,
     )
 
 
@@ -316,6 +319,7 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
         speedup=trial.speedup.value if trial.speedup else None,
         speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
         task_metric=trial.task_metric,
+        points=tuple(figures.to_json() for figures in trial.points),
         warnings=candidate.warnings,
         strides_equal=strides_equal(trial),
         reports={path: report.to_json(max_listed=MAX_LISTED_IN_LEDGER) for path, report in candidate.reports.items()},

@@ -190,7 +190,20 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     found["task_metric/value"] = candidate.task_metric
     if candidate.task_metric is not None and outcome.task_metric:
         found["task_metric/eager"] = outcome.task_metric.get("eager")
-    return {name: float(value) for name, value in found.items() if value is not None}
+    return {name: float(value) for name, value in {**found, **_point_metrics(candidate)}.items() if value is not None}
+
+
+def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
+    """What serves at each thread count and point that was timed: `latency_ms/threads 1 batch 8/p50`. Nothing where that is one."""
+    serves: dict[str, Mapping[str, Any]] = {}
+    for item in candidate.points:
+        sizes = [f"{name} {size}" for name, size in item["point"].items()]
+        serves.setdefault(" ".join([f"threads {item['threads']}", *sizes]), item)  # of several payloads the first serves
+    found: dict[str, float | None] = {}
+    for place, item in serves.items() if len(serves) > 1 else ():
+        found |= {f"latency_ms/{place}/{name}": item[name] for name in ("eager_p50", "p50", "p90", "p99") if name in item}
+        found[f"speedup/{place}"] = item["speedup"]
+    return found
 
 
 def _digest(outcome: Outcome, recipe: str) -> str:
