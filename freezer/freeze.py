@@ -39,6 +39,7 @@ from freezer.sources import Source, load_source, own_spec, weights_digest
 from freezer.spec import ConstantSpec, Dim, InputItem, InputSpec, NestedSpec
 from freezer.subject import Subject, prepare
 from freezer.target import Target, target_here
+from freezer.thread_budget import thread_budget
 
 ExampleInputs = Mapping[str, Any] | Sequence[Any] | Tensor
 
@@ -93,8 +94,8 @@ def freeze(
             named by their path, `state.0`.
         recipes: names of RECIPES; `auto` for those that are worth a try on any model, `all` for every one.
         device_class: whose limits this process holds; `auto` is the machine's own.
-        num_threads: to build, judge and serve with; torch's own count by default. The verdict is taken at the first of several, and
-            payloads for the others are kept where they gain.
+        num_threads: to build, judge and serve with; by default torch's own count, but no more than the process has CPUs. The verdict
+            is taken at the first of several, and payloads for the others are kept where they gain.
         points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`, for each of which a payload is tried beside the one for all. A
             dim that a point leaves out takes its least size. The verdict is taken at the first, which by default has all at their
             least.
@@ -117,7 +118,7 @@ def freeze(
         out=Path(out),
         recipes=recipes,
         device_class=device_class,
-        num_threads=num_threads if num_threads is not None else torch.get_num_threads(),
+        num_threads=num_threads if num_threads is not None else thread_budget(torch.get_num_threads()),
         limits=limits or Limits(),
         policy=policy or SamplingPolicy(),
         task_metric=task_metric,
@@ -158,7 +159,7 @@ def freeze_source(
         out=out,
         recipes=recipes,
         device_class=device_class,
-        num_threads=num_threads if num_threads is not None else torch.get_num_threads(),
+        num_threads=num_threads if num_threads is not None else thread_budget(torch.get_num_threads()),
         limits=Limits(),
         policy=SamplingPolicy(),
         task_metric=None,

@@ -201,6 +201,20 @@ const File& Manifest::file(const std::string& path) const {
   return found->second;
 }
 
+void Manifest::keep_payloads_within(int num_threads) {
+  int best = 0, least = 0;  // of the counts that are laid out for
+  for (const auto& payload : payloads) {
+    const int count = payload.num_threads.value_or(0);
+    if (count <= num_threads) best = std::max(best, count);
+    if (count && (!least || count < least)) least = count;
+  }
+  std::erase_if(payloads, [&](const Payload& payload) { return payload.num_threads.value_or(best) != best; });
+  if (payloads.empty()) {
+    throw Refused("threads_mismatch: got " + std::to_string(num_threads) + " threads, expected at least " + std::to_string(least) +
+                  ", which the weights are packed for; set OMP_NUM_THREADS to it, or freeze the model for this count");
+  }
+}
+
 const Payload& Manifest::payload_for(const Point& point) const {
   const auto found = std::find_if(payloads.begin(), payloads.end(), [&](const Payload& payload) { return payload.accepts(point); });
   if (found == payloads.end()) throw Refused("manifest.json: no payload serves the sizes " + json(point).dump());

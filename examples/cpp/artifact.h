@@ -69,6 +69,9 @@ struct Manifest {
 
   // The record of a file other than a payload.
   const File& file(const std::string& path) const;
+  // Leaves the payloads that serve a program which may use so many threads: those for just that count or for any, else
+  // those for the largest count below it. Throws Refused where all are laid out for more.
+  void keep_payloads_within(int num_threads);
   // The first payload that serves inputs of these sizes: the most special one.
   const Payload& payload_for(const Point& point) const;
   // The paths of the tensor inputs, those within tuples, lists and dicts too, in the order that flat payloads take
