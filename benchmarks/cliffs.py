@@ -153,9 +153,11 @@ def plan() -> list[Table]:
 
 def isa_table(builds: Mapping[str, Build], num_threads: int, missing: str | None) -> Table:
     """Each class's payload under the limits of each class."""
-    common = {"built_with": num_threads, "num_threads": num_threads}
     rows = {
-        f"`{name}`": [Cell(build=build, limits_of=limits_of, **common) for limits_of in builds] for name, build in builds.items()
+        f"`{name}`": [
+            Cell(build=build, built_with=num_threads, limits_of=limits_of, num_threads=num_threads) for limits_of in builds
+        ]
+        for name, build in builds.items()
     }
     after = {
         f"under the limits of `{name}`": (

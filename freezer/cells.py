@@ -18,7 +18,7 @@ from freezer.build import Candidate
 from freezer.latency import Sampling, Speedup, speedup
 from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import Payload
-from freezer.payload_choice import counts_of, is_special, serving, set_for, without_special
+from freezer.payload_choice import is_special, serving, set_for, without_special
 from freezer.recipes import EAGER
 from freezer.subject import Subject
 from freezer.target import Target
@@ -168,7 +168,9 @@ def kept(
 ) -> tuple[Candidate, tuple[Dropped, ...]]:
     """The candidate with the payloads that are kept, and what was left out of it."""
     dropped: list[Dropped] = []
-    for count in counts_of(candidate.payloads):
+    for count in dict.fromkeys(payload.num_threads for payload in candidate.payloads):
+        if count is None:
+            continue  # it fits any
         at_count = set_for(candidate.payloads, count)
         if count != cells[0].num_threads and (why := _gains_nothing(candidate, count, cells, limits, policy)):
             dropped += [Dropped(payload=payload.path, num_threads=count, reason=why) for payload in at_count]

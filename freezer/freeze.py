@@ -94,8 +94,8 @@ def freeze(
             named by their path, `state.0`.
         recipes: names of RECIPES; `auto` for those that are worth a try on any model, `all` for every one.
         device_class: whose limits this process holds; `auto` is the machine's own.
-        num_threads: to build, judge and serve with; by default torch's own count, but no more than the process has CPUs. The verdict
-            is taken at the first of several, and payloads for the others are kept where they gain.
+        num_threads: to build, judge and serve with; by default torch's own count, but no more than the process has CPUs. The
+            verdict is taken at the first of several, and payloads for the others are kept where they gain.
         points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`, for each of which a payload is tried beside the one for all. A
             dim that a point leaves out takes its least size. The verdict is taken at the first, which by default has all at their
             least.

@@ -2,8 +2,8 @@
 
 The count belongs to the thread that sets it: other threads that have used torch go on with their own, so calls from several Python
 threads do not disturb each other. One thing goes wrong all the same: a thread that uses torch for the first time starts with what
-was set last anywhere in the process, and keeps it. If a block is under way elsewhere just then, that is the block's count. Where
-such a thread comes here while it is, it is noticed, and gets the count that it would have had.
+was set last anywhere in the process, and keeps it. If a block is under way elsewhere just then, that is the block's count. A thread
+whose first use of torch is a block of its own is given the count that it would have had; of others nothing is known here.
 """
 
 from __future__ import annotations
@@ -31,15 +31,22 @@ _process_count: list[int] = []
 
 
 def own_count() -> int:
-    """The thread count of torch in this thread; what it took over from a block elsewhere is mended first."""
-    count = torch.get_num_threads()
+    """The thread count of torch in this thread; one that is new to torch takes none over from a block under way elsewhere."""
     if not _known.seen:
         _known.seen = True
         with _lock:
-            if _under_way[count] and count != _process_count[0]:
-                count = _process_count[0]
-                torch.set_num_threads(count)
-    return count
+            if _process_count:
+                # In a thread apart: what is set here would take the place of a count that this thread has of its own.
+                apart = threading.Thread(target=_mend, name="coldpress-threads", daemon=True)
+                apart.start()
+                apart.join()
+    return torch.get_num_threads()
+
+
+def _mend() -> None:
+    """Let threads that are new to torch start with the process's count, where they would with one that a block has set."""
+    if _under_way[torch.get_num_threads()]:
+        torch.set_num_threads(_process_count[0])
 
 
 @contextlib.contextmanager

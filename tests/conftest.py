@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,16 @@ import pytest
 from torch import Tensor, nn
 
 from freezer.artifact import Artifact
+from freezer.assemble import assemble
+from freezer.build import Candidate
 from freezer.freeze import FreezeResult, freeze
+from freezer.judge import Judgement, judge
 from freezer.store import Store
+from freezer.subject import Subject
+from freezer.target import Target, target_here
 from tests.models import Mlp, TinyConv, seeded
 from tests.snapshots import model_state, process_state
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, random_inputs, subject_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,6 +88,34 @@ def inductor(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """The one Inductor artifact of the session: a convnet for batch 1 to 4. Takes some 15 s; read it, never write it."""
     out = tmp_path_factory.mktemp("inductor-frozen") / "conv"
     return frozen(seeded(TinyConv), random_inputs(2, 3, 16, 16), out, name="conv", recipe="inductor-frozen", device_class=HERE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Several:
+    """A candidate for several thread counts and points, what the judge made of it, and an artifact with all its payloads."""
+
+    model: nn.Module
+    subject: Subject
+    target: Target
+    candidate: Candidate
+    judgement: Judgement
+    artifact: Artifact
+
+
+@pytest.fixture(scope="session")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
+    """The same convnet by Inductor for 2 threads and 1, batch 1, batch 3 and all: 6 builds, a minute. Read it, never write it."""
+    folder = tmp_path_factory.mktemp("several")
+    model, target = seeded(TinyConv), target_here(HERE, (2, 1))
+    subject = subject_of(model, {"x": random_inputs(2, 3, 16, 16)}, {"x": {0: BATCH}}, points=[{"batch": 1}, {"batch": 3}])
+    candidate = candidate_of(subject, "inductor-frozen", folder / "candidate", target)
+    judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=QUICK)
+    assert judgement.winner is not None, judgement.reason
+    everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
+    made = {"source": "tests.models.TinyConv", "weights": candidate.weights}
+    settings: dict[str, Any] = {"limits": ANY_SPEED, "policy": QUICK, "provenance": made}
+    artifact = assemble(subject, everything, target, dest=folder / "conv", **settings)
+    return Several(model=model, subject=subject, target=target, candidate=candidate, judgement=judgement, artifact=artifact)
 
 
 @pytest.fixture(scope="session")

@@ -38,9 +38,14 @@ HERE = next(name for name in auto_classes(detect().classes) if not name.startswi
 """The device class of this machine's CPU."""
 
 
-def subject_of(model: nn.Module, inputs: Mapping[str, Any], dims: Mapping[str, Mapping[int, Dim]] | None = None) -> Subject:
+def subject_of(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    dims: Mapping[str, Mapping[int, Dim]] | None = None,
+    points: Sequence[Mapping[str, int]] = (),
+) -> Subject:
     spec, example = example_spec(inputs, dims or {})
-    return prepare("model", model.eval(), spec, [example], fill_up=True)
+    return prepare("model", model.eval(), spec, [example], fill_up=True, points=points)
 
 
 def captured_by(subject: Subject, name: CaptureName, point: Mapping[str, int] | None = None) -> Captured:

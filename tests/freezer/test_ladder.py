@@ -78,13 +78,14 @@ def test_where_no_limit_helps_none_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "here", "refused"), [((2,), 2, False), ((1, 4), 4, False), ((1, 4), 2, True), ((None,), 7, False)]
+    ("threads", "here", "refused"),
+    [((2,), 2, False), ((1, 4), 4, False), ((1, 4), 2, False), ((4, 3), 2, True), ((None,), 7, False), ((4, None), 2, False)],
 )
-def test_payloads_of_other_thread_counts_are_refused(threads: tuple[int | None, ...], here: int, refused: bool) -> None:
+def test_payloads_of_larger_thread_counts_alone_are_refused(threads: tuple[int | None, ...], here: int, refused: bool) -> None:
     found = refuse_by_threads(made(V4, *threads), here)
     assert (found is not None) is refused
     if found:
-        assert found == Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected="1 or 4 (load(..., threads=N))")
+        assert found == Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected="3 or 4 (load(..., threads=N))")
 
 
 @pytest.mark.parametrize(

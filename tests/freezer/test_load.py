@@ -249,6 +249,7 @@ print([name for name in sys.modules if name.startswith(("torch._inductor.codecac
     assert list(cache.iterdir()) == []
 
 
-def test_the_inductor_artifact_is_refused_with_other_threads(inductor: Frozen) -> None:
-    with pytest.raises(IncompatibleError, match=rf"threads_mismatch: got {THREADS + 1} threads, expected {THREADS} "):
-        freezer.load(inductor.artifact.folder, threads=THREADS + 1)
+def test_the_inductor_artifact_is_refused_where_it_would_take_too_many_threads(inductor: Frozen, tmp_path: Path) -> None:
+    larger = packed(inductor.artifact, tmp_path / "larger", HERE, num_threads=THREADS + 1)
+    with pytest.raises(IncompatibleError, match=rf"threads_mismatch: got {THREADS} threads, expected {THREADS + 1} "):
+        freezer.load(larger.folder)

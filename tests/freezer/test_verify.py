@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def test_a_failing_canary_is_raised(scripted: Frozen, tmp_path: Path) -> None:
         freezer.verify(copied.folder)
 
 
-def test_what_is_not_for_this_process_is_incompatible(inductor: Frozen) -> None:
+def test_what_is_not_for_this_process_is_incompatible(inductor: Frozen, tmp_path: Path) -> None:
+    larger = tuple(replace(payload, num_threads=THREADS + 1) for payload in inductor.artifact.manifest.payloads)
     with pytest.raises(IncompatibleError, match="threads_mismatch") as caught:
-        freezer.verify(inductor.artifact.folder, threads=THREADS + 1)
+        freezer.verify(copy_of(inductor.artifact, tmp_path / "larger", payloads=larger).folder)
     assert caught.value.ladder[0].reason == "threads_mismatch"

@@ -73,11 +73,25 @@ def test_reads_an_entry_with_all_it_may_hold(tmp_path: Path) -> None:
     assert read.task_metric == "campaign_models:good"
 
 
+def test_threads_and_points_are_the_entrys_own_or_the_defaults(tmp_path: Path) -> None:
+    text = """
+        defaults: {threads: [1, 4], points: [{batch: 1}, {batch: 8}]}
+        models:
+          - {name: both, source: "python:campaign_models:good", inputs: {x: {shape: [batch, 16]}}, dims: {batch: {max: 8}}}
+          - {name: own, source: "python:campaign_models:good", inputs: {x: {shape: [2, 16]}}, threads: [2], points: null}
+        """
+    both, own = read_catalog(write(tmp_path, text)).entries
+    assert (both.threads, both.points) == ((1, 4), ({"batch": 1}, {"batch": 8}))
+    assert (own.threads, own.points) == ((2,), ())
+
+
 def test_inputs_in_a_list_are_positional(tmp_path: Path) -> None:
     (read,) = read_catalog(write(tmp_path, entry())).entries
     assert read.spec is not None
     assert read.spec.style == "positional"
 
+
+NO_DIMS = {"inputs": "[{shape: [2, 16]}]", "dims": ""}
 
 BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"name": "Good"}, "name", "NAME", "got 'Good', expected lower-case .*; write 'good'"),
@@ -143,7 +157,16 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"colour": "blue"}, "colour", "FIELD", "the field is unknown; expected one of name, source"),
     ({"input": "{}"}, "input", "FIELD", "did you mean 'inputs'"),
     ({"tags": "{team: 3}"}, "tags.team", "FIELD", "got '3', expected a text"),
-    ({"threads": "[1, 4]"}, "threads", "LATER", "does not support the field yet"),
+    ({"threads": "4"}, "threads", "FIELD", "got '4', expected a list"),
+    ({"threads": "[]"}, "threads", "FIELD", "expected at least one; remove the field"),
+    ({"threads": "[1, 0]"}, "threads.1", "FIELD", "got '0', expected a number of at least 1"),
+    ({"threads": "[1, 4, 1]"}, "threads", "THREADS", "got \\[1, 4, 1\\], expected each count once; the first decides"),
+    ({"points": "{batch: 1}"}, "points", "FIELD", "expected a list"),
+    ({"points": "[{batch: many}]"}, "points.0.batch", "FIELD", "got 'many', expected a whole number"),
+    ({"points": "[{batch: 1}]", **NO_DIMS}, "points", "POINTS", "'batch' is no declared dim; those are: none are declared"),
+    ({"points": "[{rows: 1}]"}, "points", "POINTS", "'rows' is no declared dim; those are: batch"),
+    ({"points": "[{batch: 1}, {batch: 9}]"}, "points", "POINTS", "got batch 9, expected batch from 1 to 8"),
+    ({"points": "[{batch: 1}, {}]"}, "points", "POINTS", "the sizes {'batch': 1} are given twice; remove one"),
     ({"preserve": "[sub.2nd]"}, "preserve", "PRESERVE", "got 'sub.2nd', expected an attribute or method"),
     ({"reset": "sub.reset"}, "reset", "PRESERVE", "expected the name of a method that takes nothing"),
     ({"trust": "maybe"}, "trust", "FIELD", "got 'maybe', expected true or false"),
@@ -312,13 +335,17 @@ def test_parquet_has_an_explicit_schema(tmp_path: Path, columns: dict[str, list[
         read_catalog(tmp_path / "catalog.parquet")
 
 
+PLACES = {"threads": "[2, 1]", "points": "[{batch: 3}]"}
+
+
 def test_all_formats_say_the_same(folder: Path) -> None:
-    path = write(folder, entry(tags="{team: vision}", limits="{speedup_min: 1.5}", seed="3", recipes="[portable]"))
+    path = write(folder, entry(tags="{team: vision}", limits="{speedup_min: 1.5}", seed="3", recipes="[portable]", **PLACES))
     parquet = as_parquet(path)
     assert parquet is not None
     (first,), (second,), (third,) = (read_catalog(form).entries for form in (path, as_json_lines(path), parquet))
     assert first == second == third
     assert (first.tags, first.limits.speedup_min, first.source.seed) == ({"team": "vision"}, 1.5, 3)
+    assert (first.threads, first.points) == ((2, 1), ({"batch": 3},))
 
 
 def test_twenty_thousand_lines_are_read_in_seconds(tmp_path: Path) -> None:
