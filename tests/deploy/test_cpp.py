@@ -25,10 +25,10 @@ from freezer.drift import POOL_BELOW, SMALL_TENSOR
 from freezer.input_items import NestedSpec
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.load import open_artifact
-from freezer.manifest import FORMAT_VERSION, GoldenSet
+from freezer.manifest import FORMAT_VERSION, GoldenSet, digest_file
 from freezer.recipes import RECIPES
 from freezer.tensor_files import load_tensors, save_tensors
-from tests.conftest import Frozen
+from tests.conftest import Frozen, Several
 from tests.freezer.models_state import InPlace
 from tests.models import TinyConv, seeded
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, copy_of, flip_a_byte, random_inputs, rewritten
@@ -406,6 +406,29 @@ def test_a_lesser_cpu_never_runs_the_payload_s_code(program: Path, inductor: Fro
     done = finished("qemu-x86_64", "-cpu", "Haswell", program, inductor.artifact.folder)
     assert done.returncode == 1, done.stderr
     assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in done.stderr
+
+
+@pytest.mark.slow
+def test_payloads_of_the_programs_own_thread_count_serve_or_of_the_largest_below(
+    program: Path, several: Several, tmp_path: Path
+) -> None:
+    answers_as_python_says(program, several.artifact)
+    broken = copy_of(several.artifact, tmp_path / "broken")
+    payloads = []
+    for payload in broken.manifest.payloads:
+        path = broken.folder / payload.path
+        if payload.num_threads == 2:
+            path.write_bytes(b"no package")
+        payloads.append(replace(payload, digest=digest_file(path), size_bytes=path.stat().st_size))
+    broken = rewritten(broken, payloads=tuple(payloads))
+    assert run(program, broken.folder, OMP_NUM_THREADS="1").returncode == 0, "those for 2 threads are not opened"
+    assert run(program, broken.folder, OMP_NUM_THREADS="2").returncode == 1
+    three = tuple(replace(payload, num_threads=3) if payload.num_threads == 2 else payload for payload in payloads)
+    assert run(program, rewritten(broken, payloads=three).folder, OMP_NUM_THREADS="2").returncode == 0
+    above = tuple(payload for payload in three if payload.num_threads == 3)
+    done = run(program, rewritten(broken, payloads=above).folder, OMP_NUM_THREADS="2")
+    assert done.returncode == 1
+    assert "threads_mismatch: got 2 threads, expected at least 3" in done.stderr
 
 
 @pytest.mark.slow
