@@ -37,7 +37,6 @@ def candidate_of(*payloads: Payload) -> Candidate:
         tried=(),
         payloads=payloads,
         reports={item.path: Report() for item in payloads},
-        stateful=False,
         warnings=(),
         toolchain={},
         weights="",
