@@ -120,7 +120,7 @@ def freeze(
         check_folder(out, "--out")
     if device_class_ != "auto":
         os.environ.update(device_class(device_class_).limits)  # counts only before torch is imported, which is below
-    if debug:
+    if debug and not source.startswith("torchscript:"):  # which could not even be loaded
         os.environ["PYTORCH_JIT"] = "0"  # likewise
     from freezer.freeze import freeze_source, load_subject
 

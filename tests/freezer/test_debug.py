@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from freezer.debug import debug
 from freezer.errors import JudgeError
+from freezer.legacy import torchscript_deprecations_silenced
 from tests.models import Calling, Counter, Random, mlp, seeded
 from tests.steps import BATCH, random_inputs, subject_of
 
@@ -104,6 +105,24 @@ def test_the_command_runs_scripted_functions_as_python_and_writes_nothing(tmp_pa
     assert "float32 [2, 3]" in done.stdout
     assert "nothing was frozen and nothing was written" in done.stdout
     assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
+
+
+def test_the_command_debugs_a_torchscript_file_as_it_is(tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(nn.Linear(3, 2).eval()), str(tmp_path / "linear.pt"))
+    command = [sys.executable, "-m", "freezer.cli", "freeze", "--debug", "torchscript:linear.pt"]
+    done = subprocess.run(
+        [*command, "--inputs", '{"input": {"shape": [2, 3]}}'],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "float32 [2, 2]" in done.stdout
+    assert "nothing was frozen and nothing was written" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["linear.pt"]
 
 
 def test_a_freeze_that_fails_leaves_the_errors_in_full(tmp_path: Path) -> None:
