@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -283,14 +284,43 @@ def test_numbers_stay_apart_a_vector_is_taken_and_a_discarded_model_is_freed(tmp
     assert one.candidate.weights == weights_digest(seeded(Scalars))
 
 
+TEMPLATE = "CppMicroGemm"
+"""In the name of a matrix product in Inductor's own C++."""
+
+
+@contextlib.contextmanager
+def timings_seen() -> Iterator[list[Mapping[str, float]]]:
+    """What torch times in this block: for each product that it tunes, the ways to compute it and how long they took, in ms."""
+    from torch._inductor import select_algorithm
+
+    seen: list[Mapping[str, float]] = []
+    select_algorithm.add_feedback_saver(lambda times, *_: seen.append({choice.name: times[choice] for choice in times}))
+    try:
+        yield seen
+    finally:
+        select_algorithm.clear_feedback_savers()
+
+
 @pytest.mark.slow
-def test_tuning_takes_the_fastest_products_and_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tuning_times_the_ways_to_compute_products_takes_the_fastest_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     x = random_inputs(1, 512)
-    one = built(seeded(Wide, 512, 2), tmp_path / "candidate", RECIPES["inductor-max-autotune"], x)
-    torch.testing.assert_close(one.candidate.open(one.subject)(x), seeded(Wide, 512, 2)(x))
-    assert one.environment[0] == one.environment[1]
-    assert sum(one.report.ops_after.values()) >= 2
+    with timings_seen() as seen:
+        plain = built(seeded(Wide, 512, 2), tmp_path / "plain", RECIPES["inductor-frozen"], x)
+        assert seen == []
+        tuned = built(seeded(Wide, 512, 2), tmp_path / "tuned", RECIPES["inductor-max-autotune"], x)
+    for one in (plain, tuned):
+        torch.testing.assert_close(one.candidate.open(one.subject)(x), seeded(Wide, 512, 2)(x))
+        assert one.environment[0] == one.environment[1]
     assert capfd.readouterr() == ("", "")
+    assert len(seen) == 2, "one for each layer"
+    assert all(sorted(TEMPLATE in name for name in times) == [False, True] for times in seen), "oneDNN's, and Inductor's own C++"
+    in_templates = sum(TEMPLATE in min(times, key=times.__getitem__) for times in seen)
+    by_onednn = [one.report.ops_after.get("mkldnn._linear_pointwise.default", 0) for one in (plain, tuned)]
+    assert by_onednn == [2, 2 - in_templates]
+    code = [(one.candidate.folder / "evidence" / "all-code.txt").read_text() for one in (plain, tuned)]
+    assert ["micro_gemm" in text for text in code] == [False, in_templates > 0]
 
 
 USERS = {
