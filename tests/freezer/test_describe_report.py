@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,20 @@ def test_each_payload_has_its_own_part() -> None:
     two = {**FREEZING, "reports": {"payloads/batch1.pt2": REPORT.to_json(), "payloads/all.pt2": REPORT.to_json()}}
     names = [value for name, value in describe_freezing(two, {}) if name == "frozen"]
     assert names == ["payloads/batch1.pt2", "payloads/all.pt2"]
+
+
+def test_docs_explain_every_row_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    table = page.partition("## The rows of `coldpress inspect`")[2].partition("\n## ")[0]
+    explained = [
+        name for line in table.splitlines() for name in re.findall(r"`([a-z ]+)`", line.split("|")[1] if "|" in line else "")
+    ]
+    full = {
+        **FREEZING,
+        "reports": {"payloads/batch1.pt2": REPORT.to_json(), "payloads/all.pt2": REPORT.to_json()},
+        "migration": {"possible": False, "reason": "it does not take prim::If"},
+    }
+    assert sorted(explained) == sorted({name for name, _ in describe_freezing(full, {"tried": TRIED})})
 
 
 def test_the_manifest_of_an_earlier_release_is_described_without_it(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from freezer.freeze import FreezeResult, freeze
 from freezer.freezing_record import strides_equal
 from freezer.judge import Trial
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.migration import Migration
 from freezer.report import Report
 from freezer.store import Store
 from tests.conftest import Frozen
@@ -80,6 +82,15 @@ def test_the_manifest_says_what_was_done_of_every_candidate(two_recipes: FreezeR
     assert (other["problem"], other["capture"], other["lowering"]) == (None, "trace", "torchscript")
     assert other["tried"][-1]["outcome"] == "captured and lowered"
     assert "freezing would bake" in freezing["failures"]["inductor-frozen"]
+
+
+def test_docs_name_every_key_of_the_record(two_recipes: FreezeResult) -> None:
+    assert two_recipes.artifact is not None
+    page = (Path(__file__).parents[2] / "docs" / "contract.md").read_text()
+    told = page.partition("The manifest's `freezing` holds")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", told))
+    assert set(two_recipes.artifact.manifest.freezing) <= named
+    assert {field.name for field in fields(Migration)} <= named
 
 
 def test_the_texts_are_files_of_the_artifact(scripted: Frozen) -> None:
