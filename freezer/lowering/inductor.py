@@ -201,10 +201,8 @@ def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
         for part in node.target.split("."):
             value = getattr(value, part)
         if isinstance(value, torch.nn.Module):
-            held = (
-                item for part in value.modules() for item in vars(part).values()
-            )  # a graph may hold tensors as plain attributes
-            found += [*value.parameters(), *value.buffers(), *(item for item in held if isinstance(item, Tensor))]
+            found += [*value.parameters(), *value.buffers()]
+            found += [item for part in value.modules() for item in vars(part).values() if isinstance(item, Tensor)]
         elif isinstance(value, Tensor):
             found.append(value)
     return found

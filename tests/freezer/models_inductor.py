@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,8 +40,13 @@ class Known(nn.Module):
         return z, self.given, x, y.sum() + (self.left @ self.right).sum(0)  # two operators on constants, 400 bytes
 
 
+OF_PYTHON_MODULE = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+
 class Scalars(nn.Module):
-    """Two convolutions, each multiplied by a number of its own, with sums; and a linear layer over one vector."""
+    """Two convolutions, each multiplied by a number of its own, with sums; and linear layers over one vector, the first with a
+    part of what is the Python module's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +54,7 @@ class Scalars(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self.last(self.first(x) * 2.0 + 0.5) * 3.0 - 0.25
-        return x, self.head(x.mean((0, 2, 3)))
+        return x, self.head(functional.linear(x.mean((0, 2, 3)), OF_PYTHON_MODULE[:4, :4]))
 
 
 class Wide(nn.Module):
@@ -62,9 +68,6 @@ class Wide(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x
-
-
-OF_PYTHON_MODULE = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 
 class Shared:
@@ -87,7 +90,7 @@ class Foreign(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         of_closure = torch.rand(8, 8)
-        self.enclosed = lambda x: functional.linear(x, of_closure)
+        self.enclosed: Callable[[Tensor], Tensor] = lambda x: functional.linear(x, of_closure)
         self.shared = Shared(torch.rand(8, 8))
         self.head, self.positive, self.negative = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.theirs = (OF_PYTHON_MODULE, self.OF_CLASS, of_closure, self.shared.table)

@@ -31,7 +31,7 @@ from freezer.sources import weights_digest
 from freezer.subject import Subject
 from freezer.target import target_here
 from freezer.tensor_memory import program_tensors
-from tests.freezer.models_inductor import Known, Scalars, Wide
+from tests.freezer.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide
 from tests.models import seeded
 from tests.steps import HERE, python, random_inputs, subject_of
 
@@ -281,6 +281,7 @@ def test_numbers_stay_apart_a_vector_is_taken_and_a_discarded_model_is_freed(tmp
     assert one.changes()["additions and subtractions folded into convolutions"] == 2
     torch.testing.assert_close(one.candidate.open(one.subject)(X), seeded(Scalars)(X))
     assert sum(tensor.untyped_storage().nbytes() for tensor in program_tensors(model)) == 0
+    assert OF_PYTHON_MODULE.untyped_storage().nbytes() > 0, "what the model reads and has not is not discarded"
     assert one.candidate.weights == weights_digest(seeded(Scalars))
 
 

@@ -150,5 +150,5 @@ def test_an_error_that_the_caller_is_handling_is_left_alone() -> None:
             failing(ours)
         except ValueError as error:
             let_go(error, handled)
-        left = [ref() is not None for ref in (*theirs, *ours)]
+            left = [ref() is not None for ref in (*theirs, *ours)]
     assert left == [True, False]
