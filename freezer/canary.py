@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
-from freezer.distance import comparable, errors, exact_problem, golden_bound, pooled
+from freezer.distance import comparable, errors, exact_problem, golden_bound, golden_problem, pooled
 from freezer.drift import POOL_BELOW
 from freezer.errors import CanaryError
 from freezer.frozen_model import FrozenModel
@@ -86,6 +86,5 @@ def _figure(
     if r.numel() < POOL_BELOW:
         rmse, rms = over_all
     ratio, bound = golden_bound(rmse, native or 0.0, rms, r, gate=gate, reference=reference)
-    if not rmse <= bound:
-        problem = f"rmse {rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
+    problem = golden_problem(r, c, rmse, bound, ratio, reference=reference)
     return CanaryFigure(set_index=index, output=name, error_ratio=ratio, max_abs_err=worst, problem=problem)

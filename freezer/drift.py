@@ -31,7 +31,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 SMALL_TENSOR = 1000
 """Elements below which dynamo's `same()` takes the larger multiplier."""
 
-_GAP = 0.1
+GAP = 0.1
 """Of what the tolerance would allow: values apart by more hide the lesser ones' errors in the greater ones' rms."""
 
 NOTHING_COMPARED = "no output was compared"
@@ -214,7 +214,7 @@ def parts_of(r: Tensor, dtype: torch.dtype) -> list[Tensor]:
     lowest = int(binades.min()) if binades.numel() else 0
     counts = torch.bincount((binades - lowest).long()).tolist()
     least = max(2, min(POOL_BELOW, math.ceil(binades.numel() / 10)))
-    wide = math.ceil(math.log2(_GAP / (_tolerance(dtype) / 10)))
+    wide = math.ceil(math.log2(GAP / (_tolerance(dtype) / 10)))
     below = empty = 0
     for place, count in enumerate(counts):
         if count and empty >= wide and below >= least:
@@ -250,7 +250,7 @@ def _row(recipe: str, name: str, index: int, call: Call, pools: _Pools, gate: Ga
         return Row(**base, **blank, num_elements=e.numel(), problem=mismatch)
     noise = call.noise_rmse[index]
     judged = [_judged(values, pools[call.kind, part], noise, e.dtype, gate, float64=float64) for part, values in _parts(r, e, c)]
-    worst = max(judged, key=lambda item: (item["problem"] is not None, item["error_ratio"]))
+    worst = next((item for item in judged if item["problem"]), judged[0])
     return Row(**base, **worst, num_elements=e.numel(), top1_agreement=_top1(r, c))
 
 
@@ -358,6 +358,16 @@ def _top1(r: Tensor, c: Tensor) -> float | None:
     if r.dim() != 2 or r.shape[1] < 2 or r.shape[0] == 0 or r.is_complex():
         return None
     return float((r.argmax(1) == c.argmax(1)).double().mean())
+
+
+def openvino_problem(r: Tensor, c: Tensor, dtype: torch.dtype) -> str | None:
+    """What OpenVINO's output validation would find wrong; the canary applies this to outputs whose reference was eager.
+
+    Args:
+        r, c: golden output and answer, flat, finite, in double precision.
+        dtype: of the output.
+    """
+    return _openvino_problem(dtype, _figures(r, c, eps=torch.finfo(dtype).eps))
 
 
 def _openvino_problem(dtype: torch.dtype, figures: Mapping[str, Any]) -> str | None:
