@@ -48,7 +48,9 @@ console = Console()
 
 StoreOption = Annotated[str, typer.Option("--store", help="URI of the store.")]
 ClassOption = Annotated[str, typer.Option("--device-class", help="A device class, or auto for what this machine runs best.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Thread count to serve with. Default: torch's own.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="Threads that calls may use. Default: torch's own, within this process's CPUs.")
+]
 
 
 def main() -> None:
@@ -95,7 +97,9 @@ def freeze(
     device_class_: ClassOption = "auto",
     threads: Annotated[
         list[int] | None,
-        typer.Option(help="A thread count to freeze for; the first decides. Repeatable. Default: torch's own."),
+        typer.Option(
+            help="A thread count to freeze for; the first decides. Repeatable. Default: torch's own, within this process's CPUs."
+        ),
     ] = None,
     point: Annotated[
         list[str] | None,

@@ -138,7 +138,7 @@ def freeze_source(
     recipes: Iterable[str],
     preserve: Sequence[str] = (),
     reset: str | None = None,
-    points: Sequence[Mapping[str, int]] = (),
+    points: Sequence[Mapping[str, int]] | None = None,
 ) -> FreezeResult:
     """Freeze what a source names; the command `coldpress freeze`.
 
@@ -153,7 +153,7 @@ def freeze_source(
         UsageError, JudgeError: as of `freeze`.
     """
     check_folder(out, "out")
-    subject = load_subject(source, name=name, spec=spec, samples=samples, preserve=preserve, reset=reset, points=points)
+    subject = load_subject(source, name=name, spec=spec, samples=samples, preserve=preserve, reset=reset, points=points or ())
     return freeze_subject(
         subject,
         out=out,
