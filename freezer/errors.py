@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from freezer.ladder import Refusal
-    from freezer.speed import SpeedCheck
+    from freezer.speed_check import SpeedCheck
 
 
 class ColdpressError(Exception):

@@ -11,7 +11,6 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from freezer.load import open_artifact
 from freezer.manifest import Manifest
 from freezer.samples import InputSet
 from freezer.speed_causes import causes
+from freezer.speed_check import SpeedCheck
 from freezer.store import Store
 from freezer.subject import bind
 from freezer.target import threads
@@ -39,35 +39,6 @@ POLICY = SamplingPolicy(percentiles=("p50",))
 """A judge's, but for the percentiles: a ratio of medians is all that is told."""
 
 HOW = "--store URI names the store that holds it, --portable DIR its folder (`coldpress pull --device-class portable`)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedCheck:
-    """What was timed. A ratio is how many times as fast as the portable artifact.
-
-    Attributes:
-        expected: by the manifests; `measured` here, with its 95% confidence interval from `low` to `high`.
-        num_threads, point: that both were timed with.
-        median_ms: by device class.
-        num_rounds, num_dropped: that were timed undisturbed, and that others disturbed.
-    """
-
-    device_class: str
-    expected: float
-    measured: float
-    low: float
-    high: float
-    num_threads: int
-    point: Mapping[str, int]
-    median_ms: Mapping[str, float]
-    num_rounds: int
-    num_dropped: int
-
-    def __str__(self) -> str:
-        sizes = "".join(f", {name} {size}" for name, size in self.point.items())
-        medians = ", ".join(f"{name} {median:.3g} ms" for name, median in self.median_ms.items())
-        interval = f"{self.low:.2f} to {self.high:.2f}"
-        return f"{self.measured:.2f} times as fast as portable here ({interval}; {medians}; {self.num_threads} threads{sizes})"
 
 
 def check_speed(artifact: Artifact, portable: Artifact, num_threads: int, policy: SamplingPolicy = POLICY) -> SpeedCheck:

@@ -13,7 +13,8 @@ from freezer.device_class import PORTABLE, detect
 from freezer.errors import IncompatibleError, UsageError
 from freezer.ladder import Refusal, rungs
 from freezer.load import budget_here, find_rungs, open_artifact, refusal_here
-from freezer.speed import SpeedCheck, check_speed, portable_of
+from freezer.speed import check_speed, portable_of
+from freezer.speed_check import SpeedCheck
 from freezer.store import Store
 
 
@@ -70,22 +71,22 @@ def verify(
             if refused is not None:
                 ladder.append(refused)
                 continue
+            base = None
             if speed:
-                _check_first(reference, name, ladder, store)
+                _check_first(reference, name, ladder, store, wanted=device_class)
+                if name != PORTABLE:
+                    base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)
             artifact = fetch()
             artifact.verify()
             figures = run_canary(artifact, open_artifact(artifact, num_threads, asked=threads is not None, canary=False))
-            checked = None
-            if speed and name != PORTABLE:
-                base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)
-                checked = check_speed(artifact, base, num_threads)
+            checked = check_speed(artifact, base, num_threads) if base is not None else None
             num_files = len(manifest.contents)
             return Verification(device_class=name, num_files=num_files, figures=tuple(figures), ladder=tuple(ladder), speed=checked)
     reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
     raise IncompatibleError(f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder)
 
 
-def _check_first(reference: str | Path, serves: str, ladder: Sequence[Refusal], store: str | None) -> None:
+def _check_first(reference: str | Path, serves: str, ladder: Sequence[Refusal], store: str | None, *, wanted: str) -> None:
     """Refuse to time a lesser rung than the one that this machine's hardware should serve.
 
     Raises:
@@ -94,10 +95,9 @@ def _check_first(reference: str | Path, serves: str, ladder: Sequence[Refusal], 
     if ladder:
         reasons = "; ".join(str(item) for item in ladder)
         raise IncompatibleError(f"{reference}: {reasons}; {serves} would serve instead, so nothing was timed", ladder)
-    if serves != PORTABLE:
+    if serves != PORTABLE or wanted != "auto" or folder_of(reference) is not None:
         return
-    folder = folder_of(reference)
-    published = [serves] if folder is not None else list(Store.open(store or "store").version(str(reference)).images)
+    published = list(Store.open(store or "store").version(str(reference)).images)
     machine = detect()
     taken_away = [name for name in rungs(published, detect({})) if name not in rungs(published, machine)]
     if taken_away:
