@@ -26,6 +26,7 @@ from freezer.payload_choice import set_for
 from freezer.phases import timed
 from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
 from freezer.report import NOT_TRIED, Lowered, Report
+from freezer.settings_anew import without_environment
 from freezer.sources import weights_digest
 from freezer.spec import Dim
 from freezer.subject import Subject
@@ -138,7 +139,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
     tried: list[dict[str, str]] = []
     weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
     targets = [target.at(count) for count in (target.thread_counts if recipe.by_thread else (target.num_threads,))]
-    with threads(target.num_threads):
+    with threads(target.num_threads), without_environment():
         for name, point in shapes:
             last_one = name == shapes[-1][0]
             made += _first_that_works(Attempt(subject, point), recipe, targets, folder, name, tried, discard=discard and last_one)

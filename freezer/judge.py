@@ -21,6 +21,7 @@ from freezer.latency import Sampling, Speedup, speedup
 from freezer.limits import Limits, SamplingPolicy
 from freezer.migration import Entrant, Migration, compare
 from freezer.own_outputs import kept_of
+from freezer.precision import plain_precision
 from freezer.recipes import EAGER
 from freezer.reference import Reference, run_reference
 from freezer.runs import Results, assess_runs, runner
@@ -113,7 +114,7 @@ def judge(
     """
     started = time.monotonic()
     _check_weights(subject, candidates)
-    with threads(target.num_threads):
+    with threads(target.num_threads), plain_precision():
         reference = run_reference(subject)
         gate = Gate(error_ratio_max=limits.error_ratio_max)
         trials, answers = _try_all(subject, candidates, target, reference, gate)

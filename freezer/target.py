@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from freezer.device_class import DeviceClass, detect, device_class
+from freezer.environment import check_environment, recorded
 from freezer.errors import UsageError
 from freezer.isa_limits import packed_dtype
 from freezer.thread_count import threads
@@ -71,6 +72,7 @@ def target_here(name: str, num_threads: int | Sequence[int]) -> Target:
         )
     target = Target(device_class=wanted, num_threads=counts[0], further_threads=() if wanted.kind == "portable" else counts[1:])
     packed_layouts(target, ("float32",))
+    check_environment(wanted)
     return target
 
 
@@ -101,21 +103,25 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
     )
 
 
-@functools.cache
 def toolchain() -> dict[str, Any]:
     """Versions of everything that shapes a payload: torch, oneDNN, the C++ compiler, CUDA and its driver."""
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
     return {
         "torch": torch.__version__,
         "onednn": onednn.group(1) if onednn else None,
-        "cxx": _cxx_version(),
+        "cxx": _version(compiler()),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
 
 
-def _cxx_version() -> str | None:
-    compiler = os.environ.get("CXX", "g++")
+def compiler() -> str:
+    """The C++ compiler that builds use: CXX, or g++."""
+    return os.environ.get("CXX") or "g++"
+
+
+@functools.cache
+def _version(compiler: str) -> str | None:
     if shutil.which(compiler) is None:
         return None
     found = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
@@ -126,12 +132,11 @@ def host_fingerprint() -> dict[str, Any]:
     """Where a figure was measured: CPU, its count, kernel and the process's limits. Recorded, never part of a key."""
     import archspec.cpu.detect
 
-    limits = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "OMP_NUM_THREADS", "LD_PRELOAD")
     return {
         "cpu": archspec.cpu.detect.brand_string(),
         "classes": list(detect().classes),
         "num_cpus": os.cpu_count(),
         "affinity": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
-        "environment": {name: os.environ[name] for name in limits if name in os.environ},
+        "environment": recorded(),
     }

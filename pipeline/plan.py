@@ -23,8 +23,8 @@ PORTABLE_TIME_LIMIT_S = 4.0
 NEVER_KEPT = ("timeout", "memory", "output", "crash", "disk", "error", "infrastructure")
 """Failures of the circumstances, not of the model: tried again by the next campaign."""
 
-NEVER_KEPT_CODES = ("CP-FETCH", "CP-FETCH-DIGEST", "CP-REGISTRY")
-"""Of what could not be had from elsewhere, and may be there the next time."""
+NEVER_KEPT_CODES = ("CP-FETCH", "CP-FETCH-DIGEST", "CP-REGISTRY", "CP-ENVIRONMENT")
+"""Of what could not be had from elsewhere, or of how a worker is set up: it may be mended the next time."""
 
 
 def is_kept(failure: str | None, code: str | None) -> bool:

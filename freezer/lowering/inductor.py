@@ -22,7 +22,6 @@ from freezer.lowering.inductor_repairs import (
     linears_of_vectors,
     name_scalars,
     own_cache,
-    plain_precision,
     vectors_of,
     weight_packing,
 )
@@ -32,8 +31,10 @@ from freezer.lowering.inductor_watch import Watch, watching
 from freezer.lowering.inductor_weights import TABLE, open_mapped, table_of, write_table
 from freezer.lowering.texts import CODE, GRAPH, shortened
 from freezer.phases import timed
+from freezer.precision import plain_precision
 from freezer.report import Lowered
-from freezer.target import Target, packed_layouts
+from freezer.settings_anew import straying
+from freezer.target import Target, compiler, packed_layouts
 from freezer.tensor_memory import program_bytes, program_dtypes
 
 SUFFIX = ".pt2"
@@ -126,7 +127,8 @@ class _Build:
             from torch._inductor import aot_compile  # here: its first import uses torch.jit
 
             args, kwargs = self._program.example_inputs
-            config = known({**configuration(self._settings, self._target, beside=self._beside), **hooks})
+            given = configuration(self._settings, self._target, beside=self._beside)
+            config = known({**straying("torch._inductor.config"), **given, **hooks})
             with weight_packing(self._settings["cpp.weight_prepack"]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own code, while it tunes
                 files = aot_compile(self._program.module(check_guards=False), args, kwargs, options=config)
@@ -160,7 +162,7 @@ def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) 
         target: the device class and thread count.
         beside: whether the weights lie beside the shared library.
     """
-    config = {**settings, "aot_inductor.package": True, **(BESIDE if beside else {})}
+    config = {**settings, "aot_inductor.package": True, "cpp.cxx": (None, compiler()), **(BESIDE if beside else {})}
     device_class = target.device_class
     if device_class.kind == "cpu":
         config |= {"cpp.march": device_class.march, "cpp.simdlen": device_class.simdlen, "cpp.threads": target.num_threads}

@@ -93,22 +93,6 @@ def _vectors(device_class: DeviceClass) -> Any:
 
 
 @contextlib.contextmanager
-def plain_precision() -> Iterator[None]:
-    """Full precision of float32 matrix products, whatever `torch.set_float32_matmul_precision` says in this process.
-
-    Inductor packs weights for bfloat16 where it says less, and the payload would compute so wherever it is served.
-    """
-    before = torch.get_float32_matmul_precision()
-    if before != "highest":
-        torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
 def own_cache(folder: Path) -> Iterator[Path]:
     """A cache folder of this build's own, gone afterwards.
 

@@ -20,7 +20,7 @@ from freezer.build import Candidate, build
 from freezer.errors import BuildError, IntegrityError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering import inductor
-from freezer.lowering.inductor_repairs import clip_windows, own_cache, plain_precision, weight_packing
+from freezer.lowering.inductor_repairs import clip_windows, own_cache, weight_packing
 from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import COMMON, recipe_settings
 from freezer.lowering.inductor_watch import watching
@@ -383,16 +383,6 @@ def test_a_variable_that_wins_over_all_that_a_program_sets_is_refused(monkeypatc
     monkeypatch.setattr(config._config["disabled_passes"], "env_value_force", "remove_noop_ops")
     with pytest.raises(BuildError, match=r"forces disabled_passes to be 'remove_noop_ops', .* unset TORCHINDUCTOR_DISABLED_PASSES"):
         inductor.known(inductor.configuration(RECIPES["inductor-frozen"].settings["inductor"], TARGET, beside=False))
-
-
-def test_a_build_computes_in_full_precision_whatever_the_process_does() -> None:
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with plain_precision():
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_builds_cache_is_gone_afterwards_also_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
