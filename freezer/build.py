@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from freezer.capture import Attempt, Captured
 from freezer.custom_operators import check_operators
-from freezer.errors import BuildError, CaptureError, FreezeError
+from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.freeing import give_back, is_large, let_go
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.lowering.texts import captured_texts
@@ -210,14 +210,17 @@ def _first_that_works(
             if is_large(attempt.subject.model):
                 gc.collect()  # graphs refer to each other
             errors[capture] = error
+            if isinstance(error, LeakError):
+                break  # another graph would be compiled with the same flags
         else:
             tried.append({**row, "outcome": "captured and lowered"})
             return [replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes)) for one in made]
     message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
     if not errors:
         raise CaptureError(message)
-    worst = next((error for error in errors.values() if isinstance(error, BuildError)), next(iter(errors.values())))
-    code = next((error.code for error in reversed(errors.values()) if error.code != type(error).code), None)
+    worst = next(error for kind in (LeakError, BuildError, FreezeError) for error in errors.values() if isinstance(error, kind))
+    finer = (error.code for error in reversed(errors.values()) if error.code != type(error).code)
+    code = None if isinstance(worst, LeakError) else next(finer, None)
     raise type(worst)(message, code=code) from ExceptionGroup("the ways that were tried", list(errors.values()))
 
 

@@ -60,14 +60,21 @@ def describe_report(report: Report) -> Iterator[tuple[str, str]]:
     if report.unused:
         yield "unused", listed(report.unused)
     yield "size", f"{size_text(report.size_before_bytes)} of parameters and buffers -> {size_text(report.size_after_bytes)}"
-    if report.phases_s:
-        yield "time", phases_text(report)
-    if report.memory_peak_bytes is not None:
-        yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
+    yield from _built(report)
     for guard in report.guards:
         yield "guard", guard
     for note in report.notes:
         yield "note", note
+
+
+def _built(report: Report) -> Iterator[tuple[str, str]]:
+    """What the payload's code is made of, and what the build took."""
+    if report.instructions_of:
+        yield "instructions", instructions_text(report)
+    if report.phases_s:
+        yield "time", phases_text(report)
+    if report.memory_peak_bytes is not None:
+        yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
 
 
 def tried_text(row: Mapping[str, str]) -> str:
@@ -94,6 +101,11 @@ def constants_text(report: Report) -> str:
     """How many parameters and buffers became constants, and what folding computed."""
     folded = f"; folding computed {size_text(report.folded_bytes)} of new constants" if report.folded_bytes else ""
     return f"{report.num_constants} parameters and buffers, {size_text(report.constants_bytes)}{folded}"
+
+
+def instructions_text(report: Report) -> str:
+    """The families of instructions that the payload's code uses, and the class that has them."""
+    return f"{' '.join(sorted(report.instructions)) or 'none beyond the least CPU'} (of {report.instructions_of})"
 
 
 def phases_text(report: Report) -> str:

@@ -9,6 +9,7 @@
     │   ├── SourceError           the model or its samples could not be loaded
     │   ├── CaptureError          no graph could be made of the model
     │   ├── BuildError            a lowering could not turn the graph into a payload
+    │   │   └── LeakError         a payload holds instructions that its device class does not have
     │   └── JudgeError            the candidates could not be compared at all
     ├── StoreError
     │   ├── StoreUnreachableError the store cannot be read or written
@@ -133,6 +134,13 @@ class BuildError(FreezeError):
 
     kind = "build"
     code = "CP-BUILD"
+
+
+class LeakError(BuildError):
+    """A payload holds instructions that CPUs of its device class do not all have."""
+
+    kind = "isa_leak"
+    code = "CP-ISA-LEAK"
 
 
 class JudgeError(FreezeError):

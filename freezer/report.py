@@ -67,6 +67,8 @@ class Report:
         memory_peak_bytes: the most resident memory that the build needed above what the process held before; None where the system
             does not tell.
         guards: what the capture found that inputs must hold to, in words.
+        instructions: number of the payload's instructions by family, of families that not every CPU of the architecture has.
+        instructions_of: the device class that they were held to; empty where the payload holds no machine code.
         notes: what else is worth knowing, one sentence each.
     """
 
@@ -86,6 +88,8 @@ class Report:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     memory_peak_bytes: int | None = None
     guards: tuple[str, ...] = ()
+    instructions: Mapping[str, int] = field(default_factory=dict)
+    instructions_of: str = ""
     notes: tuple[str, ...] = ()
 
     def to_json(self, *, max_listed: int | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from freezer.describe_report import (
     constants_text,
     figures_text,
+    instructions_text,
     kinds_by_number,
     listed,
     migration_text,
@@ -84,6 +85,8 @@ def _report(report: Report) -> Iterator[str]:
         yield f"- became constants: {constants_text(report)}" + (f" ({_names(report.constants)})" if report.constants else "")
     if report.unused:
         yield f"- read by no call, and left out: {_names(report.unused)}"
+    if report.instructions_of:
+        yield f"- instructions: {instructions_text(report)}"
     if report.phases_s:
         yield f"- time: {phases_text(report)}"
     if report.memory_peak_bytes is not None:

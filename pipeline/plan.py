@@ -23,7 +23,7 @@ PORTABLE_TIME_LIMIT_S = 4.0
 NEVER_KEPT = ("timeout", "memory", "output", "crash", "disk", "error", "infrastructure")
 """Failures of the circumstances, not of the model: tried again by the next campaign."""
 
-NEVER_KEPT_CODES = ("CP-FETCH", "CP-FETCH-DIGEST", "CP-REGISTRY", "CP-ENVIRONMENT")
+NEVER_KEPT_CODES = ("CP-FETCH", "CP-FETCH-DIGEST", "CP-REGISTRY", "CP-OBJDUMP", "CP-ENVIRONMENT")
 """Of what could not be had from elsewhere, or of how a worker is set up: it may be mended the next time."""
 
 

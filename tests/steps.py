@@ -128,9 +128,9 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def python(code: str, *args: object, env: Mapping[str, str] | None = None) -> str:
+def python(code: str, *args: object, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
     """What a fresh interpreter prints; it fails the test when it fails."""
     command = [sys.executable, "-c", code, *(str(arg) for arg in args)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,6 +6,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import BESIDE, REQUIRED
 from freezer.lowering.inductor_watch import Watch, watching
 from freezer.lowering.inductor_weights import TABLE, open_mapped, table_of, write_table
+from freezer.lowering.instructions import check_package
 from freezer.lowering.texts import CODE, GRAPH, shortened
 from freezer.phases import timed
 from freezer.precision import plain_precision
@@ -51,6 +53,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     Raises:
         BuildError: the model mutates buffers (freezing would bake their first values in), this process would pack weights for
             another instruction set than the class's, or Inductor fails.
+        LeakError: the package holds instructions that the device class does not have.
     """
     if captured.mutates and settings["inductor"]["freezing"]:
         raise BuildError(
@@ -85,18 +88,25 @@ class _Build:
         self._table: str | None = None
         self._phases_s: dict[str, float] = {}
         self._notes: list[str] = []
+        self._instructions: dict[str, int] = {}
         packs = self._settings["freezing"] and self._settings["cpp.weight_prepack"]
         self._layouts = packed_layouts(target, program_dtypes(self._program)) if packs else {}
 
     def run(self) -> Lowered:
         """Compile, package, and tell."""
-        with own_cache(self._path.parent):
+        with own_cache(self._path.parent) as cache:
             watch, files = self._compile()
             gc.collect()  # Inductor's graphs refer to each other, and hold the frozen weights
             with timed(self._phases_s, "package"):
                 self._package(files)
+            with timed(self._phases_s, "instructions"):
+                self._instructions = check_package(self._path, cache, self._target.device_class)
         self._notes.append(self._where())
-        report = report_of(watch, self._told, self._phases_s, self._notes)
+        report = replace(
+            report_of(watch, self._told, self._phases_s, self._notes),
+            instructions=self._instructions,
+            instructions_of=self._target.device_class.name,
+        )
         texts = {GRAPH: shortened(graph_text(watch, self._told)), CODE: watch.code}
         texts = {name: text for name, text in texts.items() if 0 < len(text) <= MAX_TEXT_BYTES}
         return Lowered(report=report, texts=texts, layouts=self._layouts)

@@ -40,6 +40,8 @@ REPORT = Report(
     phases_s={"save": 0.125, "report": 0.25, "capture": 1.5, "freeze": 0.5},
     memory_peak_bytes=150_000_000,
     guards=("batch is at least 2",),
+    instructions={"fma": 3, "avx": 12},
+    instructions_of="cpu-x86-64-v3",
     notes=("Something is worth knowing.",),
 )
 TRIED = (
@@ -91,6 +93,8 @@ def test_the_rows_say_what_was_done_and_what_stays() -> None:
     )
     assert said["constants"].endswith(" and 4 more")
     assert said["time"] == "capture 1.50 s, freeze 0.50 s, save 0.12 s, report 0.25 s"
+    assert said["instructions"] == "avx fma (of cpu-x86-64-v3)"
+    assert "instructions" not in dict(describe_report(replace(REPORT, instructions_of=""))), "a payload without machine code"
     assert said["build memory"] == "peak 150.0 MB"
     assert (said["guard"], said["note"]) == ("batch is at least 2", "Something is worth knowing.")
 

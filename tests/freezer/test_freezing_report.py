@@ -26,6 +26,8 @@ REPORT = Report(
     phases_s={"capture": 0.5, "freeze": 0.25},
     memory_peak_bytes=1_000_000,
     guards=("batch is at least 2",),
+    instructions={"avx": 12, "fma": 3},
+    instructions_of="cpu-x86-64-v3",
     notes=("a note",),
 )
 

@@ -148,7 +148,7 @@ def test_constants_are_named_and_sized(frozen: Built) -> None:
 
 
 def test_phases_and_memory_are_told(frozen: Built) -> None:
-    assert list(frozen.report.phases_s) == ["capture", "lower", "compile", "package"]
+    assert list(frozen.report.phases_s) == ["capture", "lower", "compile", "package", "instructions"]
     assert all(seconds > 0 for seconds in frozen.report.phases_s.values())
     assert frozen.report.memory_peak_bytes is not None
     assert frozen.report.memory_peak_bytes > 0
