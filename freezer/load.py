@@ -56,7 +56,8 @@ def load(
         device_class: the one class to take, or `auto` for the most specific that serves.
         threads: the threads that calls may use; by default what torch uses in this process, but no more than it has CPUs by its
             affinity and its control groups' quotas. The payloads for just that count are taken, else those for the largest below.
-        strict: raise when the first rung does not serve, instead of taking the next.
+        strict: raise when the first rung does not serve, instead of taking the next; the error has what the manifests of the others
+            say against them too.
         limit_isa: allow oneDNN to be limited to a lesser class's instruction set, for the whole process. It takes effect only
             before torch's first oneDNN operation in the process.
         canary: run the golden inputs and compare; turn it off only where another check stands in for it.
@@ -70,7 +71,9 @@ def load(
         num_threads = budget_here(threads)
         for name, read, fetch in find_rungs(reference, store, device_class, stack):
             try:
-                found = refusal_here(read(), num_threads, limit_isa=limit_isa)
+                found = refusal_here(read(), num_threads, limit_isa=limit_isa and not (strict and ladder), canary=canary)
+                if found is None and strict and ladder:
+                    continue  # it might serve, and is not asked to
                 if found is None:
                     return open_artifact(fetch(), num_threads, asked=threads is not None, ladder=ladder, canary=canary)
             except StoreUnreachableError:
@@ -79,10 +82,10 @@ def load(
                 found = _why(name, error)
             ladder.append(found)
             logger.warning("%s is refused: %s", reference, found)
-            if strict:
-                break
         reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
-        raise IncompatibleError(f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder)
+        what = "the best artifact for" if strict and ladder else "no artifact serves"
+        refused = " is refused, and strict=True takes no other" if strict and ladder else ""
+        raise IncompatibleError(f"{reference}: {what} this machine ({', '.join(detect().classes)}){refused}: {reasons}", ladder)
 
 
 def budget_here(threads: int | None) -> int:
@@ -144,9 +147,9 @@ def _not_of_this_machine(name: str) -> Refusal:
     return Refusal(rung=name, reason="class_mismatch", got=", ".join(detect().classes), expected=name)
 
 
-def refusal_here(manifest: Manifest, num_threads: int, *, limit_isa: bool) -> Refusal | None:
+def refusal_here(manifest: Manifest, num_threads: int, *, limit_isa: bool, canary: bool = True) -> Refusal | None:
     """Why the rung is refused from its manifest alone; with `limit_isa`, the limit is set instead of refusing for it."""
-    found = refuse_by_torch(manifest, torch.__version__) or refuse_by_threads(manifest, num_threads)
+    found = refuse_by_torch(manifest, torch.__version__, canary=canary) or refuse_by_threads(manifest, num_threads)
     if found is not None:
         return found
     found = refuse_by_isa(manifest, detect())

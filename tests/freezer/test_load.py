@@ -111,6 +111,19 @@ def test_a_damaged_rung_is_passed_over_and_named(
     assert len(caught.value.ladder) == 1
 
 
+def test_strict_has_every_reason_and_opens_no_other(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+    newer = copy_of(portable.artifact, tmp_path / "newer", needs={"torch": "99.0", "machine": None})
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact, "portable": newer}, carried={})
+    flipped_payload(store)
+    with pytest.raises(
+        IncompatibleError, match=r"the best artifact for this machine .* is refused, and strict=True takes no"
+    ) as caught:
+        freezer.load("mlp", store=str(store.root), strict=True)
+    found = [(refusal.rung, refusal.reason) for refusal in caught.value.ladder]
+    assert found == [(HERE, "tampered"), ("portable", "torch_too_old")]
+
+
 def payloads_of_both(store: Store) -> None:
     flipped_payload(store)
     flip_a_byte(blob(store, store.manifest(store.version("mlp"), "portable").payloads[0].digest))
