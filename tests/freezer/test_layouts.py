@@ -103,7 +103,7 @@ def test_the_program_that_is_laid_out_anew_is_refused_as_the_first_would_be(seco
 def test_a_converted_program_is_laid_out_too() -> None:
     with torchscript_deprecations_silenced():
         source = torch.jit.trace(Calling(lambda x: x * 2), (random_inputs(2, 4),))
-    subject = subject_of(source, {"args": random_inputs(2, 4)}, {"args": {0: BATCH}})
+    subject = subject_of(source, {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
     dynamic = {0: torch.export.Dim("batch", min=1, max=4)}
     other = torch.export.export(Calling(lambda x: (transposed(x * 2),)), (random_inputs(2, 4),), dynamic_shapes=[dynamic])
     found = export_flat(lambda: ConvertedModule(other), "convert", subject, None, lambda: ask_eager(subject))
