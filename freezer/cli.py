@@ -245,7 +245,8 @@ def diff(
     if as_json:
         sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
     else:
-        console.print(f"{found.model}:{found.version}, {len(found.sets)} golden sets", highlight=False, soft_wrap=True)
+        count = f"{len(found.sets)} golden set{'' if len(found.sets) == 1 else 's'}"
+        console.print(f"{found.model}:{found.version}, {count}", highlight=False, soft_wrap=True)
         if found.classes:
             console.print(matrix(found), markup=False, highlight=False)
         for line in sentences(found):

@@ -32,4 +32,5 @@ class SpeedCheck:
         sizes = "".join(f", {name} {size}" for name, size in self.point.items())
         medians = ", ".join(f"{name} {median:.3g} ms" for name, median in self.median_ms.items())
         interval = f"{self.low:.2f} to {self.high:.2f}"
-        return f"{self.measured:.2f} times as fast as portable here ({interval}; {medians}; {self.num_threads} threads{sizes})"
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"{self.measured:.2f} times as fast as portable here ({interval}; {medians}; {threads}{sizes})"

@@ -74,7 +74,7 @@ def test_what_was_made_for_this_machine_is_as_fast_as_promised(store: Path) -> N
 
 def test_an_instruction_set_that_the_weights_are_not_packed_for_is_caught(store: Path) -> None:
     share, message = python(LATCHED, store, THREADS, env={**os.environ, "ONEDNN_MAX_CPU_ISA": LOWER}).split("\n", 1)
-    assert float(share) < 0.5, "on an idle machine the cliff is 10 to 30 times"
+    assert float(share) < 0.25, "the cliff is 10 to 30 times"
     assert f"ISA limit: the process was started with ONEDNN_MAX_CPU_ISA={LOWER}; ONEDNN_MAX_CPU_ISA unset now" in message
     assert re.search(r"ISA limit: oneDNN uses .*(SSE4|AVX2).* in this process", message), message
     assert "answers right, at less than half of its speed" in message

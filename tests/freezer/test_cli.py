@@ -136,6 +136,7 @@ def test_2_what_is_misused(coldpress: Run, published: Store, scripted: Frozen, t
         ((*freeze, "--inputs", "none.npz"), "samples none.npz"),
         ((*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"), "unknown recipe 'none'"),
         (freeze, "declare them (`inputs:`; with `coldpress freeze`, `--inputs`), or give samples"),
+        (("verify", scripted.artifact.folder, "--speed"), "which is not in the folder: --store URI names"),
         (("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"), "ends in .safetensors or .npz"),
         (("run", scripted.artifact.folder, "--input", "x.npz", "--output", tmp_path / "full" / "mine" / "y.npz"), "is no folder"),
         (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full" / "mine"), "is a file or a link"),
