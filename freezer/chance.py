@@ -40,16 +40,25 @@ def same_each_time(ask_again: Callable[[], bool]) -> bool:
 def baked_in(
     eager: Sequence[Sequence[Tensor]], candidate: Sequence[Sequence[Tensor]], ask: Callable[[], list[Tensor]]
 ) -> str | None:
-    """What is wrong with a candidate that answers the same for ever where eager does not; None where it draws too.
+    """What is wrong with a candidate of which an output is the same for ever where eager's is not; None where each draws too.
+
+    Each output is held against its own: one that still draws must not hide another that was baked in.
 
     Args:
-        eager, candidate: the answers to one input set, of as many calls each; at least two.
+        eager, candidate: the answers to one input set, of as many calls each, all of as many outputs; at least two.
         ask: asks the candidate once more.
     """
-    differs = any(_apart(one, other) for answer in eager[1:] for one, other in zip(eager[0], answer, strict=True))
-    if not differs or not all(_equal(candidate[0], answer) for answer in candidate[1:]):
-        return None
-    return PROBLEM if all(_equal(candidate[0], ask()) for _ in range(NUM_MORE_CALLS)) else None
+    suspects = {
+        index
+        for index, (of_eager, mine) in enumerate(zip(zip(*eager, strict=True), zip(*candidate, strict=True), strict=True))
+        if any(_apart(of_eager[0], other) for other in of_eager[1:]) and all(_equal(mine[0], other) for other in mine[1:])
+    }
+    for _ in range(NUM_MORE_CALLS):
+        if not suspects:
+            return None
+        answer = ask()
+        suspects = {index for index in suspects if _equal(candidate[0][index], answer[index])}
+    return PROBLEM if suspects else None
 
 
 def _apart(one: Tensor, other: Tensor) -> bool:
@@ -61,7 +70,5 @@ def _apart(one: Tensor, other: Tensor) -> bool:
     return bool((a - b).abs().square().sum() > ROUNDING**2 * a.abs().square().sum())
 
 
-def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)
-    )
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())

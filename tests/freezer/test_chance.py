@@ -101,6 +101,27 @@ def test_the_canary_allows_what_is_between_two_draws(tmp_path: Path) -> None:
         assert not any(figure.problem for figure in canary_figures(result.artifact, model))
 
 
+def baked_beside_a_draw(x: Tensor) -> tuple[Tensor, Tensor]:
+    return of_python(x), dropped(x)
+
+
+def test_an_output_that_still_draws_does_not_hide_one_that_was_baked_in(tmp_path: Path) -> None:
+    subject = subject_of(Calling(baked_beside_a_draw), {"x": X})
+    judgement = judgement_of(subject, [candidate_of(subject, "portable", tmp_path / "candidate")])
+    assert (judgement.verdict, judgement.reason) == ("rejected", f"portable: {PROBLEM}")
+
+
+def test_each_output_is_held_against_its_own() -> None:
+    draws = iter(range(100))
+
+    def ask() -> list[Tensor]:
+        return [X, X * next(draws)]
+
+    assert baked_in([[X, X], [X * 2, X * 3]], [[X, X], [X, X * 4]], ask) == PROBLEM
+    assert next(draws) == NUM_MORE_CALLS, "all outputs share the calls"
+    assert baked_in([[X, X], [X, X * 3]], [[X, X], [X, X * 4]], ask) is None
+
+
 def test_rounding_is_no_chance() -> None:
     eager = [[X], [X * (1 + 1e-5)]]
     assert baked_in(eager, [[X], [X]], lambda: [X]) is None
