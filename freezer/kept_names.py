@@ -43,7 +43,7 @@ def _problem(model: nn.Module, path: str) -> str | None:
     *parts, last = path.split(".")
     owner: Any = model
     for index, part in enumerate(parts):
-        below = dict(owner.named_children())
+        below = {name: child for name, child in owner._modules.items() if child is not None}  # of a shared one each name
         if part not in below:
             return f"{'.'.join(parts[: index + 1])!r} of {path!r} is no submodule{_instead(part, below)}"
         owner = below[part]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,18 @@ from freezer.legacy import torchscript_deprecations_silenced
 from freezer.subject import Subject, prepare
 from tests.freezer.models_state import Constant, InPlace, OptionalState, Versioned
 from tests.models import seeded
-from tests.steps import random_inputs
+from tests.steps import candidate_of, random_inputs
 
 X = random_inputs(2, 3, 8, 8)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
 
 
 def prepared(model: nn.Module, x: Tensor, **kwargs: Any) -> Subject:
@@ -41,6 +51,27 @@ def test_what_is_there_is_taken(scripted: bool) -> None:
     subject = prepared(counting, random_inputs(2, 4), preserve=["count", "reset"], reset="reset")
     assert (subject.preserve, subject.reset, subject.kept_names) == (("count", "reset"), "reset", ("count", "reset"))
     assert prepared(as_given(seeded(Constant), scripted=scripted), X, preserve=["rate"]).kept_names == ("rate",)
+
+
+class Tied(nn.Module):
+    """One submodule under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Scaled()
+        self.decoder = self.encoder
+        self.register_module("spare", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_a_shared_submodule_has_both_names(scripted: bool, tmp_path: Path) -> None:
+    subject = prepared(as_given(seeded(Tied), scripted=scripted), random_inputs(2, 4), preserve=["decoder.scale", "encoder.scale"])
+    model = candidate_of(subject, "torchscript-frozen", tmp_path / "candidate").open(subject)
+    assert (model.decoder.scale, model.encoder.scale) == (3, 3)
+    assert torch.equal(model(random_inputs(2, 4)), random_inputs(2, 4) * 3 * 3)
 
 
 @pytest.mark.parametrize("scripted", [False, True])
