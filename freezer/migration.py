@@ -7,18 +7,23 @@ The source of a legacy TorchScript file may be gone. Where PyTorch's converter t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from freezer.latency import Sampling, speedup
 from freezer.limits import SamplingPolicy
+from freezer.recipes import CaptureName
 
 CONVERTED = "convert"
 """The capture that turns TorchScript into an exported program."""
+
+_CAPTURE = re.compile(rf"(?:^|; )({'|'.join(map(re.escape, get_args(CaptureName)))}): ")
+"""Where a build's message names the next capture that was tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +108,15 @@ def refused(failures: Mapping[str, str]) -> Migration | None:
     """The migration that the converter, or what came after it, refused; None where no recipe tried.
 
     Args:
-        failures: for each recipe that made no candidate, why; captures are joined with '; '.
+        failures: for each recipe that made no candidate, why: `CAPTURE: reason` of each capture that was tried, joined with '; '.
     """
-    reason = next((why for why in failures.values() if f"{CONVERTED}: " in why), None)
-    if reason is None:
-        return None
-    return Migration(possible=False, reason=reason.partition(f"{CONVERTED}: ")[2].partition("; ")[0])
+    for why in failures.values():
+        # A sentence may hold '; ' too: it ends where the next capture is named.
+        parts = _CAPTURE.split(why)
+        found = dict(zip(parts[1::2], parts[2::2], strict=True))
+        if CONVERTED in found:
+            return Migration(possible=False, reason=found[CONVERTED])
+    return None
 
 
 def _median(sampling: Sampling | None, recipe: str) -> float:

@@ -63,6 +63,12 @@ def test_what_cannot_be_converted_is_told_with_its_reason() -> None:
     assert (rejected.possible, rejected.reason) == (False, "inductor-frozen does not pass the drift gate")
 
 
+def test_a_reason_is_told_whole_with_its_remedy() -> None:
+    why = "the program differs from the model on input set 3; write the loop with torch.where; see export: docs/captures.md"
+    for message in (f"convert: {why}", f"export: no; convert: {why}; as-is: no", f"as-is: no; try it; convert: {why}"):
+        assert refused({"portable": "trace: no", "inductor-frozen": message}) == Migration(possible=False, reason=why)
+
+
 def test_a_model_that_nothing_converted_has_no_migration() -> None:
     exported = replace(CONVERTED, capture="export")
     assert compare([replace(LEGACY, capture="trace"), exported], None, QUICK) is None
@@ -104,6 +110,6 @@ def test_a_legacy_file_that_the_converter_refuses_is_frozen_as_torchscript_and_t
     assert result.artifact is not None
     told = result.artifact.manifest.freezing["migration"]
     assert not told["possible"]
-    assert told["reason"]
+    assert result.failures["inductor-frozen"] == f"convert: {told['reason']}"
     (row,) = [text for name, text in describe(result.artifact.manifest) if name == "migration"]
     assert row == f"the TorchScript is not converted to an exported program: {told['reason']}"
