@@ -49,6 +49,10 @@ __all__ = [
 ]
 
 
+MAX_CORNERS = 64
+"""Corner points are taken one and all while there are no more: those of six dims that vary."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dim:
     """A named dimension that may be any multiple of `multiple_of` from `min` to `max`, both included."""
@@ -168,10 +172,18 @@ class InputSpec:
         return tuple(found) or (self.first_point(),)
 
     def points(self) -> Iterator[dict[str, int]]:
-        """The corner points of all dims, then the middle; no point twice."""
+        """The corner points of all dims, then the middle; no point twice.
+
+        Where there are more than MAX_CORNERS corners: all dims at their least, all at their most, the middle, and each end of every
+        dim beside the others' middle. Every pair of dims is then seen apart, and the number grows with that of the dims.
+        """
         seen: set[tuple[int, ...]] = set()
-        corners: Iterable[tuple[int, ...]] = product(*((dim.min, dim.max) for dim in self.dims))
+        ends = [(dim.min, dim.max) for dim in self.dims]
         middle = tuple(max(dim.min, math.isqrt(dim.min * dim.max) // dim.multiple_of * dim.multiple_of) for dim in self.dims)
+        corners: Iterable[tuple[int, ...]] = product(*(dict.fromkeys(sizes) for sizes in ends))
+        if 2 ** sum(low < high for low, high in ends) > MAX_CORNERS:
+            beside = [(*middle[:axis], end, *middle[axis + 1 :]) for axis, sizes in enumerate(ends) for end in sizes]
+            corners = (*zip(*ends, strict=True), middle, *beside)
         for sizes in (*corners, middle):
             if sizes not in seen:
                 seen.add(sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -65,6 +66,26 @@ def test_points_are_the_corners_then_the_middle_and_none_twice() -> None:
     assert list(fixed.points()) == [{"n": 3}]
     assert list(InputSpec(inputs=()).points()) == [{}]
     assert declared_spec(FULL, BOUNDS).first_point() == {"batch": 1, "length": 2}
+
+
+def many_dims(num_dims: int, *, fixed: int = 0) -> InputSpec:
+    dims = [Dim(name=f"d{index}", min=4, max=16) for index in range(num_dims)]
+    dims += [Dim(name=f"f{index}", min=3, max=3) for index in range(fixed)]
+    return InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=tuple(dim.name for dim in dims)),), dims=tuple(dims))
+
+
+def test_all_corners_are_points_while_they_are_few() -> None:
+    points = [tuple(point.values()) for point in many_dims(6, fixed=20).points()]
+    ends = [(4, 16)] * 6 + [(3,)] * 20
+    assert points == [*itertools.product(*ends), (8,) * 6 + (3,) * 20]
+
+
+def test_of_many_dims_the_ends_of_each_are_points_beside_the_middle_of_the_others() -> None:
+    points = [tuple(point.values()) for point in many_dims(7).points()]
+    assert points[:3] == [(4,) * 7, (16,) * 7, (8,) * 7]
+    assert sorted(points[3:]) == sorted((8,) * axis + (end,) + (8,) * (6 - axis) for axis in range(7) for end in (4, 16))
+    assert next(many_dims(7).points()) == many_dims(7).first_point()
+    assert len(list(many_dims(40).points())) == 2 * 40 + 3
 
 
 def test_a_spec_at_a_point_has_no_dims() -> None:
