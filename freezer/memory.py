@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
 from pathlib import Path
@@ -18,8 +19,12 @@ class PeakMemory:
             ...
         peak.bytes
 
-    The process's own peak is the kernel's (VmHWM, which is reset for it), so that nothing short is missed; compilers and other
-    children are looked at 20 times a second. Resident are pages of files that the process maps too, also those that it shares.
+    Where the process takes more within the block than ever before, its peak is the kernel's (VmHWM), to the page. Else, and for
+    compilers and other children, resident memory is looked at 20 times a second, and what is shorter may be missed. Resident are
+    pages of files that the process maps too, also those that it shares.
+
+    A process of Coldpress's own (`own_process`) begins its record anew with every block, so that nothing short is missed. That of
+    a caller is left as it is: whatever watches the process reads it too.
 
     Attributes:
         bytes: None where the system does not tell: only Linux does.
@@ -31,16 +36,19 @@ class PeakMemory:
         self.bytes: int | None = None
         self.children_bytes = 0
         self._before = 0
+        self._record_before = 0
         self._children_before = 0
-        self._together = 0
+        self._seen = 0
         self._stop = threading.Event()
         self._sampler: threading.Thread | None = None
 
     def __enter__(self) -> PeakMemory:
         before = _own("VmRSS")
-        if before is None or not _reset_peak():
+        if before is None:
             return self
-        self._before, self._children_before = before, _children_bytes("self")
+        if _OWN_PROCESS.is_set():
+            _reset_peak()
+        self._before, self._record_before, self._children_before = before, _own("VmHWM") or 0, _children_bytes("self")
         self._sampler = threading.Thread(target=self._sample, name="coldpress-memory", daemon=True)
         self._sampler.start()
         return self
@@ -50,14 +58,23 @@ class PeakMemory:
             return
         self._stop.set()
         self._sampler.join()
-        self.bytes = max(0, max(_own("VmHWM") or 0, self._together) - self._before)
+        record = _own("VmHWM") or 0
+        most = max(self._seen, _own("VmRSS") or 0, record if record > self._record_before else 0)
+        self.bytes = max(0, most - self._before)
 
     def _sample(self) -> None:
         while not self._stop.wait(_SAMPLE_S):
-            children = _children_bytes("self") - self._children_before
-            if children > 0:
-                self.children_bytes = max(self.children_bytes, children)
-                self._together = max(self._together, children + (_own("VmRSS") or 0))
+            children = max(0, _children_bytes("self") - self._children_before)
+            self.children_bytes = max(self.children_bytes, children)
+            self._seen = max(self._seen, children + (_own("VmRSS") or 0))
+
+
+_OWN_PROCESS = threading.Event()
+
+
+def own_process() -> None:
+    """Say that this process is there for one build alone: then nobody else reads its record of the most memory that it took."""
+    _OWN_PROCESS.set()
 
 
 def peak_bytes() -> int:
@@ -77,12 +94,10 @@ def _own(field: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
 
 
-def _reset_peak() -> bool:
-    try:
+def _reset_peak() -> None:
+    """Let the record of the most resident memory begin anew with what is resident; a kernel that refuses leaves it as it is."""
+    with contextlib.suppress(OSError):
         (_SELF / "clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def _children_bytes(process: str) -> int:

@@ -200,9 +200,11 @@ def build(request: BuildRequest) -> BuildResult:
 def _build_child(request: BuildRequest, staging: Path) -> None:
     from freezer.build import build as build_candidate
     from freezer.freeing import is_large
+    from freezer.memory import own_process
     from freezer.recipes import RECIPES
     from freezer.target import target_here
 
+    own_process()
     target = target_here(request.device_class, (request.num_threads, *request.further_threads))
     folder = staging / "candidate"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -24,12 +25,48 @@ from tests.steps import python
 MB = 1_000_000
 
 
-def test_a_peak_is_seen_though_it_is_over() -> None:
-    with PeakMemory() as peak:
-        held = torch.ones(50 * MB)
-        del held
-    assert peak.bytes is not None
-    assert 195 * MB <= peak.bytes < 260 * MB  # pages that were free in the process before are not new
+_IN_A_FRESH_PROCESS = """
+import json, sys, time
+from pathlib import Path
+from freezer.memory import PeakMemory, own_process, peak_bytes
+
+def take(size_mb, seconds=0.0):
+    held = b"x" * size_mb * 1_000_000
+    time.sleep(seconds)
+
+own, before_mb, within_mb, seconds = json.loads(sys.argv[1])
+if own:
+    own_process()
+take(before_mb)
+record = peak_bytes()
+with PeakMemory() as peak:
+    take(within_mb, seconds)
+print(json.dumps([peak.bytes / 1e6, (peak_bytes() - record) / 1e6]))
+"""
+
+
+def peak_mb(*, own: bool, before_mb: int, within_mb: int, seconds: float = 0.0) -> tuple[float, float]:
+    """The peak of a block in a fresh process, and how far the process's own record of its peak is from what it was before it."""
+    peak, moved = json.loads(python(_IN_A_FRESH_PROCESS, json.dumps([own, before_mb, within_mb, seconds])))
+    return peak, moved
+
+
+def test_a_peak_that_is_the_processs_highest_is_seen_though_it_is_over() -> None:
+    peak, moved = peak_mb(own=False, before_mb=0, within_mb=200)
+    assert 195 <= peak < 210
+    assert 195 <= moved < 210
+
+
+def test_a_lower_peak_of_a_callers_process_is_looked_for_and_the_processs_own_record_stays() -> None:
+    peak, moved = peak_mb(own=False, before_mb=300, within_mb=100, seconds=0.5)
+    assert 95 <= peak < 110
+    assert moved == 0
+
+
+def test_a_peak_of_a_process_of_its_own_is_seen_though_a_higher_one_was_before() -> None:
+    peak, moved = peak_mb(own=True, before_mb=300, within_mb=100)
+    assert 95 <= peak < 110
+    assert -205 < moved < -190, "its record begins anew"
 
 
 def test_what_was_held_before_is_not_counted() -> None:
