@@ -262,11 +262,18 @@ def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
 
     torch.export leaves in-place operations in the graph, and its signature names no changed buffer until they are functionalized;
     that costs seconds for a large model, so only graphs that hold such an operation are.
+
+    Raises:
+        CaptureError: torch.export cannot tell, as where two buffers lie over one another in memory.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if any(_writes(node) for node in program.graph.nodes):
-            program = program.run_decompositions({})
+            try:
+                program = program.run_decompositions({})
+            except Exception as error:
+                why = f"torch.export cannot tell which tensors a call changes: {export_sentence(error)}"
+                raise CaptureError(f"{why}; register them as buffers, each with memory of its own") from error
     signature = program.graph_signature
     parameters: Mapping[str, str] = getattr(signature, "parameters_to_mutate", {})  # newer than torch 2.11
     return tuple(sorted({*signature.buffers_to_mutate.values(), *parameters.values()}))

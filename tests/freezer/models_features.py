@@ -134,6 +134,19 @@ class Sliced(nn.Module):
         return x @ self.weight + x @ self.alone + x @ self.upper + x @ self.lower
 
 
+class Shown(nn.Module):
+    """Writes into a buffer of which another shows the first rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.zeros(8, 4)
+        self.whole, self.head = nn.Buffer(whole), nn.Buffer(whole[:2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.whole.add_(x.sum(0))
+        return x + self.head
+
+
 class Expanded(nn.Module):
     """A weight whose strides are 0."""
 
@@ -492,6 +505,9 @@ FEATURES: Mapping[str, Case] = {
     "a parametrization of one's own": Case(make=parametrized, inputs={"x": X}),
     "weights in channels-last layout": Case(make=channels_last, inputs={"x": IMAGE}),
     "a buffer that a call changes": Case(make=Counter, says=r"a call changes model\.count, .*; torchscript-frozen keeps state"),
+    "a buffer that shows a part of another, which a call changes": Case(
+        make=Shown, says="the trace differs from the model on input set 0|cannot tell which tensors a call changes"
+    ),
     "an attribute that every call replaces": Case(make=ReassignedCounter, exported=DIFFERS_LATER),
     "an embedding with `max_norm`": Case(
         make=MaxNorm, inputs={"ids": torch.arange(10).reshape(2, 5)}, says=r"a call changes model\.table\.weight"

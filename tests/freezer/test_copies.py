@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_copy_answers_as_its_source_and_shares_nothing_with_it(make: type[nn.M
 def test_of_a_large_storage_only_what_a_buffer_shows_is_copied() -> None:
     whole = torch.randn(100, 100)
     model: Any = nn.Module()
-    model.upper, model.weight = nn.Buffer(whole[:4, :4]), nn.Parameter(whole[:4, :4])
+    model.upper, model.weight = nn.Buffer(whole[:4, :4]), nn.Parameter(whole[50:54, :4])
     copy: Any = copied(model)
     assert [tensor.untyped_storage().nbytes() for tensor in (copy.upper, copy.weight)] == [64, 64]
     assert torch.equal(copy.upper, model.upper)
@@ -81,6 +82,31 @@ def test_of_a_large_storage_only_what_a_buffer_shows_is_copied() -> None:
     copy.upper.fill_(7.0)
     assert float(copy.lower[0, 0]) == 7, "views of one storage stay that"
     assert float(model.lower[0, 0]) != 7
+
+
+class Ring(nn.Module):
+    """Writes into a tensor of which a buffer shows the first rows."""
+
+    def __init__(self, *, hold: Callable[[Tensor], Any] = lambda whole: whole) -> None:
+        super().__init__()
+        whole = torch.zeros(64, 4)
+        self.ring, self.head = hold(whole), nn.Buffer(whole[:8])
+
+    def forward(self, x: Tensor) -> Tensor:
+        ring = self.ring[0] if isinstance(self.ring, list) else self.ring
+        ring[:2].add_(x)
+        return self.head.sum(0) + x
+
+
+@pytest.mark.parametrize("hold", [lambda whole: whole, nn.Parameter, nn.Buffer, lambda whole: [whole]])
+def test_what_lies_over_one_another_still_does_in_the_copy(hold: Callable[[Tensor], Any]) -> None:
+    model = Ring(hold=hold).eval()
+    copy = copied(model)
+    with torch.no_grad():
+        answers = [copy(X) for _ in range(3)]
+        assert float(torch.as_tensor(model.head).abs().sum()) == 0, "the source model is not written into"
+        assert all(torch.equal(answer, model(X)) for answer in answers)
+    assert not torch.equal(answers[0], answers[1]), "each call adds"
 
 
 def test_the_wrappers_of_torch_compile_are_left_out() -> None:
