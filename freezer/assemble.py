@@ -208,7 +208,7 @@ def _manifest(
         toolchain=candidate.toolchain,
         drift={
             **winner.drift.summary(),
-            "reference_note": reference.why_not,
+            "reference_note": reference.why_not or reference.note,
             "deterministic": reference.deterministic,
             "task_metric": {EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
         },

@@ -99,7 +99,7 @@ def _facts(subject: Subject, reference: Reference) -> list[str]:
     return [
         "a call changes what later calls answer" if reference.stateful else "a call changes nothing that later calls see",
         "the same inputs give the same outputs" if reference.deterministic else "the same inputs give different outputs",
-        "runs in float64, which drift is measured against"
+        "runs in float64, which drift is measured against" + (f": {reference.note}" if reference.note else "")
         if reference.float64
         else f"drift is measured against eager: {reference.why_not}",
         *([f"{subject.reset}() brings the initial state back"] if subject.reset else []),

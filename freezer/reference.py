@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from freezer.chance import same_each_time
+from freezer.copies import overlapping
 from freezer.errors import JudgeError
 from freezer.kept_names import RESET
 from freezer.outputs import flatten
 from freezer.state import attributes_of, same_tensors, same_values, tensors_of
 from freezer.subject import Subject, call_source
+from freezer.widening import Widening, own_dtype, widen_attributes, widening
 
 SEQUENCE_CALLS = 4
 """docs/measuring.md: a sequence of at least 4 calls on one instance; state that freezing baked in shows only there."""
@@ -50,6 +53,7 @@ class Reference:
         stateful: whether a call changes what later calls answer.
         deterministic: whether eager gives the same twice.
         float64: whether the reference ran in float64; `why_not` says why it did not.
+        note: what was done so that it did, and what of the model rounds in it all the same; None where there is nothing to tell.
     """
 
     calls: tuple[ReferenceCall, ...]
@@ -57,6 +61,7 @@ class Reference:
     deterministic: bool
     float64: bool
     why_not: str | None
+    note: str | None = None
 
     @property
     def singles(self) -> tuple[ReferenceCall, ...]:
@@ -120,7 +125,7 @@ def run_reference(subject: Subject) -> Reference:
     Raises:
         JudgeError: the result's form changes from call to call, or the reset method does not bring the initial state back.
     """
-    stateful, deterministic = _nature(subject)
+    stateful, deterministic, parted = _nature(subject)
 
     def eager() -> Runner:
         return _source_runner(subject.fresh(), subject)
@@ -129,24 +134,27 @@ def run_reference(subject: Subject) -> Reference:
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
     reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
-    wide, why_not = _run_float64(subject, eagers, stateful=stateful)
+    wide, why_not, note = _run_float64(subject, eagers, stateful=stateful, parted=parted)
     calls = []
     for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
         apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
         noise = [max(differences) for differences in zip(*apart, strict=True)] if apart else [0.0] * len(e)
         kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
         calls.append(ReferenceCall(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
-    return Reference(calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not)
+    return Reference(
+        calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not, note=note
+    )
 
 
-def _nature(subject: Subject) -> tuple[bool, bool]:
-    """Whether eager is stateful, and whether it is deterministic.
+def _nature(subject: Subject) -> tuple[bool, bool, bool]:
+    """Whether eager is stateful, whether it is deterministic, and whether calls write into tensors that lie over one another.
 
     It is stateful where a call changes a tensor of the model, a second call with the same inputs changes an attribute (a cache is
     as it was after the first), an answer depends on the calls before it, or the subject has a method that clears state.
     """
     model = subject.fresh()
     state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
+    laid_over = [(tensor, tensor.detach().clone()) for tensor in overlapping(model)]
     used, first_set, last_set = _source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
     first = _kept(used.call(first_set))
     after = tensors_of(model)
@@ -164,7 +172,8 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
         last_alone = alone(last_set)
         deterministic = same_each_time(lambda: _all_same(last_alone, alone(last_set)))
         changed = deterministic and not (_all_same(first, second) and _all_same(last, last_alone))
-    return changed or subject.reset is not None, deterministic
+    parted = any(not same_tensors(before, tensor) for tensor, before in laid_over)
+    return changed or parted or subject.reset is not None, deterministic, parted
 
 
 def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]]) -> None:
@@ -184,12 +193,34 @@ def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Te
 
 
 def _run_float64(
-    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool
+    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool, parted: bool
+) -> tuple[Any, str | None, str | None]:
+    """The calls in float64, or None; the reason why it cannot run; and a note on what was done so that it does.
+
+    Where the model does not run with its own casts widened, it runs with weights and inputs in float64 alone, and the note says so.
+    """
+    if parted:
+        return None, "calls write into tensors that lie over one another in memory, which float64 would part", None
+    mode = Widening(own_dtype(subject.model, (getattr(torch, item.dtype) for item in subject.spec.tensors)))
+    results, why_not = _wide_calls(subject, eagers, mode, stateful=stateful)
+    if mode.why_not:
+        return None, mode.why_not, None
+    if results is not None:
+        return results, None, mode.note
+    results, _ = _wide_calls(subject, eagers, None, stateful=stateful)
+    return (None, why_not, None) if results is None else (results, None, f"casts within forward are not widened: {why_not}")
+
+
+def _wide_calls(
+    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], mode: Widening | None, *, stateful: bool
 ) -> tuple[Any, str | None]:
     """The calls in float64, or None and the reason why it cannot run."""
 
     def fresh() -> Runner:
-        return _source_runner(subject.fresh().double(), subject, wide=True)
+        model = subject.fresh().double()
+        if mode is not None:
+            widen_attributes(model, mode)
+        return _source_runner(model, subject, wide=True, mode=mode)
 
     try:
         results = run_calls(fresh, subject, stateful=stateful)
@@ -205,11 +236,13 @@ def _run_float64(
     return results, None
 
 
-def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False) -> Runner:
+def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None) -> Runner:
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         # Clones: a model that writes into its inputs must not change them for the others.
         given = {name: _widen(tensor) if wide else tensor.clone() for name, tensor in tensors.items()}
-        structure, leaves = flatten(call_source(model, subject.spec, given))
+        with widening(mode) if mode else contextlib.nullcontext():
+            result = call_source(model, subject.spec, given)
+        structure, leaves = flatten(result)
         if not wide and structure != subject.structure:
             raise JudgeError(
                 f"{subject.name}: the result's form, or a constant in it, changes from call to call, which none follows; got "
@@ -220,7 +253,7 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False) ->
 
     def reset() -> None:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), widening(mode) if mode else contextlib.nullcontext():
                 getattr(model, str(subject.reset))()
                 if wide:
                     model.double()  # a reset puts new buffers of the source's own dtype in place
