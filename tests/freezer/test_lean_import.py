@@ -34,8 +34,8 @@ def test_the_package_itself_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("artifact", "cli", "describe", "device_class", "difference", "difference_text", "errors", "host", "isa_limits", "ladder"),
-        *("limits", "manifest", "payload_choice", "recipes", "spec", "store", "thread_budget"),
+        *("artifact", "cli", "describe", "destinations", "device_class", "difference", "difference_text", "errors", "host"),
+        *("isa_limits", "ladder", "limits", "manifest", "payload_choice", "recipes", "spec", "store", "thread_budget"),
     ],
 )
 def test_what_only_reads_imports_no_torch(module: str) -> None:
