@@ -26,7 +26,7 @@ from freezer.artifact import Artifact
 from freezer.assemble import assemble
 from freezer.build import Candidate, build
 from freezer.destinations import check_folder
-from freezer.device_class import PORTABLE, auto_classes, detect
+from freezer.device_class import PORTABLE
 from freezer.errors import FreezeError, SpecError
 from freezer.freeing import let_go
 from freezer.generators import generators_kept
@@ -38,7 +38,8 @@ from freezer.source_checks import check_mode
 from freezer.sources import Source, load_source, own_spec, weights_digest
 from freezer.spec import ConstantSpec, Dim, InputItem, InputSpec, NestedSpec
 from freezer.subject import Subject, prepare
-from freezer.target import Target, target_here
+from freezer.target import Target, class_here, target_here
+from freezer.tensor_memory import dtypes_of, program_tensors
 from freezer.thread_budget import thread_budget
 
 ExampleInputs = Mapping[str, Any] | Sequence[Any] | Tensor
@@ -215,7 +216,7 @@ def freeze_subject(
     provenance: Mapping[str, Any],
 ) -> FreezeResult:
     """Freeze a prepared subject; `freeze` and the command both end here."""
-    wanted = auto_classes(detect().classes)[0] if device_class == "auto" else device_class
+    wanted = class_here(dtypes_of(program_tensors(subject.model))) if device_class == "auto" else device_class
     target = target_here(wanted, num_threads)
     provenance = {**provenance, "weights": weights_digest(subject.model)}
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():

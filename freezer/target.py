@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from freezer.device_class import DeviceClass, detect, device_class
+from freezer.device_class import DeviceClass, auto_classes, detect, device_class
 from freezer.environment import check_environment, recorded
 from freezer.errors import UsageError
 from freezer.isa_limits import packed_dtype
 from freezer.thread_count import threads
 
-__all__ = ["Target", "host_fingerprint", "packed_layouts", "target_here", "threads", "toolchain"]
+__all__ = ["Target", "class_here", "host_fingerprint", "packed_layouts", "target_here", "threads", "toolchain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +74,22 @@ def target_here(name: str, num_threads: int | Sequence[int]) -> Target:
     packed_layouts(target, ("float32",))
     check_environment(wanted)
     return target
+
+
+def class_here(dtypes: Iterable[str]) -> str:
+    """The device class that `auto` means for a model whose weights have these dtypes, in this process.
+
+    It is the machine's level; or its own finer class where oneDNN would pack such weights otherwise in this process than that level
+    does: bfloat16 and int8 on a CPU that has instructions for them.
+    """
+    machine, packed = detect(), {packed_dtype(dtype) for dtype in dtypes}
+    level = auto_classes(machine.classes)[0]
+    for name in (level, machine.hardware):
+        if name in machine.classes:
+            layouts = {dtype: layout for dtype, layout in device_class(name).layouts.items() if dtype in packed}
+            if machine.serves(layouts):
+                return name
+    return level
 
 
 def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:

@@ -59,10 +59,16 @@ def program_bytes(program: Any) -> int:
     return tensors_bytes(program_tensors(program))
 
 
+def dtypes_of(tensors: Iterable[Tensor]) -> frozenset[str]:
+    """The dtypes that weights among tensors may be packed in: `float32`. An integer that is no matrix is no weight."""
+    found = (tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() > 1)
+    return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in found)
+
+
 def program_dtypes(program: torch.export.ExportedProgram) -> frozenset[str]:
-    """The dtypes of all that an exported program holds and computes, in the graphs within it too: `float32`."""
-    tensors = list(program_tensors(program))
+    """The dtypes that an exported program's weights may be packed in: its own, and those that it computes floating numbers in."""
+    computed: list[Tensor] = []
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            tensors += [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
-    return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+            computed += [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+    return dtypes_of((*program_tensors(program), *(tensor for tensor in computed if tensor.is_floating_point())))

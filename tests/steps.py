@@ -24,7 +24,8 @@ from freezer.manifest import GoldenSet, Manifest, Payload, digest_file
 from freezer.recipes import RECIPES, CaptureName
 from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.subject import Subject, prepare
-from freezer.target import Target, target_here
+from freezer.target import Target, class_here, target_here
+from freezer.tensor_memory import dtypes_of, program_tensors
 
 QUICK = SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
 """Times quickly, and takes a busy machine for a quiet one."""
@@ -54,13 +55,17 @@ def captured_by(subject: Subject, name: CaptureName, point: Mapping[str, int] | 
 
 def candidate_of(subject: Subject, recipe: str, folder: Path, target: Target | None = None) -> Candidate:
     folder.mkdir()
-    chosen = RECIPES[recipe]
-    return build(subject, chosen, target or target_here("portable" if chosen.portable else HERE, torch.get_num_threads()), folder)
+    return build(subject, RECIPES[recipe], target or target_of(subject, recipe, torch.get_num_threads()), folder)
+
+
+def target_of(subject: Subject, recipe: str, num_threads: int) -> Target:
+    """What a recipe builds a subject for here: what `auto` means for its weights."""
+    here = class_here(dtypes_of(program_tensors(subject.model)))
+    return target_here("portable" if RECIPES[recipe].portable else here, num_threads)
 
 
 def judgement_of(subject: Subject, candidates: Sequence[Candidate], limits: Limits = ANY_SPEED, **kwargs: Any) -> Judgement:
-    portable = RECIPES[candidates[0].recipe].portable
-    target = target_here("portable" if portable else HERE, torch.get_num_threads())
+    target = target_of(subject, candidates[0].recipe, torch.get_num_threads())
     return judge(subject, candidates, target, limits=limits, policy=QUICK, **kwargs)
 
 

@@ -7,7 +7,8 @@ import torch
 
 from freezer.device_class import best_level, detect, device_class
 from freezer.errors import UsageError
-from freezer.target import Target, host_fingerprint, packed_layouts, target_here, threads, toolchain
+from freezer.target import Target, class_here, host_fingerprint, packed_layouts, target_here, threads, toolchain
+from freezer.tensor_memory import dtypes_of
 from tests.steps import HERE
 
 
@@ -34,6 +35,23 @@ def test_only_dtypes_that_a_program_has_decide_whether_its_weights_fit() -> None
     assert packed_layouts(target, ("float32", "int64", "bool")) == {"float32": target.device_class.layouts["float32"]}
     with pytest.raises(UsageError, match=rf"would pack weights for \w+ \(int8\), and those of {level} are packed for \w+ \(int8\)"):
         packed_layouts(target, ("float32", "quint8"))
+
+
+def test_auto_is_a_finer_class_where_this_process_packs_low_precision_otherwise() -> None:
+    machine, level = detect(), best_level(detect().classes)
+    if level is None:
+        pytest.skip("this machine has no level")
+    assert class_here(("float32", "float64", "int64")) == level
+    for dtype in ("bfloat16", "float16", "int8"):
+        alike = machine.layouts[dtype] == device_class(level).layouts[dtype]
+        finer = machine.hardware in machine.classes and device_class(str(machine.hardware)).layouts[dtype] == machine.layouts[dtype]
+        assert class_here(("float32", dtype)) == (level if alike or not finer else machine.hardware)
+
+
+def test_integers_are_weights_where_they_are_matrices() -> None:
+    table, count = torch.zeros(2, 3, dtype=torch.int8), torch.zeros(3, dtype=torch.uint8)
+    assert dtypes_of((table, count, torch.zeros(1))) == {"int8", "float32"}
+    assert dtypes_of((count,)) == set()
 
 
 def test_a_gpu_s_weights_are_not_packed() -> None:
