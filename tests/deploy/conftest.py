@@ -45,7 +45,7 @@ def frozen_for(
         device_class=device_class,
         num_threads=num_threads,
         limits=freezer.Limits(speedup_min=0.01),
-        policy=SamplingPolicy(time_limit_s=3.0, warmup_s=0.5, min_rounds=2, busy_limit=2.0, steal_limit=2.0),
+        policy=SamplingPolicy(time_limit_s=3.0, warmup_s=0.5, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
     )
     assert found.artifact is not None, found.reason
     return found.artifact
