@@ -139,7 +139,10 @@ _AMX = {
     "amx_bf16": "-mamx-bf16",
 }
 _NEON = ("fp", "asimd")
-_SVE = (*_NEON, "atomics", "fphp", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "svebf16", "svei8mm")
+_SVE = (
+    *(*_NEON, "crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp", "asimdfhm", "jscvt", "fcma", "lrcpc", "ilrcpc"),
+    *("flagm", "bf16", "i8mm", "sve", "svebf16", "svei8mm"),
+)
 
 DEVICE_CLASSES: Mapping[str, DeviceClass] = {
     found.name: found
@@ -167,7 +170,9 @@ DEVICE_CLASSES: Mapping[str, DeviceClass] = {
         ),
         _arm("cpu-aarch64", "aarch64", "armv8-a", _NEON),
         _arm("cpu-neoverse-v1", "neoverse_v1", "armv8.4-a+sve+bf16+i8mm", _SVE, ("cpu-aarch64",), 256),
-        _arm("cpu-neoverse-v2", "neoverse_v2", "armv9-a+bf16+i8mm", (*_SVE, "sve2"), ("cpu-aarch64",), 128),
+        _arm(
+            "cpu-neoverse-v2", "neoverse_v2", "armv9-a+bf16+i8mm", (*_SVE, "sb", "flagm2", "frint", "sve2"), ("cpu-aarch64",), 128
+        ),
         _cuda(75),
         _cuda(80),
         _cuda(86),

@@ -15,8 +15,11 @@ import archspec.cpu.detect
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
-_HWCAP = {0: "fp", 1: "asimd", 8: "atomics", 9: "fphp", 10: "asimdhp", 20: "asimddp", 22: "sve"}
-_HWCAP2 = {1: "sve2", 9: "svei8mm", 12: "svebf16", 13: "i8mm", 14: "bf16"}
+_HWCAP = {
+    **{0: "fp", 1: "asimd", 7: "crc32", 8: "atomics", 9: "fphp", 10: "asimdhp", 12: "asimdrdm", 13: "jscvt", 14: "fcma"},
+    **{15: "lrcpc", 20: "asimddp", 22: "sve", 23: "asimdfhm", 26: "ilrcpc", 27: "flagm", 29: "sb"},
+}
+_HWCAP2 = {1: "sve2", 7: "flagm2", 8: "frint", 9: "svei8mm", 12: "svebf16", 13: "i8mm", 14: "bf16"}
 """Bits of the kernel's auxiliary vector, by archspec's names: those that a device class asks for (arch/arm64 uapi hwcap.h)."""
 
 

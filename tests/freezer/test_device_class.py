@@ -163,7 +163,10 @@ def test_layouts_follow_what_onednn_may_use(host: Host, environ: dict[str, str],
                 "cuda": "no NVIDIA driver",
             },
         ),
-        (hosts.A64FX, {"cpu-neoverse-v1": "the CPU lacks asimddp, bf16, i8mm, svebf16, svei8mm"}),
+        (
+            hosts.A64FX,
+            {"cpu-neoverse-v1": "the CPU lacks asimddp, asimdfhm, bf16, flagm, i8mm, ilrcpc, jscvt, lrcpc, svebf16, svei8mm"},
+        ),
     ],
 )
 def test_of_the_classes_out_of_reach_the_next_are_told(host: Host, expected: dict[str, str]) -> None:
