@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -47,6 +48,21 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], bytes]:
         return path.read_bytes()
 
     return read
+
+
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+
+
+@pytest.fixture(autouse=True)
+def limits_kept() -> Iterator[None]:
+    """Put the limits of instruction sets back that a test's commands and loads have set for this process."""
+    before = {name: os.environ.get(name) for name in LIMITS}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @dataclass(frozen=True, kw_only=True)
