@@ -51,7 +51,8 @@ def vectors_of(device_class: DeviceClass) -> Iterator[None]:
         return
     from torch._inductor import cpu_vec_isa
 
-    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(device_class)]):
+    isa = _vectors(device_class)  # one for all: torch compiles a probe for each that it has not seen
+    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]):
         yield
 
 

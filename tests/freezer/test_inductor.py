@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import cpu_vec_isa
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from freezer.build import Candidate, build
 from freezer.errors import BuildError, IntegrityError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering import inductor
-from freezer.lowering.inductor_repairs import clip_windows, own_cache, weight_packing
+from freezer.lowering.inductor_repairs import clip_windows, own_cache, vectors_of, weight_packing
 from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import COMMON, recipe_settings
 from freezer.lowering.inductor_watch import watching
@@ -417,3 +418,9 @@ def test_a_pool_s_window_is_no_larger_than_what_it_is_over(args: dict[str, Any],
     (pool,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default)
     assert pool.args[1] == clipped
     assert torch.equal(traced(x), nn.functional.avg_pool2d(x, **args))
+
+
+def test_all_of_a_build_asks_one_instruction_set() -> None:
+    with vectors_of(TARGET.device_class):
+        (first,), (again,) = cpu_vec_isa.valid_vec_isa_list(), cpu_vec_isa.valid_vec_isa_list()
+    assert first is again, "torch compiles a probe for each that it has not seen, which takes seconds, at every loop"
