@@ -16,6 +16,7 @@ import torch
 from freezer.device_class import available_threads, device_class
 from freezer.manifest import Manifest
 from freezer.target import host_fingerprint
+from freezer.thread_budget import cpu_quota
 
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 THREAD_VARIABLES = (
@@ -29,9 +30,6 @@ THREAD_VARIABLES = (
 PRELOAD = "LD_PRELOAD"
 MAX_KERNELS = 6
 """Of one call, that a message lists."""
-
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Of the control group that this process sees as its root: microseconds, or `max`, of a period."""
 
 _ISA = re.compile(r"^onednn_verbose,.*\bcpu,isa:(.+)$", re.MULTILINE)
 _EXECUTED = re.compile(r"^onednn_verbose,.*?\bexec,cpu,(\w+),([^,]+),", re.MULTILINE)
@@ -126,10 +124,10 @@ def _threads(manifest: Manifest, judged: Mapping[str, Any], num_threads: int) ->
     counts = {latency.get("num_threads"), *(cell["threads"] for cell in latency.get("points", ()))}
     if num_threads not in counts:
         yield f"threads: {num_threads} here, {' or '.join(str(count) for count in counts)} where it was judged"
-    allowed = available_threads()
+    allowed = len(os.sched_getaffinity(0))
     if allowed < num_threads:
         yield f"threads: {num_threads} share {allowed} CPUs, which is all that the affinity of this process allows"
-    quota = _quota()
+    quota = cpu_quota()
     if quota is not None and quota < num_threads:
         yield f"threads: {num_threads} share a quota of {quota:g} CPUs, which the control group of this process sets"
     yield from _changed(THREAD_VARIABLES, judged, "threads")
@@ -180,12 +178,3 @@ def _environment_at_start() -> dict[str, str]:
     """The environment that the process was started with, which may have been changed since."""
     pairs = (pair.partition("=") for pair in Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0"))
     return {name: value for name, equals, value in pairs if equals}
-
-
-def _quota() -> float | None:
-    """CPUs that the control group allows; None where there is no quota, or none that this process sees."""
-    try:
-        limit, period = CPU_QUOTA.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else int(limit) / int(period)

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from freezer.manifest import Manifest
 from freezer.speed import check_speed, expected_ratio, portable_of
 from freezer.speed_causes import causes, onednn_says
 from freezer.store import Store
+from freezer.thread_budget import cpu_quota
 from tests.conftest import Frozen
+from tests.freezer.test_thread_budget import V2, tree
 from tests.steps import HERE, QUICK, python
 
 THREADS = torch.get_num_threads()
@@ -186,8 +189,8 @@ def test_more_threads_than_cpus_is_told(scripted: Frozen) -> None:
 
 def test_a_quota_of_the_control_group_is_told(scripted: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, quota in (("50000 100000\n", 0.5), ("max 100000\n", None), ("odd\n", None)):
-        (tmp_path / "cpu.max").write_text(text)
-        monkeypatch.setattr(speed_causes, "CPU_QUOTA", tmp_path / "cpu.max")
+        root = tree(tmp_path, "0::/a\n", V2, {"sys/fs/cgroup/a/cpu.max": text})
+        monkeypatch.setattr(speed_causes, "cpu_quota", partial(cpu_quota, root))
         line = f"threads: {THREADS} share a quota of 0.5 CPUs, which the control group of this process sets"
         assert (line in told(scripted.artifact)) == (quota is not None)
 
