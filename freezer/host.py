@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import platform
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import archspec.cpu.detect
+
+from freezer import nvml
 
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
@@ -25,10 +26,11 @@ _HWCAP2 = {1: "sve2", 7: "flagm2", 8: "frint", 9: "svei8mm", 12: "svebf16", 13: 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU: its UUID as NVML gives it, and its compute capability, major * 10 + minor."""
+    """A GPU: its UUID as NVML gives it, its compute capability, major * 10 + minor, and its name."""
 
     uuid: str
     capability: int
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,7 @@ class Host:
         sve_bits: the length of SVE's vectors; None without SVE.
         gpus: in NVML's order, which is that of the PCI bus.
         no_gpu: why there is no GPU, or why it cannot be told.
+        driver: version of the NVIDIA driver; None where there is none.
     """
 
     machine: str
@@ -50,16 +53,17 @@ class Host:
     sve_bits: int | None = None
     gpus: tuple[Gpu, ...] = ()
     no_gpu: str = "no NVIDIA driver"
+    driver: str | None = None
 
 
 @functools.cache
 def this_host() -> Host:
     """The machine that this process runs on."""
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    gpus, no_gpu = _gpus()
+    gpus, no_gpu, driver = _gpus()
     if machine == "x86_64":
         vendor, features = _x86()
-        return Host(machine=machine, vendor=vendor, features=features, gpus=gpus, no_gpu=no_gpu)
+        return Host(machine=machine, vendor=vendor, features=features, gpus=gpus, no_gpu=no_gpu, driver=driver)
     features = _arm() if machine == "aarch64" else frozenset()
     return Host(
         machine=machine,
@@ -67,6 +71,7 @@ def this_host() -> Host:
         sve_bits=_sve_bits() if "sve" in features else None,
         gpus=gpus,
         no_gpu=no_gpu,
+        driver=driver,
     )
 
 
@@ -95,32 +100,17 @@ def _sve_bits() -> int | None:
     return (length & _SVE_VL_LEN_MASK) * 8 if length > 0 else None
 
 
-def _gpus() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs that NVML shows, and why there are none."""
+def _gpus() -> tuple[tuple[Gpu, ...], str, str | None]:
+    """The GPUs that NVML shows, why there are none, and the driver's version."""
     try:
-        import pynvml
-    except ImportError:
-        if Path("/dev/nvidiactl").exists():
-            return (), "an NVIDIA driver is here, but not NVML's bindings; pip install nvidia-ml-py"
-        return (), "no NVIDIA driver"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return (), f"NVML: {error}"
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        found = []
-        for handle in handles:
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            found.append(Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), major * 10 + minor))
-        return tuple(found), "" if found else "NVML shows no GPU"
-    except pynvml.NVMLError as error:
-        return (), f"NVML: {error}"
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    """NVML's older bindings give bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+        with nvml.opened() as library:
+            found = tuple(Gpu(item.uuid, item.capability, item.name) for item in library.gpus())
+            return found, "" if found else "NVML shows no GPU", library.driver()
+    except nvml.NvmlError as error:
+        if not Path("/dev/nvidiactl").exists():
+            return (), "no NVIDIA driver", None
+        return (
+            (),
+            f"an NVIDIA driver is here, but NVML: {error} (a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+            None,
+        )
