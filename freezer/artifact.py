@@ -26,6 +26,7 @@ MEDIA_PAYLOAD = "application/vnd.coldpress.payload.v1"
 MEDIA_SAFETENSORS = "application/vnd.safetensors"
 MEDIA_PARQUET = "application/vnd.apache.parquet"
 MEDIA_TEXT = "text/plain"
+MEDIA_JSON = "application/json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

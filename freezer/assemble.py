@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from freezer import coldstart
 from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
+    MEDIA_JSON,
     MEDIA_PARQUET,
     MEDIA_SAFETENSORS,
     MEDIA_TEXT,
@@ -24,6 +26,7 @@ from freezer.artifact import (
     write_artifact,
 )
 from freezer.build import Candidate
+from freezer.cuda_needs import cuda_needs
 from freezer.drift import Gate
 from freezer.evidence import write_evidence, write_texts
 from freezer.freezing_record import freezing_record
@@ -52,6 +55,7 @@ def assemble(
     provenance: Mapping[str, Any],
     dest: Path,
     failures: Mapping[str, str] | None = None,
+    verdict: str | None = None,
 ) -> Artifact:
     """Write the winner's artifact folder, in one step.
 
@@ -61,6 +65,7 @@ def assemble(
         provenance: source, weights digest, campaign.
         dest: a folder that does not exist yet, or is empty.
         failures: for each recipe that made no candidate, why; recorded.
+        verdict: that the manifest tells; by default the judgement's.
     """
     winner = judgement.winner
     assert winner is not None, "assemble is called with a winner"
@@ -74,17 +79,22 @@ def assemble(
         write_own_outputs([winner.answers[index] for index in _golden_indices(subject, candidate)], staging)
         files = [
             *((path, MEDIA_SAFETENSORS) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)),
-            *((path, MEDIA_PARQUET) for path in write_evidence(judgement, staging)),
+            *((path, _table_type(path)) for path in write_evidence(judgement, staging)),
             *((path, MEDIA_TEXT) for path in write_texts(candidate, staging)),
         ]
         refs = tuple(file_ref(staging, path, media_type) for path, media_type in files)
         cold = _cold(subject, candidate, staging, target)
         record = freezing_record(judgement, winner, failures or {})
         manifest = _manifest(subject, judgement, winner, target, limits, policy, golden, refs, cold, provenance, record)
+        manifest = replace(manifest, verdict=verdict or judgement.verdict)
         staging.chmod(0o755)
         return write_artifact(manifest, staging, dest)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _table_type(path: str) -> str:
+    return MEDIA_PARQUET if path.endswith(".parquet") else MEDIA_JSON
 
 
 def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, folder: Path) -> tuple[GoldenSet, ...]:
@@ -100,7 +110,7 @@ def write_golden(subject: Subject, judgement: Judgement, candidate: Candidate, f
     sets: list[GoldenSet] = []
     for position, index in enumerate(_golden_indices(subject, candidate)):
         call = judgement.reference.singles[index]
-        for name, tensor in subject.sets[index].tensors.items():
+        for name, tensor in subject.on_host.sets[index].tensors.items():
             inputs[f"{position}/{name}"] = tensor
         for name, reference, eager in zip(names, call.reference, call.eager, strict=True):
             outputs[f"{position}/{name}"] = _golden_output(reference, eager)
@@ -164,6 +174,7 @@ def _cold(subject: Subject, candidate: Candidate, staging: Path, target: Target)
         spec=subject.spec,
         native=payload.convention == "native",
         num_threads=target.num_threads,
+        device=str(target.device),
     )
 
 
@@ -204,7 +215,11 @@ def _manifest(
         files=files,
         golden=golden,
         reference="float64" if reference.float64 else "eager",
-        needs={"torch": ".".join(str(part) for part in version_tuple(torch_version)), "machine": target.device_class.archspec},
+        needs={
+            "torch": ".".join(str(part) for part in version_tuple(torch_version)),
+            "machine": target.device_class.archspec,
+            **cuda_needs(target.device_class, candidate.toolchain["cuda"]),
+        },
         toolchain=candidate.toolchain,
         drift={
             **winner.drift.summary(),
@@ -214,7 +229,7 @@ def _manifest(
         },
         gate={**Gate(error_ratio_max=limits.error_ratio_max).to_json(), "speedup_min": limits.speedup_min},
         latency=_latency(judgement, winner, target, policy, cold),
-        provenance={**provenance, "host": host_fingerprint()},
+        provenance={**provenance, "host": host_fingerprint(target.device)},
         freezing=freezing,
     )
 
@@ -238,4 +253,5 @@ def _latency(
         "policy": policy.to_json(),
         "cold_start": dict(cold),
         "points": [figures.to_json() for figures in winner.points],
+        **({"device": dict(judgement.sampling.device)} if judgement.sampling.device else {}),
     }

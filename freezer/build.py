@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from freezer.capture import Attempt, Captured
+from freezer.cuda_devices import current
 from freezer.custom_operators import check_operators
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.freeing import give_back, is_large, let_go
@@ -24,7 +26,9 @@ from freezer.manifest import Payload, digest_file
 from freezer.memory import PeakMemory
 from freezer.payload_choice import set_for
 from freezer.phases import timed
-from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe
+from freezer.placement import placed
+from freezer.precision import full_on_gpu
+from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe, made_for
 from freezer.report import NOT_TRIED, Lowered, Report
 from freezer.settings_anew import without_environment
 from freezer.sources import weights_digest
@@ -74,14 +78,21 @@ class Candidate:
         """The candidate as it would be served, in its initial state.
 
         Args:
-            subject: that it was made of.
+            subject: that it was made of, on the device that it should run on.
             payloads: of it, those to choose from by shape; by default all for the thread count that comes first.
         """
         chosen = set_for(self.payloads, self.payloads[0].num_threads or 0) if payloads is None else payloads
         lowering = lowering_module(self.payloads[0].kind)
-        opened = [OpenPayload(payload=p, run=lowering.open_payload(self.folder / p.path, self.settings)) for p in chosen]
+        opened = [
+            OpenPayload(payload=p, run=lowering.open_payload(self.folder / p.path, self.settings, subject.device)) for p in chosen
+        ]
         return FrozenModel(
-            spec=subject.spec, outputs=subject.outputs, structure=subject.structure, payloads=opened, preserve=self.preserve
+            spec=subject.spec,
+            outputs=subject.outputs,
+            structure=subject.structure,
+            payloads=opened,
+            preserve=self.preserve,
+            device=subject.device,
         )
 
     def write(self) -> None:
@@ -122,7 +133,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
     The graph is captured once for each shape, and lowered for each thread count under that count.
 
     Args:
-        subject: the model; it is not changed, unless it is to be discarded.
+        subject: the model; it is not changed, unless it is to be discarded. It is placed on the target's device.
         recipe: of RECIPES.
         target: a class whose limits this process holds.
         folder: an existing folder, empty, which becomes the candidate's.
@@ -134,12 +145,14 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
         BuildError: no lowering of a captured graph works, or keeps the model's state.
     """
     started = time.monotonic()
+    subject, recipe = placed(subject, target.device), made_for(recipe, target.device_class.kind)
     (folder / "payloads").mkdir()
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
     weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
     targets = [target.at(count) for count in (target.thread_counts if recipe.by_thread else (target.num_threads,))]
-    with threads(target.num_threads), without_environment():
+    exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
+    with threads(target.num_threads), without_environment(), current(target.device), exact:
         for name, point in shapes:
             last_one = name == shapes[-1][0]
             made += _first_that_works(Attempt(subject, point), recipe, targets, folder, name, tried, discard=discard and last_one)
@@ -155,7 +168,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
         payloads=tuple(item.payload for item in made),
         reports={item.payload.path: item.report for item in made},
         warnings=tuple(dict.fromkeys(line for item in made for line in item.captured.warnings)),
-        toolchain=toolchain(),
+        toolchain=toolchain(target.device),
         weights=weights,
         build_s=time.monotonic() - started,
         preserve=subject.kept_names,

@@ -12,6 +12,7 @@ from freezer.distance import comparable, errors, exact_problem, golden_bound, go
 from freezer.drift import POOL_BELOW
 from freezer.errors import CanaryError
 from freezer.frozen_model import FrozenModel
+from freezer.moving import tensors_on
 from freezer.outputs import leaves_of
 from freezer.tensor_files import load_tensors
 
@@ -53,8 +54,8 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
     for index in range(len(sets)):
         if index and reset:
             model.preserved[reset]()
-        given = {item.name: inputs[f"{index}/{item.name}"] for item in manifest.inputs.tensors}
-        leaves = leaves_of(model(**given))
+        given = tensors_on({item.name: inputs[f"{index}/{item.name}"] for item in manifest.inputs.tensors}, model.device)
+        leaves = [leaf.cpu() for leaf in leaves_of(model(**given))]
         found.append({spec.name: leaf for spec, leaf in zip(manifest.outputs, leaves, strict=True)})
     figures = []
     for spec in manifest.outputs:

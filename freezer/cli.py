@@ -53,6 +53,11 @@ ThreadsOption = Annotated[
 ]
 
 
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="Where to run: cpu, cuda or cuda:N. Default: what the artifact is made for.")
+]
+
+
 def main() -> None:
     """Run the command, and turn errors into a line on stderr and an exit code."""
     try:
@@ -113,6 +118,10 @@ def freeze(
         typer.Option(help="An attribute or method that the frozen model still has: version, sub.version. Repeatable."),
     ] = None,
     reset: Annotated[str | None, typer.Option(help="The method that clears the model's state.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU to freeze on: cuda, cuda:1; with --device-class auto, for its class. Default: the CPU."),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Run the eager model over the same inputs with the same checks, and write nothing.")
     ] = False,
@@ -142,7 +151,13 @@ def freeze(
             _debug(load_subject(found, **named))
             return
         result = freeze_source(
-            found, out=out, device_class=device_class_, num_threads=threads or None, recipes=tuple(recipe or ("auto",)), **named
+            found,
+            out=out,
+            device_class=device_class_,
+            num_threads=threads or None,
+            recipes=tuple(recipe or ("auto",)),
+            device=device,
+            **named,
         )
     for failed, why in result.failures.items():
         console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
@@ -206,13 +221,13 @@ def verify(
     portable: Annotated[
         Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: the store's.")
     ] = None,
+    device: DeviceOption = None,
 ) -> None:
     """Compare every digest, and run the golden inputs on this machine."""
     from freezer.verify import verify as verify_here
 
-    found = verify_here(
-        _folder_or_name(reference), store=store, device_class=device_class_, threads=threads, speed=speed, portable=portable
-    )
+    asked: dict[str, Any] = {"device_class": device_class_, "threads": threads, "device": device}
+    found = verify_here(_folder_or_name(reference), store=store, speed=speed, portable=portable, **asked)
     for refusal in found.ladder:
         console.print(f"passed over {refusal}", markup=False, highlight=False, soft_wrap=True)
     table = Table("golden set", "output", "error ratio", "max abs err", box=None, pad_edge=False)
@@ -290,21 +305,23 @@ def run(
     input_: Annotated[Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")],
     output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
     threads: ThreadsOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """Run a frozen model on a file of inputs."""
     if output.suffix not in (".safetensors", ".npz"):
         raise UsageError(f"--output {output}: expected a name that ends in .safetensors or .npz")
     check_file(output, "--output")
     from freezer.load import load
+    from freezer.moving import tensors_on
     from freezer.outputs import leaves_of
     from freezer.samples import read_samples
 
-    model = load(folder, threads=threads, strict=True)
+    model = load(folder, threads=threads, strict=True, device=device)
     sets = read_samples(input_)
     tensors: dict[str, Tensor] = {}
     for index, given in enumerate(sets):
         prefix = f"{index}/" if len(sets) > 1 else ""
-        leaves = leaves_of(model(**given))
+        leaves = [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
         tensors |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, leaves, strict=True)}
     _write_tensors(tensors, output)
     console.print(f"wrote {', '.join(tensors)} to {output}", highlight=False, soft_wrap=True)

@@ -30,6 +30,7 @@ def measure(
     spec: InputSpec,
     native: bool,
     num_threads: int,
+    device: str = "cpu",
 ) -> dict[str, float]:
     """Times in milliseconds and memory in 1e6 bytes, from a fresh process of the same environment.
 
@@ -39,6 +40,7 @@ def measure(
         spec: of the inputs.
         native: whether the payload is called as its source is, or with flat tensors.
         num_threads: intra-op threads.
+        device: to open and call it on.
 
     Raises:
         JudgeError: the process fails or hangs.
@@ -51,6 +53,7 @@ def measure(
         "spec": spec.to_json(),
         "native": native,
         "num_threads": num_threads,
+        "device": device,
     }
     command = [sys.executable, "-m", "freezer.coldstart"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -80,23 +83,27 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
 
     imported = time.perf_counter()
     from freezer.build import lowering_module
+    from freezer.cuda_devices import current, synchronize
+    from freezer.moving import tensors_on
     from freezer.subject import bind
     from freezer.tensor_files import load_tensors
 
     torch.set_num_threads(request["num_threads"])
+    device = torch.device(request["device"])
     spec, golden = InputSpec.from_json(request["spec"]), load_tensors(Path(request["inputs"]))
-    tensors = {item.name: golden[f"0/{item.name}"] for item in spec.tensors}
+    tensors = tensors_on({item.name: golden[f"0/{item.name}"] for item in spec.tensors}, device)
     args, kwargs = bind(spec, tensors) if request["native"] else (list(tensors.values()), {})
     before_mb = _peak_mb()
     ready = time.perf_counter()
-    run = lowering_module(request["kind"]).open_payload(Path(request["payload"]), request["settings"])
-    opened = time.perf_counter()
     times = []
-    for _ in range(2):
-        called = time.perf_counter()
-        with torch.no_grad():
+    with current(device), torch.no_grad():
+        run = lowering_module(request["kind"]).open_payload(Path(request["payload"]), request["settings"], device)
+        opened = time.perf_counter()
+        for _ in range(2):
+            called = time.perf_counter()
             run(*args, **kwargs)
-        times.append(time.perf_counter() - called)
+            synchronize(device)
+            times.append(time.perf_counter() - called)
     return {
         "import_torch_ms": (imported - started) * 1e3,
         "open_ms": (opened - ready) * 1e3,

@@ -333,12 +333,10 @@ def best_level(classes: Collection[str]) -> str | None:
 
 
 def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """What `auto` means on a machine of these classes: its x86-64 level, and `portable`.
-
-    GPUs are detected, and no lowering of this release builds for one: a CUDA class is left out here, and refused where it is named.
-    """
+    """What `auto` means on a machine of these classes: its x86-64 level, its CUDA capability where it has a GPU, and `portable`."""
     level = best_level(classes)
-    return (*((level,) if level else ()), PORTABLE)
+    gpus = (name for name in classes if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda")
+    return (*((level,) if level else ()), *gpus, PORTABLE)
 
 
 def available_threads() -> int:

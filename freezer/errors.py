@@ -4,7 +4,8 @@
     ├── UsageError                what a person asked for cannot be done as asked
     │   ├── SpecError             an input spec or a dim is wrong
     │   ├── CatalogError          a catalog entry is wrong (names the entry and the field)
-    │   └── MissingDependencyError  an optional package is needed (names the install command)
+    │   ├── MissingDependencyError  an optional package is needed (names the install command)
+    │   └── CudaGraphsError       calls of the artifact cannot be captured as CUDA graphs
     ├── FreezeError               one model could not be frozen; `kind` is the type of the outcome
     │   ├── SourceError           the model or its samples could not be loaded
     │   ├── CaptureError          no graph could be made of the model
@@ -106,6 +107,12 @@ class MissingDependencyError(UsageError):
     """A package that this use needs is not installed; the message holds the command that installs it."""
 
     code = "CP-DEPENDENCY"
+
+
+class CudaGraphsError(UsageError):
+    """Calls of an artifact cannot be captured as CUDA graphs, which `load(cuda_graphs=True)` asks for."""
+
+    code = "CP-CUDA-GRAPHS"
 
 
 class FreezeError(ColdpressError):

@@ -1,11 +1,14 @@
 """Evidence: every raw latency sample and every drift figure, as Parquet; what was captured and frozen, and each error, as text.
 
-Parquet needs pyarrow; serving does not.
+Parquet needs pyarrow; serving does not. Where it is not installed the same columns are written as JSON: nothing is lost.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +28,25 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
     cell) and evidence/drift.parquet (one row a `drift.Row`).
 
     Returns:
-        The paths written, in `folder`. Without pyarrow none, and a warning says so: the summary stays in the manifest.
+        The paths written, in `folder`. Without pyarrow they end in `.json`, and hold an object of columns.
     """
+    (folder / EVIDENCE).mkdir(exist_ok=True)
+    latency = _latency(judgement)
+    drift = rows_as_columns([row for trial in judgement.trials if trial.drift for row in trial.drift.rows])
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        logger.warning("raw evidence is left out: it needs pyarrow; pip install 'coldpress[stores]'")
-        return ()
-    (folder / EVIDENCE).mkdir(exist_ok=True)
-    schema = _latency_schema(pa)
-    latency: dict[str, list[Any]] = {name: [] for name in schema.names}
+        logger.info("raw evidence is written as JSON, since pyarrow is not installed; pip install 'coldpress[stores]' for Parquet")
+        return _write_json(latency, LATENCY_EVIDENCE, folder), _write_json(drift, DRIFT_EVIDENCE, folder)
+    pq.write_table(pa.table(latency, schema=_latency_schema(pa)), folder / LATENCY_EVIDENCE)
+    pq.write_table(pa.table(drift, schema=_drift_schema(pa)), folder / DRIFT_EVIDENCE)
+    return LATENCY_EVIDENCE, DRIFT_EVIDENCE
+
+
+def _latency(judgement: Judgement) -> dict[str, list[Any]]:
+    """The latency table: a list for each column."""
+    latency: dict[str, list[Any]] = {name: [] for name in _LATENCY}
     for cell in judgement.cells:
         point = ", ".join(f"{name}={size}" for name, size in cell.point.items())
         for entrant, rounds in cell.sampling.samples_ms.items():
@@ -45,10 +56,19 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
                     latency[name] += [value] * len(block)
                 latency["call"] += range(len(block))
                 latency["latency_ms"] += block
-    pq.write_table(pa.table(latency, schema=schema), folder / LATENCY_EVIDENCE)
-    rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
-    pq.write_table(pa.table(rows_as_columns(rows), schema=_drift_schema(pa)), folder / DRIFT_EVIDENCE)
-    return LATENCY_EVIDENCE, DRIFT_EVIDENCE
+    return latency
+
+
+def _write_json(columns: Mapping[str, list[Any]], path: str, folder: Path) -> str:
+    """Write a table beside where its Parquet file would be; NaN and infinities, which JSON has not, as text. Returns its path."""
+    plain = {name: [_plain(value) for value in values] for name, values in columns.items()}
+    path = str(Path(path).with_suffix(".json"))
+    (folder / path).write_text(json.dumps(plain, allow_nan=False))
+    return path
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
@@ -74,13 +94,15 @@ def _cut(data: bytes) -> bytes:
     return kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
 
 
+_LATENCY = {
+    **{"entrant": "string", "round": "int32", "call": "int32", "latency_ms": "float64"},
+    **{"threads": "int32", "point": "string", "payload": "string"},
+}
+"""The columns of the latency table, each with Arrow's name of its type."""
+
+
 def _latency_schema(pa: Any) -> Any:
-    return pa.schema(
-        [
-            *(("entrant", pa.string()), ("round", pa.int32()), ("call", pa.int32()), ("latency_ms", pa.float64())),
-            *(("threads", pa.int32()), ("point", pa.string()), ("payload", pa.string())),
-        ]
-    )
+    return pa.schema([(name, getattr(pa, kind)()) for name, kind in _LATENCY.items()])
 
 
 def _drift_schema(pa: Any) -> Any:

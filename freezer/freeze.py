@@ -31,14 +31,17 @@ from freezer.errors import FreezeError, SpecError
 from freezer.freeing import let_go
 from freezer.generators import generators_kept
 from freezer.judge import Judgement, TaskMetric, judge
+from freezer.kept_eager import keep_eager, serves_itself
 from freezer.limits import Limits, SamplingPolicy
+from freezer.moving import CPU
+from freezer.placement import placed
 from freezer.recipes import select
 from freezer.samples import read_samples, spec_of_samples, tensor_spec
 from freezer.source_checks import check_mode
 from freezer.sources import Source, load_source, own_spec, weights_digest
 from freezer.spec import ConstantSpec, Dim, InputItem, InputSpec, NestedSpec
 from freezer.subject import Subject, prepare
-from freezer.target import Target, class_here, target_here
+from freezer.target import Target, aim, class_here, target_here
 from freezer.tensor_memory import dtypes_of, program_tensors
 from freezer.thread_budget import thread_budget
 
@@ -82,6 +85,7 @@ def freeze(
     task_metric: TaskMetric | None = None,
     preserve: Sequence[str] = (),
     reset: str | None = None,
+    device: str | None = None,
 ) -> FreezeResult:
     """Freeze a model for this machine and write its artifact folder.
 
@@ -94,7 +98,8 @@ def freeze(
         dims: by input and axis, the dims that may vary: `{"x": {0: Dim(name="batch", min=1, max=16)}}`; tensors within others are
             named by their path, `state.0`.
         recipes: names of RECIPES; `auto` for those that are worth a try on any model, `all` for every one.
-        device_class: whose limits this process holds; `auto` is the machine's own.
+        device_class: whose limits this process holds; `auto` is the class of the GPU that the model lies on, else the machine's own
+            CPU class.
         num_threads: to build, judge and serve with; by default torch's own count, but no more than the process has CPUs. The
             verdict is taken at the first of several, and payloads for the others are kept where they gain.
         points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`, for each of which a payload is tried beside the one for all. A
@@ -103,6 +108,8 @@ def freeze(
         limits, policy, task_metric: see `judge`.
         preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model still has.
         reset: the method, without arguments, that clears the model's state; judging calls it between input sets.
+        device: to freeze on: `cuda:1`; by default, of a CUDA class, the GPU that the model lies on where it is of the class, else
+            the current one. With `auto` the class is the device's own.
 
     Raises:
         UsageError: `out`, the device class, a recipe or an input is not as it must be.
@@ -111,8 +118,9 @@ def freeze(
     check_folder(Path(out), "out")
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
+    device_class, where = aim(model, device_class, device, example.values())
     with generators_kept():
-        kept: dict[str, Any] = {"preserve": preserve, "reset": reset}
+        kept: dict[str, Any] = {"preserve": preserve, "reset": reset, "device": where}
         subject = prepare(name, model, spec, [example], fill_up=True, points=points or (), **kept)
     return freeze_subject(
         subject,
@@ -124,6 +132,7 @@ def freeze(
         policy=policy or SamplingPolicy(),
         task_metric=task_metric,
         provenance={"source": f"{type(model).__module__}.{type(model).__qualname__}"},
+        device=where,
     )
 
 
@@ -140,6 +149,7 @@ def freeze_source(
     preserve: Sequence[str] = (),
     reset: str | None = None,
     points: Sequence[Mapping[str, int]] | None = None,
+    device: str | None = None,
 ) -> FreezeResult:
     """Freeze what a source names; the command `coldpress freeze`.
 
@@ -147,14 +157,17 @@ def freeze_source(
         source: of sources.parse_source.
         spec: of its inputs; None takes the samples' own shapes.
         samples: a file of real input sets.
-        out, name, device_class, num_threads, recipes, preserve, reset, points: as of `freeze`.
+        out, name, device_class, num_threads, recipes, preserve, reset, points, device: as of `freeze`; a source is loaded onto the
+            CPU, so that `auto` is the machine's CPU class unless a device is named.
 
     Raises:
         SourceError: the model cannot be loaded.
         UsageError, JudgeError: as of `freeze`.
     """
     check_folder(out, "out")
-    subject = load_subject(source, name=name, spec=spec, samples=samples, preserve=preserve, reset=reset, points=points or ())
+    device_class, where = aim(None, device_class, device)
+    kept: dict[str, Any] = {"preserve": preserve, "reset": reset, "points": points or (), "device": where}
+    subject = load_subject(source, name=name, spec=spec, samples=samples, **kept)
     return freeze_subject(
         subject,
         out=out,
@@ -165,6 +178,7 @@ def freeze_source(
         policy=SamplingPolicy(),
         task_metric=None,
         provenance={"source": str(source)},
+        device=where,
     )
 
 
@@ -178,6 +192,7 @@ def load_subject(
     preserve: Sequence[str] = (),
     reset: str | None = None,
     points: Sequence[Mapping[str, int]] = (),
+    device: torch.device = CPU,
 ) -> Subject:
     """The subject that a source names: its model, spec and input sets.
 
@@ -188,6 +203,7 @@ def load_subject(
         samples: a file of real input sets.
         fill_up: add generated sets to the samples.
         preserve, reset, points: as of `freeze`.
+        device: as of `prepare`.
 
     Raises:
         SourceError, SpecError, JudgeError: the model, its samples or its inputs are not as they must be.
@@ -200,7 +216,7 @@ def load_subject(
             f"source {source} does not tell its inputs; declare them (`inputs:`; with `coldpress freeze`, `--inputs`), or give "
             "samples"
         )
-    return prepare(name, model, spec, sets, fill_up=fill_up, preserve=preserve, reset=reset, points=points)
+    return prepare(name, model, spec, sets, fill_up=fill_up, preserve=preserve, reset=reset, points=points, device=device)
 
 
 def freeze_subject(
@@ -214,15 +230,21 @@ def freeze_subject(
     policy: SamplingPolicy,
     task_metric: TaskMetric | None,
     provenance: Mapping[str, Any],
+    device: torch.device = CPU,
 ) -> FreezeResult:
-    """Freeze a prepared subject; `freeze` and the command both end here."""
+    """Freeze a prepared subject; `freeze` and the command both end here. `device` is the GPU of a CUDA class."""
     wanted = class_here(dtypes_of(program_tensors(subject.model))) if device_class == "auto" else device_class
-    target = target_here(wanted, num_threads)
+    target = target_here(wanted, num_threads, device if device.type == "cuda" else None)
     provenance = {**provenance, "weights": weights_digest(subject.model)}
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
+        subject = placed(subject, target.device)
         result = _freeze_for(subject, target, recipes, Path(work), out, limits, policy, task_metric, provenance)
         if result.verdict != "kept-eager":
             return result
+        if serves_itself(target):
+            settings: dict[str, Any] = {"limits": limits, "policy": policy, "provenance": provenance, "failures": result.failures}
+            artifact, why = keep_eager(subject, target, work=Path(work), out=out, **settings)
+            return replace(result, reason=f"{result.reason}; {why}", artifact=artifact)
         portable = target_here(PORTABLE, num_threads)
         served = _freeze_for(subject, portable, recipes, Path(work), out, limits, policy, task_metric, provenance)
         return FreezeResult(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from freezer.cuda_devices import current
+from freezer.cuda_graphs import CudaGraphs
 from freezer.errors import ContractError
 from freezer.input_items import InputItem, NestedSpec, put_together, take_apart
 from freezer.ladder import Refusal
 from freezer.manifest import Manifest, Payload
+from freezer.moving import CPU
 from freezer.outputs import leaves_of, rebuilder
 from freezer.payload_choice import is_exact, serving, set_within
+from freezer.precision import full_on_gpu
 from freezer.preserved import Preserved, read
 from freezer.refusals import REFUSED, copied, refusal
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
@@ -40,6 +45,9 @@ class FrozenModel:
     Calls run with the thread count of the payload that serves them; the calling thread's own is put back afterwards. A call is
     served by the most special payload that takes its sizes: `payload_for` says which.
 
+    On a GPU inputs must lie on `device`, and outputs do; calls run on that device's current stream in full precision, whatever the
+    process allows (precision.py), and are not waited for.
+
     Attributes and methods that freezing preserved are read, set and called as the source's: `model.version = 2`, `model.reset()`,
     `model.sub.version`. Where the name is one of this class's own, as `inputs` is, `model.preserved["inputs"]` reaches it. Nothing
     else can be set. What nn.Module can do besides (`.to()`, `.half()`, `.train()`, `.parameters()`) is refused, each with its
@@ -53,11 +61,13 @@ class FrozenModel:
         preserved: all attributes and methods that freezing preserved, by name, those of submodules dotted; indexing reads, sets
             and calls them.
         training: False.
+        device: that inputs must lie on: the CPU, or a GPU with its index.
 
     Args:
         payloads: for one thread count, or for any; of several that take a call's sizes the first serves it.
         preserve: names of what freezing preserved. It belongs to one payload, so there must be one.
         num_threads: what payloads that are for any thread count run with; None for the calling thread's own.
+        cuda_graphs: of a GPU, capture the calls that payloads of one size serve (cuda_graphs.py).
 
     Raises:
         NotPreservedError: the payload lacks a name that should be preserved.
@@ -74,6 +84,8 @@ class FrozenModel:
         ladder: Sequence[Refusal] = (),
         preserve: Sequence[str] = (),
         num_threads: int | None = None,
+        device: torch.device = CPU,
+        cuda_graphs: bool = False,
     ) -> None:
         if preserve and len(payloads) != 1:
             raise ContractError(
@@ -95,10 +107,13 @@ class FrozenModel:
         self._dims = {dim.name: dim for dim in spec.dims}
         self._exact, self._ranged = _by_sizes(payloads, tuple(self._dims))
         self.training = False
+        self.device = device
+        self._on_cpu = device.type == "cpu"
+        self._graphs = CudaGraphs(device) if cuda_graphs else None
         # Last: from here on, what is set goes to the payload, or is refused.
         only = payloads[0] if preserve else None
         self.preserved = Preserved(
-            preserve, only.run if only else None, (only.payload.num_threads or num_threads) if only else None
+            preserve, only.run if only else None, (only.payload.num_threads or num_threads) if only else None, device
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -215,10 +230,10 @@ class FrozenModel:
             if (
                 not isinstance(tensor, Tensor)
                 or tensor.dtype is not dtype
-                or not tensor.is_cpu
+                or not (tensor.is_cpu if self._on_cpu else tensor.device == self.device)
                 or tensor.layout is not torch.strided
             ):
-                raise ContractError(_wrong_tensor(item, tensor))
+                raise ContractError(_wrong_tensor(item, tensor, self.device))
             if tensor.shape != item.shape and not self._fits(item, tensor, point):
                 raise ContractError(self._wrong_shape(item, tensor, point))
             # A lazy conjugate or negative shares memory with its source: a payload, which reads memory, would not see it.
@@ -264,18 +279,30 @@ class FrozenModel:
 
     def _run(self, opened: OpenPayload, tensors: list[Tensor]) -> Any:
         with torch.no_grad():
-            if opened.payload.convention == "flat":
-                return self._rebuild(opened.run(*tensors))
-            leaves = {item.name: tensor for (item, _), tensor in zip(self._checks, tensors, strict=True)}
-            if self._items is None:
-                values = {**self._constants, **leaves}
-            else:
-                values = {item.name: put_together(item, leaves) for item in self.inputs.inputs}
-            if self.inputs.style == "positional":
-                result = opened.run(*(values[name] for name in self._names))
-            else:
-                result = opened.run(**{name: values[name] for name in self._names})
-            return self._rebuild(leaves_of(result))
+            if self._on_cpu:
+                return self._rebuild(self._leaves(opened, tensors))
+            with current(self.device):
+                call = partial(self._full, opened)
+                return self._rebuild(self._graphs.run(opened.payload, call, tensors) if self._graphs else call(tensors))
+
+    def _full(self, opened: OpenPayload, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """The output tensors on a GPU. A graph holds what was launched so, and needs this no more when it is replayed."""
+        with full_on_gpu():
+            return self._leaves(opened, tensors)
+
+    def _leaves(self, opened: OpenPayload, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """The output tensors that a payload gives, in order."""
+        if opened.payload.convention == "flat":
+            found: Sequence[Tensor] = opened.run(*tensors)
+            return found
+        leaves = {item.name: tensor for (item, _), tensor in zip(self._checks, tensors, strict=True)}
+        if self._items is None:
+            values = {**self._constants, **leaves}
+        else:
+            values = {item.name: put_together(item, leaves) for item in self.inputs.inputs}
+        if self.inputs.style == "positional":
+            return leaves_of(opened.run(*(values[name] for name in self._names)))
+        return leaves_of(opened.run(**{name: values[name] for name in self._names}))
 
 
 def _by_sizes(
@@ -299,14 +326,15 @@ def _held(payloads: Sequence[Payload]) -> str:
     return "the artifact holds " + "; ".join(f"{path} ({text})" if text else path for path, text in sizes.items())
 
 
-def _wrong_tensor(item: TensorSpec, given: object) -> str:
-    """What is wrong with an input that is no dense CPU tensor of the declared dtype."""
+def _wrong_tensor(item: TensorSpec, given: object, device: torch.device) -> str:
+    """What is wrong with an input that is no dense tensor of the declared dtype on the device."""
     if not isinstance(given, Tensor):
         got = "nothing" if given is None else type(given).__name__
         return f"input {item.name!r}: got {got}, expected a tensor of {item.dtype} {list(item.shape)}"
     if given.dtype is not getattr(torch, item.dtype):
         got = str(given.dtype).removeprefix("torch.")
         return f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with .to(torch.{item.dtype})"
-    if not given.is_cpu:
-        return f"input {item.name!r}: got device {given.device}, expected cpu; move it with .cpu()"
+    if given.device != device:
+        move = ".cpu()" if device.type == "cpu" else f".to({str(device)!r}), or load the model for {given.device}"
+        return f"input {item.name!r}: got device {given.device}, expected {device}; move it with {move}"
     return f"input {item.name!r}: got layout {given.layout}, expected a dense tensor; use .to_dense()"

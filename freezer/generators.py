@@ -14,13 +14,15 @@ import torch
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the generators of torch (on the CPU), Python and NumPy back. Models draw from them, and compilers do.
+    """Put the generators of torch (on the CPU, and on GPUs that are in use), Python and NumPy back. Models draw from them, and
+    compilers do.
 
     NumPy's is kept where something has imported NumPy already.
     """
     numpy = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng(devices=[]):
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(gpus)):
         try:
             yield
         finally:

@@ -14,13 +14,16 @@ from freezer.build import Candidate
 from freezer.capture_errors import run_sentence
 from freezer.cells import Cell, Dropped, PointFigures, figures_of, kept, time_cells
 from freezer.chance import baked_in
+from freezer.cuda_devices import current
 from freezer.device_class import PORTABLE
 from freezer.drift import DriftReport, Gate
 from freezer.errors import JudgeError
 from freezer.latency import Sampling, Speedup, speedup
 from freezer.limits import Limits, SamplingPolicy
 from freezer.migration import Entrant, Migration, compare
+from freezer.moving import called_on
 from freezer.own_outputs import kept_of
+from freezer.placement import placed
 from freezer.precision import plain_precision
 from freezer.recipes import EAGER
 from freezer.reference import Reference, run_reference
@@ -98,6 +101,7 @@ def judge(
     limits: Limits,
     policy: SamplingPolicy,
     task_metric: TaskMetric | None = None,
+    on_drift_alone: bool = False,
 ) -> Judgement:
     """The verdict on the candidates of one model and device class. Nothing else should use the hardware meanwhile.
 
@@ -108,23 +112,28 @@ def judge(
         limits: of the entry.
         policy: of the timing; its time limit is for all thread counts and points together.
         task_metric: the entry's own measure of quality; reported, not gated.
+        on_drift_alone: whether speed is reported and has no minimum, as it is for the class `portable`.
 
     Raises:
         JudgeError: the eager model does not run, or is not what the candidates were made of.
     """
     started = time.monotonic()
     _check_weights(subject, candidates)
-    with threads(target.num_threads), plain_precision():
+    subject = placed(subject, target.device)
+    with threads(target.num_threads), plain_precision(target.device), current(target.device):
         reference = run_reference(subject)
         gate = Gate(error_ratio_max=limits.error_ratio_max)
         trials, answers = _try_all(subject, candidates, target, reference, gate)
         passing = [trial.candidate for trial in trials if trial.problem is None]
         cells = time_cells(subject, passing, target, policy)
         sampling = cells[0].sampling if cells else None
-        eager_metric = None if task_metric is None else task_metric(partial(without_grad, subject.fresh()))
+        eager_metric = (
+            None if task_metric is None else task_metric(called_on(partial(without_grad, subject.fresh()), subject.device))
+        )
         trials = [_measured(t, subject, cells, len(passing), limits, policy, task_metric) for t in trials]
     eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
-    verdict, reason, winner, best = _decide(trials, sampling, target, limits)
+    on_drift_alone = on_drift_alone or target.device_class.name == PORTABLE
+    verdict, reason, winner, best = _decide(trials, sampling, limits, on_drift_alone=on_drift_alone)
     return Judgement(
         verdict=verdict,
         reason=reason,
@@ -224,25 +233,27 @@ def _measured(
         answers=trial.answers,
         latency_ms=sampling.percentiles(name, policy),
         speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
-        task_metric=None if task_metric is None else task_metric(candidate.open(subject)),
+        task_metric=None if task_metric is None else task_metric(called_on(candidate.open(subject), subject.device)),
         points=tuple(figures_of(candidate, cells, policy, num_candidates)),
         dropped=dropped,
     )
 
 
 def _decide(
-    trials: Sequence[Trial], sampling: Sampling | None, target: Target, limits: Limits
+    trials: Sequence[Trial], sampling: Sampling | None, limits: Limits, *, on_drift_alone: bool
 ) -> tuple[Verdict, str, Trial | None, Trial | None]:
     """The verdict as docs/contract.md says, its reason, the winner, and the trial that came nearest."""
     passing = [trial for trial in trials if trial.problem is None]
     if not passing:
         nearest = min(trials, key=lambda t: t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else float("inf"))
         return "rejected", f"{nearest.candidate.recipe}: {nearest.problem}", None, nearest
-    if target.device_class.name == PORTABLE:
+    if on_drift_alone:
         return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0], passing[0]
     if sampling is None or not sampling.stable:
         kept, dropped = (len(sampling.samples_ms[EAGER]), sampling.num_dropped) if sampling else (0, 0)
         reason = f"{kept} undisturbed rounds were had within the time limit, {dropped} were dropped; that tells nothing of speed"
+        if sampling and sampling.device and (shared := sampling.device.get("num_rounds_shared")):
+            reason += f" (in {shared} of them another process was on the GPU)"
         return "unstable", reason, None, passing[0]
     ranked = sorted(passing, key=lambda t: -(t.speedup.value if t.speedup else 0.0))
     fastest = ranked[0]

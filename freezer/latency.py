@@ -8,7 +8,6 @@ samples. A percentile with too few samples is None (MLPerf LoadGen's early stopp
 from __future__ import annotations
 
 import math
-import os
 import random
 import statistics
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from freezer.limits import SamplingPolicy
+from freezer.meters import CpuMeter, Meter
 
 WARM_UP_BLOCK = 100
 """Calls of the warm-up after which a state is reset."""
@@ -35,12 +35,14 @@ class Sampling:
         num_dropped: rounds that were disturbed.
         settled: whether sampling stopped because everything was stable, not at the time limit.
         stable: whether enough undisturbed rounds were had.
+        device: of a GPU, its clocks, temperature and throttling over all rounds, and what disturbed it; None of a CPU.
     """
 
     samples_ms: Mapping[str, Sequence[Sequence[float]]]
     num_dropped: int
     settled: bool
     stable: bool
+    device: Mapping[str, Any] | None = None
 
     def pooled(self, name: str) -> list[float]:
         """All kept samples of an entrant, in milliseconds."""
@@ -65,6 +67,7 @@ def sample(
     entrants: Mapping[str, Sequence[Callable[[], Any]]],
     policy: SamplingPolicy,
     resets: Mapping[str, Callable[[], object]] | None = None,
+    meter: Meter | None = None,
 ) -> Sampling:
     """Time all entrants side by side.
 
@@ -73,9 +76,10 @@ def sample(
         policy: how long and how often.
         resets: by name, what brings an entrant's state back, untimed, before its warm-up and before each of its blocks: a state
             that grows would make later calls slower, and most so those of the fastest entrant, which makes the most calls.
+        meter: times calls, and tells whether a round was disturbed; by default that of a CPU.
     """
-    resets = resets or {}
-    block_sizes = {name: _warm_up(calls, policy, resets.get(name)) for name, calls in entrants.items()}
+    resets, meter = resets or {}, meter or CpuMeter(policy)
+    block_sizes = {name: _warm_up(calls, policy, resets.get(name), meter) for name, calls in entrants.items()}
     shuffle = random.Random(policy.seed)
     rounds: list[dict[str, list[float]]] = []
     num_dropped, settled = 0, False
@@ -88,13 +92,13 @@ def sample(
         if now > last_resort or (now > deadline and len(rounds) >= policy.min_rounds):
             break
         shuffle.shuffle(order)
-        before = _CpuTimes.read()
+        meter.begin()
         blocks: dict[str, list[float]] = {}
         for name in order:
             if name in resets:
                 resets[name]()
-            blocks[name], next_call[name] = _block(entrants[name], next_call[name], block_sizes[name])
-        if _CpuTimes.read().disturbed_since(before, policy):
+            blocks[name], next_call[name] = _block(entrants[name], next_call[name], block_sizes[name], meter)
+        if meter.disturbed():
             num_dropped += 1
             continue
         rounds.append(blocks)
@@ -102,7 +106,13 @@ def sample(
             settled = True
             break
     samples = {name: [blocks[name] for blocks in rounds] for name in entrants}
-    return Sampling(samples_ms=samples, num_dropped=num_dropped, settled=settled, stable=len(rounds) >= policy.min_rounds)
+    return Sampling(
+        samples_ms=samples,
+        num_dropped=num_dropped,
+        settled=settled,
+        stable=len(rounds) >= policy.min_rounds,
+        device=meter.facts(),
+    )
 
 
 def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy) -> Speedup:
@@ -129,16 +139,14 @@ def _median(samples: torch.Tensor) -> torch.Tensor:
     return torch.quantile(samples, 0.5, dim=1)
 
 
-def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None) -> int:
+def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None, meter: Meter) -> int:
     """Call until two halves of the last calls agree within 10%, and give the number of calls in a block."""
     taken: list[float] = []
     deadline = time.monotonic() + policy.warmup_s
     while len(taken) < 3 or time.monotonic() < deadline:
         if reset is not None and len(taken) % WARM_UP_BLOCK == 0:
             reset()
-        started = time.perf_counter()
-        calls[len(taken) % len(calls)]()
-        taken.append((time.perf_counter() - started) * 1e3)
+        taken.append(meter.timed_ms(calls[len(taken) % len(calls)]))
         if len(taken) >= 20 and len(taken) % 10 == 0:
             first, second = statistics.median(taken[-20:-10]), statistics.median(taken[-10:])
             if abs(first - second) <= 0.1 * second and sum(taken) >= policy.block_ms:
@@ -147,13 +155,8 @@ def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: 
     return max(1, min(1000, round(policy.block_ms / max(typical, 1e-3))))
 
 
-def _block(calls: Sequence[Callable[[], Any]], first: int, count: int) -> tuple[list[float], int]:
-    taken: list[float] = []
-    for index in range(first, first + count):
-        call = calls[index % len(calls)]
-        started = time.perf_counter_ns()
-        call()
-        taken.append((time.perf_counter_ns() - started) / 1e6)
+def _block(calls: Sequence[Callable[[], Any]], first: int, count: int, meter: Meter) -> tuple[list[float], int]:
+    taken = [meter.timed_ms(calls[index % len(calls)]) for index in range(first, first + count)]
     return taken, (first + count) % len(calls)
 
 
@@ -178,34 +181,3 @@ def _percentile(ordered: Sequence[float], key: str) -> float:
         return statistics.median(ordered)
     rank = math.ceil(round(float(key.removeprefix("p")) / 100 * len(ordered), 6))
     return ordered[rank - 1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _CpuTimes:
-    """CPU seconds since boot of the CPUs that this process may use: by anyone, stolen by the hypervisor, and of this process."""
-
-    at: float
-    num_cpus: int
-    busy_s: float
-    steal_s: float
-    own_s: float
-
-    @classmethod
-    def read(cls) -> _CpuTimes:
-        tick, cpus = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
-        busy = steal = 0
-        with open("/proc/stat") as file:
-            for line in file:
-                name, *fields = line.split()
-                if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
-                    user, nice, system, _idle, _iowait, irq, softirq, stolen = (int(field) for field in fields[:8])
-                    busy += user + nice + system + irq + softirq
-                    steal += stolen
-        return cls(at=time.monotonic(), num_cpus=len(cpus), busy_s=busy / tick, steal_s=steal / tick, own_s=time.process_time())
-
-    def disturbed_since(self, before: _CpuTimes, policy: SamplingPolicy) -> bool:
-        """Whether others used more of the CPUs since `before` than the policy allows; two clock ticks are forgiven."""
-        available = max((self.at - before.at) * self.num_cpus, 1e-6)
-        others = (self.busy_s - before.busy_s) - (self.own_s - before.own_s) - 0.02
-        stolen = self.steal_s - before.steal_s - 0.01
-        return others > policy.busy_limit * available or stolen > policy.steal_limit * available

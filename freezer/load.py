@@ -10,23 +10,36 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, folder_of
 from freezer.build import lowering_module
 from freezer.canary import run_canary
+from freezer.cuda_devices import cuda_here, current, device_of, with_index
+from freezer.cuda_graphs import check_graphs
+from freezer.cuda_needs import out_of_reach, refuse_by_cuda
 from freezer.device_class import detect
 from freezer.device_class import device_class as class_named
-from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, StoreUnreachableError, UsageError
+from freezer.errors import (
+    CanaryError,
+    ColdpressError,
+    CudaGraphsError,
+    IncompatibleError,
+    IntegrityError,
+    StoreUnreachableError,
+    UsageError,
+)
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
-from freezer.manifest import Manifest
-from freezer.payload_choice import counts_of, set_within
+from freezer.manifest import Manifest, Payload
+from freezer.moving import CPU
+from freezer.payload_choice import counts_of, is_exact, set_within
 from freezer.store import Store
 from freezer.thread_budget import thread_budget
 from freezer.thread_count import own_count
@@ -47,6 +60,8 @@ def load(
     strict: bool = False,
     limit_isa: bool = False,
     canary: bool = True,
+    device: str | None = None,
+    cuda_graphs: bool = False,
 ) -> FrozenModel:
     """The frozen model for this machine.
 
@@ -61,27 +76,44 @@ def load(
         limit_isa: allow oneDNN to be limited to a lesser class's instruction set, for the whole process. It takes effect only
             before torch's first oneDNN operation in the process.
         canary: run the golden inputs and compare; turn it off only where another check stands in for it.
+        device: where the model is to run: `cpu`, `cuda:1`; artifacts for anything else are no rungs then. By default what the
+            artifact that serves is made for: of a CUDA class the current GPU where it is of the class, else the first that is.
+        cuda_graphs: on a GPU, capture each call that a payload of one size serves, and replay it ever after; calls of one size then
+            run one after the other. For a model that neither changes state nor draws.
 
     Raises:
+        CudaGraphsError: calls of what serves cannot be captured.
+        UsageError: this process has no such device.
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
         IncompatibleError: no rung serves; its `ladder` has every reason.
     """
     with ExitStack() as stack:
         ladder: list[Refusal] = []
-        num_threads = budget_here(threads)
+        num_threads, where = budget_here(threads), None if device is None else with_index(device)
+        aside = unserved_gpus(reference, store) if device_class == "auto" else []
         for name, read, fetch in find_rungs(reference, store, device_class, stack):
             try:
-                found = refusal_here(read(), num_threads, limit_isa=limit_isa and not (strict and ladder), canary=canary)
+                limit = limit_isa and not (strict and ladder)
+                found = refusal_here(read(), num_threads, limit_isa=limit, canary=canary, device=where)
                 if found is None and strict and ladder:
                     continue  # it might serve, and is not asked to
                 if found is None:
-                    return open_artifact(fetch(), num_threads, asked=threads is not None, ladder=ladder, canary=canary)
-            except StoreUnreachableError:
+                    return open_artifact(
+                        fetch(),
+                        num_threads,
+                        asked=threads is not None,
+                        ladder=(*aside, *ladder),
+                        canary=canary,
+                        device=where,
+                        cuda_graphs=cuda_graphs,
+                    )
+            except (StoreUnreachableError, CudaGraphsError):
                 raise
             except Exception as error:  # whatever a payload raises is this rung's failure, and the next one is tried
                 found = _why(name, error)
             ladder.append(found)
             logger.warning("%s is refused: %s", reference, found)
+        ladder = [*aside, *ladder]
         reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
         what = "the best artifact for" if strict and ladder else "no artifact serves"
         refused = " is refused, and strict=True takes no other" if strict and ladder else ""
@@ -139,7 +171,8 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
 
 def _why_not(name: str) -> str:
     """Why this machine, or this process under its limits, does not run a class; nothing where it does."""
-    reason = detect().why_not.get(name)
+    why_not = detect().why_not
+    reason = why_not.get(name) or (why_not.get("cuda") if name.startswith("cuda-") else None)
     return f"; {reason}" if reason else ""
 
 
@@ -147,8 +180,29 @@ def _not_of_this_machine(name: str) -> Refusal:
     return Refusal(rung=name, reason="class_mismatch", got=", ".join(detect().classes), expected=name)
 
 
-def refusal_here(manifest: Manifest, num_threads: int, *, limit_isa: bool, canary: bool = True) -> Refusal | None:
-    """Why the rung is refused from its manifest alone; with `limit_isa`, the limit is set instead of refusing for it."""
+def unserved_gpus(reference: str | Path, store: str | None) -> list[Refusal]:
+    """The published classes for GPUs that this machine, which has GPUs, does not serve; reads JSON only."""
+    if folder_of(reference) is not None or not any(name.startswith("cuda-") for name in (*detect().classes, *detect().why_not)):
+        return []
+    return out_of_reach(Store.open(store or "store").version(str(reference)).images, detect())
+
+
+def refusal_here(
+    manifest: Manifest, num_threads: int, *, limit_isa: bool, canary: bool = True, device: torch.device | None = None
+) -> Refusal | None:
+    """Why the rung is refused from its manifest alone; with `limit_isa`, the limit is set instead of refusing for it.
+
+    Args:
+        device: that the model is to run on; None for what the artifact is made for.
+    """
+    kind = class_named(manifest.device_class).kind
+    if device is not None and (device.type == "cuda") != (kind == "cuda"):
+        what = "a GPU" if kind == "cuda" else "a CPU"
+        return Refusal(
+            rung=manifest.device_class, reason="device_mismatch", got=f"what runs on {what}", expected=f"device {device}"
+        )
+    if kind == "cuda" and (found := refuse_by_cuda(manifest, cuda_here(device))):
+        return found
     found = refuse_by_torch(manifest, torch.__version__, canary=canary) or refuse_by_threads(manifest, num_threads)
     if found is not None:
         return found
@@ -161,7 +215,14 @@ def refusal_here(manifest: Manifest, num_threads: int, *, limit_isa: bool, canar
 
 
 def open_artifact(
-    artifact: Artifact, num_threads: int, *, asked: bool = False, ladder: Sequence[Refusal] = (), canary: bool = True
+    artifact: Artifact,
+    num_threads: int,
+    *,
+    asked: bool = False,
+    ladder: Sequence[Refusal] = (),
+    canary: bool = True,
+    device: torch.device | None = None,
+    cuda_graphs: bool = False,
 ) -> FrozenModel:
     """The model of an artifact folder: what is needed is verified, then the payloads are opened and the canary is run.
 
@@ -170,21 +231,26 @@ def open_artifact(
         num_threads: that calls may use; payloads for that count are opened, else those for the largest below it.
         asked: whether the caller asked for the count, so that payloads for any count run with it too.
         ladder: of the model.
-        canary: as of `load`.
+        canary, cuda_graphs: as of `load`.
+        device: that it is opened on; None for what it is made for.
 
     Raises:
         IntegrityError, CanaryError: the bytes, or the outputs, are not what was published.
+        CudaGraphsError: as of `load`.
     """
     manifest = artifact.manifest
+    device = device or device_for(manifest)
     fitting = set_within(manifest.payloads, num_threads)
     serving = max(counts_of(fitting), default=num_threads if asked else own_count())
+    if cuda_graphs:
+        check_graphs(manifest, fitting, device)
     artifact.verify((*fitting, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if canary)))
 
     def fresh() -> FrozenModel:
         settings = manifest.recipe["settings"]
-        with using(serving):  # some pack their weights while they are opened
+        with using(serving), current(device):  # some pack their weights while they are opened
             opened = [
-                OpenPayload(payload=p, run=lowering_module(p.kind).open_payload(artifact.folder / p.path, settings))
+                OpenPayload(payload=p, run=_opened(artifact.folder / p.path, p, settings, device, cuda_graphs=cuda_graphs))
                 for p in fitting
             ]
         return FrozenModel(
@@ -196,6 +262,8 @@ def open_artifact(
             ladder=ladder,
             preserve=manifest.recipe.get("preserve", ()),  # the first manifests have none
             num_threads=num_threads if asked else None,
+            device=device,
+            cuda_graphs=cuda_graphs,
         )
 
     model = fresh()
@@ -211,6 +279,22 @@ def open_artifact(
             sorted({*counts_of(manifest.payloads), num_threads}),
         )
     return model
+
+
+def device_for(manifest: Manifest) -> torch.device:
+    """Where an artifact runs when nothing was asked for: the CPU, or of a CUDA class a GPU of it."""
+    made_for = class_named(manifest.device_class)
+    return device_of(made_for, detect()) if made_for.kind == "cuda" else CPU
+
+
+def _opened(
+    path: Path, payload: Payload, settings: Mapping[str, Any], device: torch.device, *, cuda_graphs: bool
+) -> Callable[..., Any]:
+    """A payload's runner; one whose calls a graph replays has them one at a time."""
+    run: Callable[..., Any] = lowering_module(payload.kind).open_payload(
+        path, settings, device, one_at_a_time=cuda_graphs and is_exact(payload)
+    )
+    return run
 
 
 def _why(rung: str, error: Exception) -> Refusal:

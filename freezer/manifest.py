@@ -109,7 +109,7 @@ class Manifest:
     Attributes:
         model, device_class, verdict: what this is, for whom, and why it is published.
         version: the version it was first published in; None in an artifact that was never published.
-        needs: `torch` (least version), `machine` (archspec's name, or a CUDA capability), by name.
+        needs: `torch` (least version), `machine` (archspec's name) and, of a GPU's, `cuda` (see cuda_needs.py), by name.
         recipe: name, capture, lowering and settings, and for each capture that was tried its outcome.
         inputs, outputs, structure: the contract of a call.
         stateful: whether calls change what later calls answer.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from freezer.cuda_devices import current
 from freezer.errors import ContractError, NotPreservedError
+from freezer.moving import CPU
+from freezer.precision import full_on_gpu
 from freezer.target import threads
 
 
@@ -21,15 +25,17 @@ class Preserved:
         names: attributes, methods and attributes of submodules (`sub.version`).
         module: of the payload.
         num_threads: that methods run with; None for the process's own.
+        device: that the payload lies on; on a GPU methods compute in full precision, as calls do.
 
     Raises:
         NotPreservedError: the payload lacks one of the names.
     """
 
-    def __init__(self, names: Sequence[str], module: Any, num_threads: int | None) -> None:
+    def __init__(self, names: Sequence[str], module: Any, num_threads: int | None, device: torch.device = CPU) -> None:
         self._names = tuple(names)
         self._module = module
         self._num_threads = num_threads
+        self._device = device
         for name in self._names:
             owner, last = self._owner(name)
             if not hasattr(owner, last):
@@ -101,7 +107,8 @@ class Preserved:
 
     def _callable(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with threads(self._num_threads or torch.get_num_threads()), torch.no_grad():
+            exact = full_on_gpu() if self._device.type == "cuda" else contextlib.nullcontext()
+            with threads(self._num_threads or torch.get_num_threads()), torch.no_grad(), current(self._device), exact:
                 return method(*args, **kwargs)
 
         return call

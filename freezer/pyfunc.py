@@ -39,17 +39,17 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
 
     Args:
         path: of the folder.
-        model_config: `threads` and `limit_isa`, as of `freezer.load`.
+        model_config: `threads`, `limit_isa` and `device`, as of `freezer.load`.
 
     Raises:
         IncompatibleError: the artifact does not serve this machine, thread count or torch.
         IntegrityError: the bytes are not what was published, or the store holds another artifact than was registered.
     """
     folder, config = Path(path), model_config or {}
-    threads, limit_isa = config.get("threads"), bool(config.get("limit_isa"))
+    threads, limit_isa, device = config.get("threads"), bool(config.get("limit_isa")), config.get("device")
     pointer = folder / STORE_POINTER
     if not pointer.is_file():
-        return PyfuncModel(load(folder, threads=threads, limit_isa=limit_isa))
+        return PyfuncModel(load(folder, threads=threads, limit_isa=limit_isa, device=device))
     place = json.loads(pointer.read_bytes())
     model = load(
         f"{place['model']}:{place['version']}",
@@ -57,6 +57,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
         device_class=place["device_class"],
         threads=threads,
         limit_isa=limit_isa,
+        device=device,
     )
     _check_same(model, Artifact.read(folder).manifest, place)
     return PyfuncModel(model)
@@ -103,7 +104,8 @@ class PyfuncModel:
             for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
                 if path in ready:
                     raise ContractError(f"input {path!r} is given twice; expected it within {name!r}, or by its path")
-                ready[path] = _tensor(leaf, specs[path], loose=loose) if path in specs else leaf
+                given = _tensor(leaf, specs[path], loose=loose) if path in specs else leaf
+                ready[path] = given.to(self.model.device) if isinstance(given, Tensor) else given
         return _to_numpy(self.model(**ready))
 
     def get_raw_model(self) -> FrozenModel:

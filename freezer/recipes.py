@@ -6,11 +6,11 @@ A recipe's name and settings are part of a build's key: change what a recipe doe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from freezer.errors import UsageError
-from freezer.lowering.inductor_settings import recipe_settings
+from freezer.lowering.inductor_settings import CUDA, recipe_settings
 
 CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "as-is"]
 LoweringName = Literal["inductor", "torchscript", "exported"]
@@ -85,12 +85,40 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }
 
+KEPT_EAGER = Recipe(
+    name="captured",
+    ways=(("export", "exported"), ("export-strict", "exported"), *_TORCHSCRIPT),
+    settings={"freeze": False},
+    auto=False,
+)
+"""What serves a class for GPUs where nothing beats eager: the captured program, unfrozen, on that device. No entrant: `freeze` and
+campaigns make it of a model whose verdict is `kept-eager`."""
+
+PRECISION: Mapping[str, bool] = {"tf32": False, "reduced_precision_reductions": False}
+"""What a GPU may do to be faster and less exact: multiply float32 in TF32, and sum what is in half precision in half precision.
+Both are off for builds, judges and calls (precision.py)."""
+
 LOWERINGS: Mapping[LoweringName, str] = {
     "torchscript": "freezer.lowering.torchscript",
     "inductor": "freezer.lowering.inductor",
     "exported": "freezer.lowering.exported",
 }
 """The module that opens each kind of payload, and builds it."""
+
+
+def made_for(recipe: Recipe, kind: str) -> Recipe:
+    """A recipe as it is for a kind of device class: for a GPU it says how exact it is, and what is laid out for no thread count.
+
+    Args:
+        recipe: of RECIPES, or KEPT_EAGER.
+        kind: of DeviceClass.
+    """
+    if kind != "cuda":
+        return recipe
+    settings: dict[str, Any] = {**recipe.settings, "precision": dict(PRECISION)}
+    if "inductor" in settings:
+        settings["inductor"] = {**settings["inductor"], **CUDA}
+    return replace(recipe, settings=settings, by_thread=False)
 
 
 def select(names: Iterable[str], *, portable: bool) -> tuple[Recipe, ...]:

@@ -134,7 +134,7 @@ def run_reference(subject: Subject) -> Reference:
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
     reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
-    wide, why_not, note = _run_float64(subject, eagers, stateful=stateful, parted=parted)
+    wide, why_not, note = _run_float64(subject.on_host, eagers, stateful=stateful, parted=parted)
     calls = []
     for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
         apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
@@ -249,7 +249,7 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mo
                 f"{structure.to_json()}, expected {subject.structure.to_json()}; return tensors instead",
                 code="CP-OUTPUTS",
             )
-        return leaves
+        return [leaf.cpu() for leaf in leaves]  # all that is compared lies on the CPU, whatever it was computed on
 
     def reset() -> None:
         try:

@@ -61,7 +61,7 @@ def runner(model: FrozenModel, subject: Subject) -> Runner:
     """One instance of a candidate, as it is compared."""
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        return leaves_of(model(**{name: tensor.clone() for name, tensor in tensors.items()}))
+        return [leaf.cpu() for leaf in leaves_of(model(**{name: tensor.clone() for name, tensor in tensors.items()}))]
 
     return Runner(call=call, reset=None if subject.reset is None else model.preserved[subject.reset])
 

@@ -325,7 +325,7 @@ def own_spec(model: nn.Module) -> InputSpec | None:
 
 def weights_digest(model: nn.Module) -> str:
     """`sha256:` over names, dtypes, shapes and bytes of all parameters, buffers and packed weights, in the order of their names."""
-    from freezer.tensor_bytes import bytes_of, dense_parts
+    from freezer.tensor_bytes import bytes_of, dense_parts, memory_of
 
     digest = hashlib.sha256()
     tensors = {**dict(model.named_buffers()), **model.state_dict()}  # state_dict leaves buffers out that are not persistent
@@ -333,5 +333,6 @@ def weights_digest(model: nn.Module) -> str:
         for tensor in dense_parts(value):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
             if tensor.numel():
-                digest.update(bytes_of(tensor).numpy().data)
+                data = bytes_of(tensor)
+                digest.update(memory_of(data))
     return f"sha256:{digest.hexdigest()}"

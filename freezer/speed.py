@@ -15,14 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from freezer.artifact import GOLDEN_INPUTS, Artifact, folder_of
-from freezer.device_class import PORTABLE
+from freezer.device_class import PORTABLE, device_class
 from freezer.errors import SpeedError, UsageError
 from freezer.frozen_model import FrozenModel
 from freezer.latency import Sampling, sample, speedup
 from freezer.limits import SamplingPolicy
 from freezer.load import open_artifact
 from freezer.manifest import Manifest
+from freezer.meters import meter_of
+from freezer.moving import CPU
+from freezer.placement import on_device
 from freezer.samples import InputSet
 from freezer.speed_causes import causes
 from freezer.speed_check import SpeedCheck
@@ -41,7 +46,9 @@ POLICY = SamplingPolicy(percentiles=("p50",))
 HOW = "--store URI names the store that holds it, --portable DIR its folder (`coldpress pull --device-class portable`)"
 
 
-def check_speed(artifact: Artifact, portable: Artifact, num_threads: int, policy: SamplingPolicy = POLICY) -> SpeedCheck:
+def check_speed(
+    artifact: Artifact, portable: Artifact, num_threads: int, policy: SamplingPolicy = POLICY, device: torch.device = CPU
+) -> SpeedCheck:
     """Time an artifact against the portable one, in this process, as it would serve.
 
     Args:
@@ -49,6 +56,7 @@ def check_speed(artifact: Artifact, portable: Artifact, num_threads: int, policy
         portable: of the same model.
         num_threads: that calls may use; both are timed with those of the payload that serves.
         policy: of the sampling.
+        device: that the artifact serves on. The portable program is timed there too: on a GPU in the place of eager.
 
     Raises:
         SpeedError: it is below half of what the manifests promise, with what differs here; or the machine is too busy to tell.
@@ -58,12 +66,15 @@ def check_speed(artifact: Artifact, portable: Artifact, num_threads: int, policy
     if manifest.latency is None:
         raise _no_figures(manifest)
     point = dict(manifest.latency["point"])
-    models = {item.manifest.device_class: open_artifact(item, num_threads, canary=False) for item in (portable, artifact)}
+    models = {
+        item.manifest.device_class: open_artifact(item, num_threads, canary=False, device=device) for item in (portable, artifact)
+    }
     num_threads = models[name].payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)
-    inputs = _inputs(artifact, point)
-    with threads(num_threads):
-        sampling = sample({name: _calls(model, inputs) for name, model in models.items()}, policy, _resets(models, manifest))
+    inputs = [on_device(item, device) for item in _inputs(artifact, point)]
+    with threads(num_threads), meter_of(device, policy) as meter:
+        calls = {name: _calls(model, inputs) for name, model in models.items()}
+        sampling = sample(calls, policy, _resets(models, manifest), meter)
     rounds = len(sampling.samples_ms[name])
     if not sampling.stable:
         raise SpeedError(
@@ -87,10 +98,14 @@ def check_speed(artifact: Artifact, portable: Artifact, num_threads: int, policy
 def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> float:
     """How many times as fast as the portable artifact a class's is, by their manifests, with a thread count where that was judged.
 
+    On a GPU, where the portable program was never judged, it is taken to be as fast as eager.
+
     Raises:
         UsageError: one of them holds no speedup over eager.
     """
     own, base = (speedup_over_eager(item, num_threads) for item in (manifest, portable))
+    if device_class(manifest.device_class).kind == "cuda":
+        base = 1.0
     if own is None or base is None:
         raise _no_figures(manifest if own is None else portable)
     return own / base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from freezer.errors import JudgeError, SpecError
 from freezer.input_items import put_together
 from freezer.kept_names import check_kept_names
 from freezer.lookups import find_lengths
+from freezer.moving import CPU, device_of_model, model_on, tensors_on
 from freezer.outputs import flatten, output_specs
 from freezer.sample_files import CODE
 from freezer.samples import (
@@ -47,6 +48,8 @@ class Subject:
         scripted: whether it came as TorchScript.
         preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model must still have.
         reset: the method that clears the model's state; it is preserved too.
+        device: where the model and the sets lie: the CPU, or a GPU with its index.
+        host: of a subject on a GPU, the same one on the CPU; None of one that is there itself.
     """
 
     name: str
@@ -59,6 +62,13 @@ class Subject:
     scripted: bool
     preserve: tuple[str, ...] = ()
     reset: str | None = None
+    device: torch.device = CPU
+    host: Subject | None = None
+
+    @property
+    def on_host(self) -> Subject:
+        """The subject on the CPU: what the float64 reference is made of."""
+        return self.host or self
 
     @property
     def kept_names(self) -> tuple[str, ...]:
@@ -91,8 +101,9 @@ def prepare(
     preserve: Sequence[str] = (),
     reset: str | None = None,
     points: Sequence[Mapping[str, int]] = (),
+    device: torch.device = CPU,
 ) -> Subject:
-    """The subject of a freeze: input sets are made and the eager model is run once to learn its outputs.
+    """The subject of a freeze, on the CPU: input sets are made and the eager model is run once to learn its outputs.
 
     An integer input without a range that sets are generated for gets one here, from the tables that the model looks it up in.
 
@@ -104,6 +115,7 @@ def prepare(
         fill_up: add generated sets to the samples.
         preserve, reset: see Subject.
         points: see Subject; a dim that a point leaves out takes its least size. Without any, every dim is at its least.
+        device: where the model is run; the subject begins on the CPU all the same, and is `placed` there afterwards.
 
     Raises:
         SourceError: weights have no values.
@@ -113,6 +125,9 @@ def prepare(
     if not isinstance(model, nn.Module):
         raise SpecError(f"{name}: got a {type(model).__name__}, expected an nn.Module; a frozen model is made of its source, anew")
     check_weights(name, model)
+    if device_of_model(model).type != "cpu":  # every subject begins on the CPU, where its reference is; placement.py moves it
+        model = model_on(model, CPU)
+    samples = [tensors_on(tensors, CPU) for tensors in samples]
     check_signature(model, spec)
     check_kept_names(name, model, preserve, reset)
     matched = match_samples(samples, spec)
@@ -123,11 +138,13 @@ def prepare(
         sets = [*sets, *generate(spec)]
     named = spec.named_points(points)
     sets = with_points(sets, spec, named, generated=not samples)
-    structure, leaves = flatten(_first_result(name, model, spec, sets[0]))
+    tried = model if device.type == "cpu" else model_on(model, device)
+    first = replace(sets[0], tensors=tensors_on(sets[0].tensors, device))
+    structure, leaves = flatten(first_result(name, tried, spec, first))
     if not leaves:
         raise JudgeError(f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS")
     outputs = output_specs(structure, leaves)
-    _check_outputs(name, outputs, leaves)
+    _check_outputs(name, outputs, leaves, device)
     return Subject(
         name=name,
         model=model,
@@ -200,7 +217,7 @@ class _Source:
             return call_source(self._copy, spec, tensors)
 
 
-def _first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -> Any:
+def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -> Any:
     """The result of the first call, whose inputs must be the same afterwards.
 
     Raises:
@@ -231,16 +248,18 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _check_outputs(name: str, outputs: Sequence[OutputSpec], leaves: Sequence[Tensor]) -> None:
+def _check_outputs(name: str, outputs: Sequence[OutputSpec], leaves: Sequence[Tensor], device: torch.device) -> None:
+    device = torch.empty(0, device=device).device
     for output, leaf in zip(outputs, leaves, strict=True):
         place = f"{name}: output {output.name!r}"
         if output.dtype not in DTYPES:
             raise JudgeError(
                 f"{place} is {output.dtype}, expected one of {', '.join(DTYPES)}; cast it at the end of forward", code="CP-OUTPUTS"
             )
-        if leaf.layout is not torch.strided or leaf.device.type != "cpu":
+        if leaf.layout is not torch.strided or leaf.device != device:
+            where, remedy = ("the CPU", ".cpu()") if device.type == "cpu" else (str(device), "what lies where the inputs do")
             raise JudgeError(
-                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on the CPU; return .to_dense(), or .cpu()",
+                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on {where}; return .to_dense(), or {remedy}",
                 code="CP-OUTPUTS",
             )
 

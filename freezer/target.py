@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from freezer.device_class import DeviceClass, auto_classes, detect, device_class
+from freezer.cuda_devices import class_of, device_of, facts_of, versions_of, with_index
+from freezer.device_class import PORTABLE, DeviceClass, best_level, detect, device_class
 from freezer.environment import check_environment, recorded
 from freezer.errors import UsageError
 from freezer.isa_limits import packed_dtype
+from freezer.moving import CPU, device_of_model
 from freezer.thread_count import threads
 
 __all__ = ["Target", "class_here", "host_fingerprint", "packed_layouts", "target_here", "threads", "toolchain"]
@@ -30,11 +33,13 @@ class Target:
     Attributes:
         num_threads: at which the verdict is taken, and for which one payload is built.
         further_threads: other counts, for each of which payloads may be built and kept besides.
+        device: where the model is captured, built and judged: of a CUDA class one of its GPUs, with its index.
     """
 
     device_class: DeviceClass
     num_threads: int
     further_threads: tuple[int, ...] = ()
+    device: torch.device = CPU
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
@@ -43,37 +48,81 @@ class Target:
 
     def at(self, num_threads: int) -> Target:
         """The same class with one thread count."""
-        return Target(device_class=self.device_class, num_threads=num_threads)
+        return Target(device_class=self.device_class, num_threads=num_threads, device=self.device)
 
 
-def target_here(name: str, num_threads: int | Sequence[int]) -> Target:
+def target_here(name: str, num_threads: int | Sequence[int], device: str | torch.device | None = None) -> Target:
     """The target, if this process can build and judge for it.
 
     Args:
         name: of the device class.
-        num_threads: one count, or several with the deciding one first. A portable payload fits any, and is judged at the first.
+        num_threads: one count, or several with the deciding one first. What is made for a GPU, or portable, fits any, and is judged
+            at the first.
+        device: of a CUDA class, the GPU to build on: `cuda:1`; by default the current one where it is of the class, else the first
+            that is.
 
     Raises:
-        UsageError: the machine is not of the class, the process does not hold the class's limits, or a count is below 1 or given
-            twice.
+        UsageError: the machine is not of the class, the process does not hold the class's limits, the device is of another class,
+            or a count is below 1 or given twice.
     """
     counts = (num_threads,) if isinstance(num_threads, int) else tuple(num_threads)
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
         raise UsageError(f"got thread counts {list(counts)}, expected one or more of at least 1, none twice")
     wanted, machine = device_class(name), detect()
     if wanted.kind == "cuda":
-        raise UsageError(
-            f"{name}: this release has no lowering that builds for a GPU; name a CPU class, or auto", code="CP-DEVICE-CLASS"
-        )
+        check_environment(wanted)
+        found = device_of(wanted, machine, device)
+        return Target(device_class=wanted, num_threads=counts[0], device=found)
     if name not in machine.classes:
         reason = machine.why_not.get(name, "the hardware is of another kind")
         raise UsageError(
             f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
         )
+    if device is not None:
+        _check_cpu(name, device)
     target = Target(device_class=wanted, num_threads=counts[0], further_threads=() if wanted.kind == "portable" else counts[1:])
     packed_layouts(target, ("float32",))
     check_environment(wanted)
     return target
+
+
+def aim(
+    model: nn.Module | None, name: str, device: str | torch.device | None, inputs: Iterable[Tensor] = ()
+) -> tuple[str, torch.device]:
+    """The device class and the device that a freeze aims at.
+
+    Args:
+        model: that is frozen; None of one that is not loaded yet, which will lie on the CPU.
+        name: of a device class, or `auto`.
+        device: that was asked for; None for where the model lies.
+        inputs: of the model, which tell where one without weights lies.
+
+    Returns:
+        The name, `auto` where it is yet to be found by the model's weights on a CPU; and a GPU with its index, or the CPU.
+
+    Raises:
+        UsageError: this process has no such device, or it is not of the class.
+    """
+    lies = CPU if model is None else device_of_model(model, inputs)
+    if device is None and name == "auto" and lies.type == "cuda":
+        device = lies
+    if name == "auto" and device is not None and with_index(device).type == "cuda":
+        name = class_of(with_index(device))
+    if name == "auto" or device_class(name).kind != "cuda":
+        if device is not None:
+            _check_cpu(name, device)
+        return name, CPU
+    if device is None and lies.type == "cuda" and class_of(lies) == name:
+        device = lies
+    return name, target_here(name, 1, device).device
+
+
+def _check_cpu(name: str, device: str | torch.device) -> None:
+    if with_index(device).type != "cpu":
+        raise UsageError(
+            f"got device {device} for {name}, which runs on a CPU; leave the device out, or name the GPU's class",
+            code="CP-DEVICE-CLASS",
+        )
 
 
 def class_here(dtypes: Iterable[str]) -> str:
@@ -83,7 +132,7 @@ def class_here(dtypes: Iterable[str]) -> str:
     does: bfloat16 and int8 on a CPU that has instructions for them.
     """
     machine, packed = detect(), {packed_dtype(dtype) for dtype in dtypes}
-    level = auto_classes(machine.classes)[0]
+    level = best_level(machine.classes) or PORTABLE
     for name in (level, machine.hardware):
         if name in machine.classes:
             layouts = {dtype: layout for dtype, layout in device_class(name).layouts.items() if dtype in packed}
@@ -119,8 +168,8 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
     )
 
 
-def toolchain() -> dict[str, Any]:
-    """Versions of everything that shapes a payload: torch, oneDNN, the C++ compiler, CUDA and its driver."""
+def toolchain(device: torch.device = CPU) -> dict[str, Any]:
+    """Versions of everything that shapes a payload: torch, oneDNN, the C++ compiler, CUDA; for a GPU its driver and name."""
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
     return {
         "torch": torch.__version__,
@@ -128,6 +177,7 @@ def toolchain() -> dict[str, Any]:
         "cxx": _version(compiler()),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
+        **versions_of(device),
     }
 
 
@@ -144,8 +194,8 @@ def _version(compiler: str) -> str | None:
     return found.splitlines()[0] if found else None
 
 
-def host_fingerprint() -> dict[str, Any]:
-    """Where a figure was measured: CPU, its count, kernel and the process's limits. Recorded, never part of a key."""
+def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
+    """Where a figure was measured: CPU, its count, kernel and the process's limits, and the GPU. Recorded, never part of a key."""
     import archspec.cpu.detect
 
     return {
@@ -155,4 +205,5 @@ def host_fingerprint() -> dict[str, Any]:
         "affinity": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "environment": recorded(),
+        **({"gpu": facts_of(device)} if device.type == "cuda" else {}),
     }

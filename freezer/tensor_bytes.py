@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,11 @@ def dense_parts(value: Any) -> Iterator[Tensor]:
 def bytes_of(tensor: Tensor) -> Tensor:
     """The bytes of a dense tensor, in the order of its elements."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def memory_of(tensor: Tensor) -> Any:
+    """The memory of a contiguous tensor on the CPU as a buffer of bytes, without NumPy; it must not outlive the tensor."""
+    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
 
 
 def same_bytes(one: Any, other: Any) -> bool:

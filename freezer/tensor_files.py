@@ -9,23 +9,38 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import safetensors
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from freezer.sample_files import COMPLEX128
+from freezer.tensor_bytes import memory_of
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a file that `load_tensors` reads. The tensors may share memory, and have any strides."""
     pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
     stored = {
-        name: (torch.view_as_real(tensor.resolve_conj()) if name in pairs else tensor).clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
+        name: _plain(torch.view_as_real(tensor.resolve_conj()) if name in pairs else tensor) for name, tensor in tensors.items()
     }
-    save_file(stored, path, metadata={COMPLEX128: json.dumps(pairs)} if pairs else None)
+    parts = {name: _part(tensor) for name, tensor in stored.items()}
+    safetensors.serialize_file(parts, path, metadata={COMPLEX128: json.dumps(pairs)} if pairs else None)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU, as files hold it."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _part(tensor: Tensor) -> Any:
+    """A tensor as the library under safetensors.torch takes it, which would take it through NumPy."""
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    if hasattr(safetensors, "TensorSpec"):
+        return safetensors.TensorSpec(dtype=dtype, shape=shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
+    return {"dtype": dtype, "shape": shape, "data": bytes(memory_of(tensor))}
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -7,10 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from freezer.frozen_model import FrozenModel
 from freezer.latency import Sampling, sample
 from freezer.limits import SamplingPolicy
+from freezer.meters import meter_of
+from freezer.placement import on_device
 from freezer.recipes import EAGER
 from freezer.samples import InputSet, generate_at, needs_range, resize
 from freezer.spec import InputSpec
@@ -32,13 +35,17 @@ def time_at(point: Mapping[str, int], subject: Subject, candidates: Mapping[str,
     inputs = inputs_at(subject, point)
     # Every entrant has copies of its own, in the form that a caller gives them: what puts them together is not timed.
     eager = subject.fresh()
+    for part in eager.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # on a GPU: a copy's weights lie apart, and every call would put them together
     entrants: dict[str, list[Callable[[], Any]]] = {EAGER: _calls(partial(without_grad, eager), subject, inputs)}
     entrants |= {recipe: _calls(model, subject, inputs) for recipe, model in candidates.items()}
     resets: dict[str, Callable[[], object]] = {}
     if subject.reset is not None:
         resets = {recipe: model.preserved[subject.reset] for recipe, model in candidates.items()}
         resets[EAGER] = partial(without_grad, getattr(eager, subject.reset))
-    return sample(entrants, policy, resets)
+    with meter_of(subject.device, policy) as meter:
+        return sample(entrants, policy, resets, meter)
 
 
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -53,8 +60,8 @@ def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSe
 
 
 def inputs_at(subject: Subject, point: Mapping[str, int]) -> list[InputSet]:
-    """Distinct input sets of a subject at a point; see `distinct_at`."""
-    return distinct_at(subject.spec, subject.sets, point)
+    """Distinct input sets of a subject at a point, on its device; see `distinct_at`."""
+    return [on_device(item, subject.device) for item in distinct_at(subject.spec, subject.on_host.sets, point)]
 
 
 def distinct_at(spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, int]) -> list[InputSet]:

@@ -16,31 +16,51 @@ from freezer.spec import ConstantSpec, InputItem, InputSpec, TensorSpec
 
 
 def cuda_constants(module: torch.jit.ScriptModule) -> list[str]:
-    """The CUDA devices that `forward` names as constants, each with the source line of its first use: `cuda:0 (model.py:12: …)`.
+    """The CUDA devices that `forward` names as constants; see `named_devices`."""
+    return named_devices(module, "cuda")
+
+
+def named_devices(module: torch.jit.ScriptModule, kind: str) -> list[str]:
+    """The devices of a kind that `forward` names as constants, each with the source line of its first use:
+    `cuda:0 (model.py:12: …)`.
 
     They are what moving a module to another device does not change. Calls of submodules are looked into; other methods are not.
     A device that is named only where the inputs are on a GPU already is told too.
+
+    Args:
+        module: a TorchScript module.
+        kind: `cuda`, or `cpu`.
     """
+    return [f"{device} ({line})" if line else device for device, line in sorted(_devices(module, kind).items())]
+
+
+def devices_named(module: torch.jit.ScriptModule, kind: str) -> list[str]:
+    """The same devices, alone: `cuda:0`."""
+    return sorted(_devices(module, kind))
+
+
+def _devices(module: torch.jit.ScriptModule, kind: str) -> dict[str, str]:
+    """By device of a kind, the source line of its first use; empty where that is not known."""
     if "forward" not in module._c._method_names():
-        return []
+        return {}
     graph: Any = module.inlined_graph  # held: its nodes die with it
     found: dict[str, str] = {}
-    for node in graph.findAllNodes("aten::cuda"):
-        _note(found, "cuda", [node])
-    for kind in ("prim::Constant", "prim::GetAttr"):
-        for node in graph.findAllNodes(kind):
+    for node in graph.findAllNodes(f"aten::{kind}"):
+        _note(found, kind, kind, [node])
+    for name in ("prim::Constant", "prim::GetAttr"):
+        for node in graph.findAllNodes(name):
             users = [use.user for use in node.output().uses()]
             if str(node.output().type()) == "str":  # compared with a device's type it is no device
                 users = [user for user in users if user.kind() == "aten::device"]
             elif str(node.output().type()) != "Device":
                 continue
             if users:
-                _note(found, str(node.output().toIValue() if kind == "prim::Constant" else _attribute(module, node)), users)
-    return [f"{device} ({line})" if line else device for device, line in sorted(found.items())]
+                _note(found, kind, str(node.output().toIValue() if name == "prim::Constant" else _attribute(module, node)), users)
+    return found
 
 
-def _note(found: dict[str, str], device: str, users: list[Any]) -> None:
-    if device.partition(":")[0] == "cuda" and not found.get(device):
+def _note(found: dict[str, str], kind: str, device: str, users: list[Any]) -> None:
+    if device.partition(":")[0] == kind and not found.get(device):
         found[device] = next(filter(None, (marked_in(user.sourceRange()) for user in users)), "")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freezer.manifest import digest_bytes
 from freezer.source_lines import line_of_node
-from freezer.tensor_bytes import bytes_of, dense_parts
+from freezer.tensor_bytes import bytes_of, dense_parts, memory_of
 
 _BRACKETS = {"prim::ListConstruct": ("[", "]"), "prim::TupleConstruct": ("(", ")"), "prim::DictConstruct": ("{", "}")}
 _INLINE = ("prim::Constant", "prim::GetAttr", *_BRACKETS)
@@ -147,5 +147,5 @@ def _constant(node: Any) -> str:
 
 def _digest(tensor: Tensor) -> str:
     """Hex digits that tell the bytes of two tensors apart."""
-    parts = b"".join(bytes_of(part).numpy().tobytes() for part in dense_parts(tensor))
+    parts = b"".join(bytes(memory_of(data)) for part in dense_parts(tensor) for data in (bytes_of(part),))
     return digest_bytes(parts).removeprefix("sha256:")[:12]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from freezer.artifact import folder_of
 from freezer.canary import CanaryFigure, run_canary
+from freezer.cuda_devices import with_index
 from freezer.device_class import PORTABLE, detect
 from freezer.errors import IncompatibleError, UsageError
 from freezer.ladder import Refusal, rungs
@@ -45,13 +46,14 @@ def verify(
     threads: int | None = None,
     speed: bool = False,
     portable: Path | None = None,
+    device: str | None = None,
 ) -> Verification:
     """Verify what `load` would serve here: every digest, the input contract, the canary.
 
     Unlike `load`, it passes over a rung only for what its manifest says; damaged bytes and a failing canary are raised.
 
     Args:
-        reference, store, device_class, threads: as of `load`.
+        reference, store, device_class, threads, device: as of `load`.
         speed: time it against the portable artifact too. A rung that is refused is then the answer, and none is timed instead.
         portable: folder of the portable artifact; by default it is taken from the store.
 
@@ -62,12 +64,12 @@ def verify(
     """
     if portable is not None and not speed:
         raise UsageError("--portable names what --speed compares with; give both")
-    num_threads = budget_here(threads)
+    num_threads, where = budget_here(threads), None if device is None else with_index(device)
     ladder: list[Refusal] = []
     with ExitStack() as stack:
         for name, read, fetch in find_rungs(reference, store, device_class, stack):
             manifest = read()
-            refused = refusal_here(manifest, num_threads, limit_isa=False)
+            refused = refusal_here(manifest, num_threads, limit_isa=False, device=where)
             if refused is not None:
                 ladder.append(refused)
                 continue
@@ -78,8 +80,9 @@ def verify(
                     base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)
             artifact = fetch()
             artifact.verify()
-            figures = run_canary(artifact, open_artifact(artifact, num_threads, asked=threads is not None, canary=False))
-            checked = check_speed(artifact, base, num_threads) if base is not None else None
+            model = open_artifact(artifact, num_threads, asked=threads is not None, canary=False, device=where)
+            figures = run_canary(artifact, model)
+            checked = check_speed(artifact, base, num_threads, device=model.device) if base is not None else None
             num_files = len(manifest.contents)
             return Verification(device_class=name, num_files=num_files, figures=tuple(figures), ladder=tuple(ladder), speed=checked)
     reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"

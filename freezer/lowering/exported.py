@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from freezer.capture import Captured
 from freezer.errors import BuildError
 from freezer.lowering.exported_report import report_stored
+from freezer.moving import CPU
 from freezer.report import Lowered
 from freezer.target import Target
+from freezer.tensor_memory import program_tensors
 
 SUFFIX = ".pt2"
+_FIRST = torch.device("cuda", 0)
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
@@ -24,14 +29,44 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         BuildError: the program cannot be serialized.
     """
     try:
-        torch.export.save(captured.program, str(path))
+        torch.export.save(_on_first(captured.program, target.device), str(path))
     except Exception as error:
         raise BuildError(f"torch.export.save: {type(error).__name__}: {error}") from error
     prefix = "model." if captured.convention == "flat" else ""
     return Lowered(report=report_stored(captured.program, captured.mutates, prefix=prefix))
 
 
-def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """A runner of the program. The file is unpickled in part: its digest must have been verified."""
-    module: Callable[..., Any] = torch.export.load(str(path)).module()
+def open_payload(
+    path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
+) -> Callable[..., Any]:
+    """A runner of the program, on a device. The file is unpickled in part: its digest must have been verified.
+
+    What is made for GPUs is read onto the first one that the process sees, and then moved to its own; so is a portable program.
+    """
+    program = torch.export.load(str(path))
+    source = _stored_on(program)
+    if source != device:
+        program = _moved(program, source, device)
+    module: Callable[..., Any] = program.module()
     return module
+
+
+def _stored_on(program: torch.export.ExportedProgram) -> torch.device:
+    """The GPU that a stored program's tensors lie on, or the CPU."""
+    return next((tensor.device for tensor in (*program_tensors(program), *_examples(program)) if tensor.is_cuda), CPU)
+
+
+def _examples(program: torch.export.ExportedProgram) -> list[Tensor]:
+    args, kwargs = program.example_inputs or ((), {})
+    return [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+
+
+def _on_first(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:
+    """The program as it is stored: of a GPU, on the first one, which every process with a GPU has."""
+    return program if device.type != "cuda" or device == _FIRST else _moved(program, device, _FIRST)
+
+
+def _moved(program: torch.export.ExportedProgram, source: torch.device, dest: torch.device) -> torch.export.ExportedProgram:
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(program, {str(source): str(dest)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import warnings
@@ -18,6 +19,7 @@ from freezer.capture_errors import inductor_sentence
 from freezer.errors import BuildError, UsageError
 from freezer.freeing import give_back
 from freezer.legacy import torchscript_deprecations_silenced
+from freezer.lowering.cuda_toolkit import cuda_toolkit
 from freezer.lowering.inductor_repairs import (
     clip_windows,
     linears_of_vectors,
@@ -30,8 +32,9 @@ from freezer.lowering.inductor_report import graph_text, program_of, report_of
 from freezer.lowering.inductor_settings import BESIDE, REQUIRED
 from freezer.lowering.inductor_watch import Watch, watching
 from freezer.lowering.inductor_weights import TABLE, open_mapped, table_of, write_table
-from freezer.lowering.instructions import check_package
+from freezer.lowering.instructions import check_package, host_class
 from freezer.lowering.texts import CODE, GRAPH, shortened
+from freezer.moving import CPU
 from freezer.phases import timed
 from freezer.precision import plain_precision
 from freezer.report import Lowered
@@ -82,7 +85,8 @@ class _Build:
         self._told = program_of(self._program, prefix="model." if captured.convention == "flat" else "")
         limit_mb = settings["weights_beside_above_mb"]
         self._size_mb = program_bytes(self._program) / 1e6
-        self._beside = self._size_mb > limit_mb
+        self._on_gpu = target.device.type == "cuda"
+        self._beside = self._size_mb > limit_mb and not self._on_gpu
         self._why = f"{self._size_mb:.1f} MB, {'above' if self._beside else 'not above'} {limit_mb} MB"
         self._settings = settings["inductor"]
         self._table: str | None = None
@@ -129,9 +133,10 @@ class _Build:
         with (
             torch.no_grad(),
             torchscript_deprecations_silenced(),
-            plain_precision(),
+            plain_precision(self._target.device),
             linears_of_vectors(),
-            vectors_of(self._target.device_class),
+            vectors_of(host_class(self._target.device_class)),
+            cuda_toolkit(self._path.parent) if self._on_gpu else contextlib.nullcontext(),
             watching(before=repaired, frozen=frozen, lowered=lowered) as (watch, hooks),
         ):
             from torch._inductor import aot_compile  # here: its first import uses torch.jit
@@ -139,7 +144,8 @@ class _Build:
             args, kwargs = self._program.example_inputs
             given = configuration(self._settings, self._target, beside=self._beside)
             config = known({**straying("torch._inductor.config"), **given, **hooks})
-            with weight_packing(self._settings["cpp.weight_prepack"]), warnings.catch_warnings():
+            packing = contextlib.nullcontext() if self._on_gpu else weight_packing(self._settings["cpp.weight_prepack"])
+            with packing, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own code, while it tunes
                 files = aot_compile(self._program.module(check_guards=False), args, kwargs, options=config)
         self._phases_s |= {"lower": compiled[0] - started, "compile": time.monotonic() - compiled[0]}
@@ -158,6 +164,8 @@ class _Build:
         package_pt2(str(self._path), aoti_files=files, extra_files={TABLE: self._table} if self._table else None)
 
     def _where(self) -> str:
+        if self._on_gpu:
+            return f"The weights lie inside the shared library, and are copied to the GPU at load ({self._size_mb:.1f} MB)."
         if not self._beside:
             return f"The weights lie inside the shared library ({self._why})."
         how = "mapped into memory" if self._table else "copied"
@@ -173,9 +181,11 @@ def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) 
         beside: whether the weights lie beside the shared library.
     """
     config = {**settings, "aot_inductor.package": True, "cpp.cxx": (None, compiler()), **(BESIDE if beside else {})}
-    device_class = target.device_class
-    if device_class.kind == "cpu":
-        config |= {"cpp.march": device_class.march, "cpp.simdlen": device_class.simdlen, "cpp.threads": target.num_threads}
+    cpu = host_class(target.device_class)
+    if cpu.kind == "cpu":
+        config |= {"cpp.march": cpu.march, "cpp.simdlen": cpu.simdlen, "cpp.threads": target.num_threads}
+    if target.device_class.capability is not None:
+        config["cuda.arch"] = str(target.device_class.capability)
     return config
 
 
@@ -220,14 +230,19 @@ def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
     return found
 
 
-def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., list[Tensor]]:
-    """A runner of the package.
+def open_payload(
+    path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
+) -> Callable[..., list[Tensor]]:
+    """A runner of the package, on a device.
 
     torch._inductor.aoti_load_package compiles a probe to fill an advisory warning; the loaders under it need no compiler.
+    `one_at_a_time` promises that no two calls run at once: then the runner waits for nothing between them, as a capture of CUDA
+    graphs demands.
     """
-    run_flat = open_mapped(path)
+    run_flat = open_mapped(path) if device.type == "cpu" else None
     if run_flat is None:
-        run_flat = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).run
+        index = -1 if device.index is None else device.index  # of a GPU, where the weights go and the kernels run
+        run_flat = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", one_at_a_time, 1, index).run
 
     def run(*tensors: Tensor) -> list[Tensor]:
         outputs: list[Tensor] = run_flat(list(tensors))

@@ -160,6 +160,20 @@ COMMON: Mapping[str, Any] = {
     "_post_fusion_custom_pass": None,
 }
 
+CUDA: Mapping[str, Any] = {
+    # Weights are packed for no CPU: what runs there starts kernels.
+    "cpp.weight_prepack": False,
+    # Matrix products by Triton beside torch's own, where they are tuned; CUTLASS needs a toolkit with nvcc.
+    "max_autotune_gemm_backends": "ATEN,TRITON",
+    # One kind of GPU, whose kernels are in the package as they run: nothing is compiled when it is opened.
+    "aot_inductor.emit_multi_arch_kernel": False,
+    "aot_inductor.weight_use_caching_allocator": False,
+    # Whether calls are captured as CUDA graphs is decided at load.
+    "triton.cudagraphs": False,
+    "triton.native_matmul": False,
+}
+"""What differs for a GPU."""
+
 REQUIRED = ("freezing", "layout_optimization", "cpp.weight_prepack", "cpp.march", "cpp.simdlen", "cpp.threads")
 """Without one of these a torch is not one that this lowering knows, and the build refuses."""
 

@@ -90,8 +90,13 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
 
 def allowed_features(device_class: DeviceClass) -> frozenset[str] | None:
     """What every CPU of the class has, by archspec's names; None of a class that says nothing of the CPU."""
-    cpu = DEVICE_CLASSES[device_class.host] if device_class.host else device_class
+    cpu = host_class(device_class)
     return cpu.features if cpu.kind == "cpu" else None
+
+
+def host_class(device_class: DeviceClass) -> DeviceClass:
+    """The class whose CPUs run a payload's code: of a class for GPUs that of its host code, else the class itself."""
+    return DEVICE_CLASSES[device_class.host] if device_class.host else device_class
 
 
 def outside(found: Iterable[Found], allowed: frozenset[str]) -> tuple[Found, ...]:

@@ -10,12 +10,14 @@ import torch
 
 from freezer.capture import Captured
 from freezer.capture_errors import code_of, script_sentence
-from freezer.errors import BuildError
+from freezer.errors import BuildError, IncompatibleError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.lowering.torchscript_report import lowered
+from freezer.moving import CPU
 from freezer.phases import timed
 from freezer.report import Lowered
 from freezer.target import Target
+from freezer.torchscript_graph import devices_named
 
 SUFFIX = ".pt"
 
@@ -111,19 +113,35 @@ def _has(module: torch.jit.ScriptModule, name: str) -> bool:
     return bool(script.hasattr(last)) or (not parts and bool(script._has_method(last)))
 
 
-def open_payload(path: Path, settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """A runner of the file; with `optimize_for_inference`, which torch.jit cannot save, it is optimized here.
+def open_payload(
+    path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
+) -> Callable[..., Any]:
+    """A runner of the file, on a device; with `optimize_for_inference`, which torch.jit cannot save, it is optimized here.
 
     It is in eval mode as it lies. `eval()` must not be called: it would give the frozen module an attribute `training`, by which
     torch.jit.optimize_for_inference takes it for one to freeze, and drops what was preserved.
 
     Raises:
+        IncompatibleError: its graph names another GPU, which reading it for this one does not change.
         RuntimeError: the file is no TorchScript, or torch.jit.optimize_for_inference fails on this machine.
     """
     with torchscript_deprecations_silenced(), torch.no_grad():
-        module = torch.jit.load(str(path), map_location="cpu")
+        module = torch.jit.load(str(path), map_location=device)
+        _check_device(module, path, device)
         if settings.get("optimize_for_inference"):
             others = [name for name in module._c._method_names() if name != "forward"]
             module = torch.jit.optimize_for_inference(module, other_methods=sorted(others))
     runner: Callable[..., Any] = module
     return runner
+
+
+def _check_device(module: torch.jit.ScriptModule, path: Path, device: torch.device) -> None:
+    """Hold a file to the device that it is opened for: `map_location` moves its tensors, not the devices that its graph names."""
+    if device.type != "cuda":
+        return
+    others = [name for name in devices_named(module, "cuda") if name not in ("cuda", str(device))]
+    if others:
+        raise IncompatibleError(
+            f"{path.name}: its graph makes tensors on {', '.join(others)}, and {device} was asked for; load it for {others[0]}, "
+            f"set CUDA_VISIBLE_DEVICES so that the GPU is {others[0]}, or take devices from inputs (x.device) and freeze it anew"
+        )

@@ -182,7 +182,8 @@ def test_a_length_of_vectors_is_held_to() -> None:
 
 def test_auto_is_the_level_and_portable() -> None:
     assert auto_classes((V4, V3, "portable")) == (V4, "portable")
-    assert auto_classes(("cuda-sm90", V3, "portable")) == (V3, "portable"), "no lowering builds for a GPU yet"
+    assert auto_classes(("cuda-sm90", V3, "portable")) == (V3, "cuda-sm90", "portable"), "the CPU's, and the GPU's besides"
+    assert auto_classes(("cuda-sm90", "cuda-sm86", V3, "portable")) == (V3, "cuda-sm90", "cuda-sm86", "portable")
     assert auto_classes(("portable",)) == ("portable",)
     assert best_level(("portable",)) is None
     assert auto_classes(("cpu-neoverse-v1", "cpu-aarch64", "portable")) == ("cpu-neoverse-v1", "portable")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
@@ -164,8 +166,14 @@ def test_without_pyarrow_the_texts_are_evidence_still(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     judgement = scripted.result.judgement
     assert judgement is not None
-    assert write_evidence(judgement, tmp_path) == ()
-    assert "raw evidence is left out" in caplog.text
+    with caplog.at_level("INFO", logger="coldpress"):
+        assert write_evidence(judgement, tmp_path) == ("evidence/latency.json", "evidence/drift.json")
+    assert "raw evidence is written as JSON" in caplog.text
+    written = json.loads((tmp_path / "evidence/latency.json").read_text())
+    whole = pq.read_table(scripted.artifact.folder / "evidence/latency.parquet").to_pydict()
+    assert written == whole, "nothing is lost"
+    drift = json.loads((tmp_path / "evidence/drift.json").read_text())
+    assert drift.keys() == pq.read_table(scripted.artifact.folder / "evidence/drift.parquet").to_pydict().keys()
     candidate = replace(judgement.trials[0].candidate, folder=scripted.artifact.folder)
     assert write_texts(candidate, tmp_path) == tuple(f"evidence/{name}" for name in TEXTS)
 

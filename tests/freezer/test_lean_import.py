@@ -119,6 +119,30 @@ except AttributeError as error:
     assert python(code).strip() == "module 'freezer' has no attribute 'none'"
 
 
+def test_a_freeze_needs_torch_safetensors_and_archspec_alone(tmp_path: Path) -> None:
+    blocked = ("numpy", "pyarrow", "pynvml", "rich", "typer", "ray", "mlflow", "pydantic", "pandas", "psutil", "yaml")
+    code = f"""
+import sys, warnings
+sys.modules.update(dict.fromkeys({blocked!r}))
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+import torch, freezer
+from freezer.limits import Limits, SamplingPolicy
+from tests.models import mlp
+model, x = mlp(), torch.ones(2, 4)
+quick = dict(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
+settings = dict(limits=Limits(speedup_min=0.0), policy=SamplingPolicy(**quick))
+result = freezer.freeze(model, {{"x": x}}, out=sys.argv[1], recipes=["torchscript-frozen"], **settings)
+assert result.verdict == "published", result.reason
+torch.testing.assert_close(freezer.load(sys.argv[1])(x=x), model(x))
+freezer.verify(sys.argv[1])
+print([name for name in {blocked!r} if sys.modules.get(name)])
+print(sorted(item.path for item in result.artifact.manifest.files if "latency" in item.path or "drift" in item.path))
+"""
+    told, evidence = python(code, tmp_path / "out").splitlines()[-2:]
+    assert told == "[]"
+    assert evidence == "['evidence/drift.json', 'evidence/latency.json']", "pyarrow is not there, and nothing is lost"
+
+
 def test_numpy_is_not_needed_to_read(published: Store) -> None:
     blocked = "import sys; sys.modules['numpy'] = sys.modules['torch'] = sys.modules['pyarrow'] = None; " + MAIN
     env = {**os.environ, "COLUMNS": "200"}

@@ -59,7 +59,7 @@ def test_a_gpu_s_weights_are_not_packed() -> None:
 
 
 def test_other_hardware_is_no_target() -> None:
-    with pytest.raises(UsageError, match="cuda-sm75: this release has no lowering that builds for a GPU; name a CPU class"):
+    with pytest.raises(UsageError, match="this process cannot build for cuda-sm75: "):
         target_here("cuda-sm75", 1)
 
 

@@ -1,0 +1,240 @@
+"""What of the GPU needs none to be tested: settings of builds, contracts of calls, rungs, captures of graphs that are refused."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.cuda_graphs import CudaGraphs, check_graphs
+from freezer.cuda_needs import CudaHere, cuda_needs
+from freezer.device_class import DEVICE_CLASSES, describe_host
+from freezer.errors import BuildError, ContractError, CudaGraphsError, IncompatibleError, UsageError
+from freezer.frozen_model import FrozenModel, OpenPayload
+from freezer.legacy import torchscript_deprecations_silenced
+from freezer.lowering import exported, torchscript
+from freezer.lowering.cuda_toolkit import driver_library, link_toolkit, nvidia_folders
+from freezer.lowering.inductor import configuration, known
+from freezer.lowering.instructions import host_class
+from freezer.manifest import Manifest, Payload
+from freezer.precision import full_on_gpu, plain_precision, settings_on_gpu
+from freezer.recipes import KEPT_EAGER, RECIPES, made_for, select
+from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure, TensorSpec
+from freezer.speed import expected_ratio
+from freezer.store import Store
+from freezer.target import Target
+from freezer.torchscript_graph import devices_named
+from tests.conftest import Frozen
+from tests.freezer.hosts import A100, H100, INTEL, x86
+from tests.models import mlp
+from tests.steps import BATCH, captured_by, copy_of, manifest_of, random_inputs, subject_of
+
+SM90 = DEVICE_CLASSES["cuda-sm90"]
+GPU = torch.device("cuda", 1)
+TARGET = Target(device_class=SM90, num_threads=4, device=GPU)
+FIXED = Payload(path="payloads/one.pt2", digest="sha256:0", size_bytes=1, kind="inductor", num_threads=None)
+RANGED = replace(FIXED, path="payloads/all.pt2", dims=(BATCH,))
+
+
+@pytest.mark.parametrize("name", ["inductor-frozen", "inductor-unpacked", "inductor-max-autotune"])
+def test_a_build_for_a_gpu_is_explicit_to_inductor(name: str) -> None:
+    recipe = made_for(RECIPES[name], "cuda")
+    config = configuration(recipe.settings["inductor"], TARGET, beside=False)
+    assert (config["cpp.march"], config["cpp.simdlen"], config["cuda.arch"]) == ("x86-64-v3", 256, "90")
+    assert config["cpp.weight_prepack"] is False
+    assert config["max_autotune"] is (name == "inductor-max-autotune")
+    assert "TRITON" in config["max_autotune_gemm_backends"]
+    assert config["triton.cudagraphs"] is False
+    assert not [setting for setting in config if setting not in known(config)], "this torch has all of them"
+    assert host_class(SM90).name == "cpu-x86-64-v3"
+
+
+def test_what_a_recipe_says_of_precision_is_part_of_its_settings_and_of_no_other_class() -> None:
+    for recipe in (*RECIPES.values(), KEPT_EAGER):
+        assert made_for(recipe, "cpu") is recipe, "else its keys would change"
+        found = made_for(recipe, "cuda")
+        assert found.settings["precision"] == {"tf32": False, "reduced_precision_reductions": False}
+        assert not found.by_thread, "nothing of it is laid out for a thread count"
+        assert all(found.settings[name] == value for name, value in recipe.settings.items() if name != "inductor")
+    assert KEPT_EAGER not in select(["all"], portable=False)
+
+
+def test_calls_on_a_gpu_allow_neither_tf32_nor_sums_in_half_precision_and_put_both_back() -> None:
+    before = settings_on_gpu()
+    assert before["conv"] == "tf32", "torch's own default"
+    with full_on_gpu():
+        inside = settings_on_gpu()
+        with full_on_gpu(), plain_precision(GPU):
+            assert settings_on_gpu() == inside
+        assert settings_on_gpu() == inside, "the outer block has not ended"
+    assert "tf32" not in inside.values()
+    reduced = [value[0] if isinstance(value, tuple) else value for name, value in inside.items() if name.startswith("allow")]
+    assert reduced == [False, False]
+    assert settings_on_gpu() == before
+    torch.set_float32_matmul_precision("high")
+    try:
+        high = settings_on_gpu()
+        with full_on_gpu():
+            assert settings_on_gpu()["matmul"] != "tf32"
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert settings_on_gpu() == high
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def model_on_gpu(**changes: Any) -> FrozenModel:
+    return FrozenModel(
+        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 4)),)),
+        outputs=(OutputSpec(name="output", dtype="float32", rank=2),),
+        structure=OutputStructure(kind="tensor"),
+        payloads=[OpenPayload(payload=FIXED, run=lambda x: [x])],
+        **{"device": GPU, **changes},
+    )
+
+
+def test_inputs_on_another_device_are_refused() -> None:
+    with pytest.raises(ContractError, match=r"input 'x': got device cpu, expected cuda:1; move it with \.to\('cuda:1'\), or load"):
+        model_on_gpu()(x=torch.ones(2, 4))
+    with pytest.raises(ContractError, match=r"input 'x': got device meta, expected cpu; move it with \.cpu\(\)"):
+        model_on_gpu(device=torch.device("cpu"))(x=torch.ones(2, 4, device="meta"))
+    assert model_on_gpu().device == GPU
+
+
+def manifest(payload: Payload = FIXED, **changes: Any) -> Manifest:
+    needs = {"torch": "2.11", "machine": None, **cuda_needs(SM90, "12.8")}
+    return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "payloads", "device", "message"),
+    [
+        ({}, (RANGED,), GPU, r"no payload of one size \(batch \(1 to 4\)\)|no payload of one size"),
+        ({"stateful": True}, (FIXED,), GPU, "a call changes its state"),
+        ({"drift": {"deterministic": False}}, (FIXED,), GPU, "it draws by chance"),
+        ({}, (FIXED,), torch.device("cpu"), "runs on no GPU; name a CUDA class"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_with_the_reason(
+    changes: dict[str, Any], payloads: tuple[Payload, ...], device: torch.device, message: str
+) -> None:
+    with pytest.raises(CudaGraphsError, match=message) as caught:
+        check_graphs(manifest(**changes), payloads, device)
+    assert caught.value.code == "CP-CUDA-GRAPHS"
+    check_graphs(manifest(), (FIXED, RANGED), GPU)
+
+
+def test_calls_of_a_payload_for_several_sizes_are_not_captured() -> None:
+    x = torch.ones(1)
+    assert CudaGraphs(GPU).run(RANGED, lambda tensors: [tensors[0] + 1], [x])[0] == 2
+
+
+def test_cuda_graphs_for_what_serves_on_a_cpu_are_an_error_and_no_rung(scripted: Frozen) -> None:
+    with pytest.raises(CudaGraphsError, match="runs on no GPU"):
+        freezer.load(scripted.artifact.folder, cuda_graphs=True)
+
+
+def test_an_artifact_for_a_cpu_is_no_rung_where_a_gpu_is_asked_for(published: Store) -> None:
+    with pytest.raises(IncompatibleError, match=r"device_mismatch: got what runs on a CPU, expected device cuda:1") as caught:
+        freezer.load("mlp", store=str(published.root), device="cuda:1")
+    assert {refusal.reason for refusal in caught.value.ladder} == {"device_mismatch"}
+    assert freezer.load("mlp", store=str(published.root), device="cpu").device == torch.device("cpu")
+    with pytest.raises(UsageError, match="got device 'gpu', expected cpu, cuda or cuda:N"):
+        freezer.load("mlp", store=str(published.root), device="gpu")
+
+
+def test_an_artifact_for_a_gpu_is_refused_by_name_and_the_cpu_s_serves(
+    scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy_of(scripted.artifact, tmp_path / "gpu", device_class="cuda-sm90", needs=manifest().needs)
+    older = copy_of(scripted.artifact, tmp_path / "older", device_class="cuda-sm80", needs=manifest().needs)
+    store = Store.open(str(tmp_path / "store"), create=True)
+    artifacts = {"cuda-sm90": made, "cuda-sm80": older, "portable": portable.artifact}
+    store.publish("mlp", source_key="key", artifacts=artifacts, carried={})
+    machine = describe_host(x86("haswell", INTEL, gpus=(H100,)), {})
+    loading = importlib.import_module("freezer.load")
+    here = CudaHere(devices=(("cuda:0", 90),), runtime="12.6", driver="450.1")
+    monkeypatch.setattr(loading, "detect", lambda: machine)
+    monkeypatch.setattr(loading, "cuda_here", lambda _: here)
+    model = freezer.load("mlp", store=str(store.root))
+    assert model.manifest is not None
+    assert model.manifest.device_class == "portable"
+    assert [(one.rung, one.reason) for one in model.ladder] == [
+        ("cuda-sm80", "capability_mismatch"),
+        ("cuda-sm90", "driver_too_old"),
+    ]
+    with pytest.raises(IncompatibleError, match="driver_too_old: got driver 450"):
+        freezer.load("mlp", store=str(store.root), strict=True)
+    ampere = describe_host(x86("haswell", INTEL, gpus=(A100,)), {})
+    monkeypatch.setattr(loading, "detect", lambda: ampere)
+    monkeypatch.setattr(loading, "cuda_here", lambda _: CudaHere(why_not="no GPU"))
+    with pytest.raises(IncompatibleError, match="cuda-sm80: no_cuda: got no GPU"):
+        freezer.load("mlp", store=str(store.root), strict=True, device_class="cuda-sm80")
+
+
+def test_a_torchscript_file_that_names_another_gpu_is_refused() -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.is_cuda:
+                return x + torch.zeros(2, device="cuda:0")
+            return x
+
+    with torchscript_deprecations_silenced():
+        module = torch.jit.script(Named())
+    assert devices_named(module, "cuda") == ["cuda:0"]
+    assert devices_named(module, "cpu") == []
+    with pytest.raises(IncompatibleError, match="its graph makes tensors on cuda:0, and cuda:1 was asked for; load it for cuda:0"):
+        torchscript._check_device(module, Path("all.pt"), GPU)
+    torchscript._check_device(module, Path("all.pt"), torch.device("cuda", 0))
+    torchscript._check_device(module, Path("all.pt"), torch.device("cpu"))
+
+
+def test_a_stored_program_is_opened_on_another_device(tmp_path: Path) -> None:
+    model, x = mlp(), random_inputs(2, 4)
+    captured = captured_by(subject_of(model, {"x": x}, {"x": {0: BATCH}}), "export")
+    exported.build(captured, tmp_path / "all.pt2", replace(TARGET, device=torch.device("cpu")), {})
+    moved: Any = exported.open_payload(tmp_path / "all.pt2", {}, torch.device("meta"))
+    assert all(tensor.is_meta for tensor in moved.parameters())
+    assert moved(x.to("meta"))[0].is_meta
+    apart = exported.open_payload(tmp_path / "all.pt2", {}, torch.device("cpu", 0))
+    torch.testing.assert_close(apart(x)[0], model(x))
+
+
+def test_headers_of_torch_s_own_packages_stand_in_for_a_toolkit(tmp_path: Path) -> None:
+    site = tmp_path / "site" / "nvidia"
+    for part, names in {"cu13": ("include/cuda_runtime_api.h", "lib/libcudart.so.13"), "cublas": ("lib/libcublas.so.13",)}.items():
+        for name in names:
+            (site / part / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / part / name).write_text(name)
+    (tmp_path / "libcuda.so.1").write_text("driver")
+    home = tmp_path / "home"
+    home.mkdir()
+    link_toolkit(home, nvidia_folders(["", str(tmp_path / "none"), str(tmp_path / "site")]), driver_library((str(tmp_path),)))
+    assert (home / "include/cuda_runtime_api.h").read_text() == "include/cuda_runtime_api.h"
+    assert sorted(item.name for item in (home / "lib64").iterdir()) == [
+        *("libcublas.so", "libcublas.so.13", "libcuda.so", "libcudart.so", "libcudart.so.13")
+    ]
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(BuildError, match=r"no cuda_runtime_api\.h to compile the host code with; install CUDA's toolkit") as caught:
+        link_toolkit(other, [], None)
+    assert caught.value.code == "CP-CUDA-HEADERS"
+
+
+def test_on_a_gpu_the_portable_program_stands_for_eager() -> None:
+    latency = {"point": {}, "speedup": 2.5, "points": []}
+    own = manifest(latency=latency)
+    assert expected_ratio(own, manifest_of(FIXED, latency={**latency, "speedup": 0.5}), 1) == 2.5
+    assert (
+        expected_ratio(replace(own, device_class="cpu-x86-64-v3"), manifest_of(FIXED, latency={**latency, "speedup": 0.5}), 1) == 5
+    )
+
+
+def test_dims_of_a_payload_settle_whether_it_is_captured() -> None:
+    one = replace(FIXED, dims=(Dim(name="batch", min=4, max=4),))
+    check_graphs(manifest(), (one,), GPU)
