@@ -203,6 +203,7 @@ def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
         "classes": list(detect().classes),
         "num_cpus": os.cpu_count(),
         "affinity": len(os.sched_getaffinity(0)),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "kernel": platform.release(),
         "environment": recorded(),
         **({"gpu": facts_of(device)} if device.type == "cuda" else {}),

@@ -18,6 +18,7 @@ from freezer.recipes import select
 from freezer.store import NAME
 from pipeline.catalog import is_registry
 from pipeline.events import display_for
+from pipeline.fleet import WAIT_S
 from pipeline.report import print_next_steps, print_report
 from pipeline.run import BadEntriesError, Config, run
 
@@ -49,6 +50,10 @@ def main(
     trust: Annotated[bool, typer.Option("--trust", help="With `mlflow:`, load pickled models, which run code.")] = False,
     explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Say what would be done and why, and stop.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the good entries when others are bad.")] = False,
+    wait_for_nodes: Annotated[
+        bool, typer.Option("--wait-for-nodes", help="Wait for nodes of classes that have none: an autoscaler is asked for them.")
+    ] = False,
+    wait_limit: Annotated[float, typer.Option(help="With --wait-for-nodes, how long, in seconds.", min=0)] = WAIT_S,
     mlflow_artifacts: Annotated[
         Literal["copy", "reference"], typer.Option(help="Whether MLflow holds whole artifacts, or references to the store.")
     ] = "copy",
@@ -79,6 +84,7 @@ def main(
             keep_going=keep_going,
             explain=explain,
             mlflow_artifacts=mlflow_artifacts,
+            wait_s=wait_limit if wait_for_nodes else None,
         )
         report = run(config, display_for(console))
     except BadEntriesError as error:

@@ -2,7 +2,7 @@
 
 A node carries one label for each class that it can serve: `coldpress.dev/cpu-x86-64-v3=true`. A task runs under its class's
 instruction-set limits, which are in the environment of the Ray worker before anything imports torch. Retries are the driver's
-business: Ray's own are off.
+business: Ray's own are off. Which nodes a campaign uses is for fleet.py to say, and what runs on which for placement.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
+from ray.experimental import internal_kv
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.device_class import DEVICE_CLASSES, PORTABLE, available_threads, detect, device_class
 from freezer.errors import InfrastructureError
@@ -28,17 +30,28 @@ OBJECT_STORE_BYTES = 100_000_000
 """Tasks exchange paths and figures, never weights: the object store may be small."""
 
 
+NAMESPACE, BOARD = "coldpress", "campaigns/"
+"""Of what campaigns tell each other, in the cluster's key-value table."""
+
 PROBE_S = 5.0
 """How long a cluster's first sign of life may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A live node of the cluster and the device classes that it serves; `portable` is always among them."""
+    """A live node of the cluster and the device classes that it serves; `portable` is always among them.
+
+    Attributes:
+        memory_bytes: that Ray gives out there; None where it gives out none.
+        labelled: whether it carries a label of ours at all.
+    """
 
     node_id: str
     num_cpus: int
     classes: tuple[str, ...]
+    num_gpus: int = 0
+    memory_bytes: int | None = None
+    labelled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,92 +63,86 @@ class Handle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """A task that ended: its value, or the infrastructure's failure in one sentence."""
+    """A task that ended: its value, or the infrastructure's failure in one sentence.
+
+    Attributes:
+        lost: whether its worker or node was lost with it, and not just the task.
+    """
 
     handle: Handle
     value: Any = None
     failure: str | None = None
+    lost: bool = False
 
 
 class Cluster:
-    """A Ray cluster that this process drives. Make one with `connect`."""
+    """A Ray cluster that this process drives. Make one with `connect`.
 
-    def __init__(self, nodes: Sequence[Node], *, joined: bool = False) -> None:
-        self.nodes = tuple(nodes)
-        self._joined = joined
+    Attributes:
+        joined: whether it was there before, and others may use it too; a local Ray is this driver's alone.
+        home: id of the node that the driver stands on.
+    """
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Every class that some node serves."""
-        found = {name for node in self.nodes for name in node.classes}
-        return tuple(name for name in DEVICE_CLASSES if name in found)
+    def __init__(self, *, joined: bool) -> None:
+        self.joined = joined
+        self.home: str = ray.get_runtime_context().get_node_id()
 
-    def num_threads(self, name: str) -> int:
-        """The thread count to build class `name` for: the cores of its smallest node."""
-        return min(node.num_cpus for node in self.nodes if name in node.classes)
+    def nodes(self) -> list[Node]:
+        """The nodes that live now and have CPUs."""
+        return [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
 
-    def num_cpus(self) -> int:
-        """Cores of all nodes."""
-        return sum(node.num_cpus for node in self.nodes)
+    def start(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        name: str,
+        device_class_: str,
+        node: Node | None = None,
+        avoid: Collection[str] = (),
+        memory_bytes: int | None = None,
+    ) -> Handle:
+        """Start a task on one core, of a CUDA class on one GPU besides.
 
-    def blind_to(self, path: Path) -> list[Node]:
-        """The nodes that do not see a file or folder of this machine as it is here. A local Ray sees all."""
-        if not self._joined:
-            return []
-
-        def look(name: str) -> tuple[int, int] | None:  # travels by value: a node may not have this module yet
-            from pathlib import Path
-
-            try:
-                found = Path(name).stat()
-            except OSError:
-                return None
-            return found.st_size, found.st_mtime_ns
-
-        name = str(path.absolute())
-        looks = [
-            ray.remote(look)
-            .options(num_cpus=0, max_retries=0, name="look", label_selector={"ray.io/node-id": node.node_id})
-            .remote(name)
-            for node in self.nodes
-        ]
-        here = look(name)
-        return [node for node, seen in zip(self.nodes, looks, strict=True) if self.result(Handle(seen)) != here]
-
-    def start(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str) -> Handle:
-        """Start a task on one core of any node that serves the class."""
-        selector = {} if device_class_ == PORTABLE else {f"{LABEL}{device_class_}": "true"}
-        return self._submit(function, args, name=name, device_class_=device_class_, selector=selector, num_cpus=1)
+        Args:
+            function: importable on the nodes.
+            args: that pickle.
+            name: for people who look at Ray.
+            device_class_: whose limits it runs under.
+            node: to run on; None is any node that serves the class. Where it dies, so does the task.
+            avoid: ids of nodes to stay away from, where `node` is None.
+            memory_bytes: to reserve.
+        """
+        selector = {} if device_class_ == PORTABLE or node else {f"{LABEL}{device_class_}": "true"}
+        if avoid and node is None:
+            selector["ray.io/node-id"] = f"!in({','.join(sorted(avoid))})"
+        num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
+        options = _options(num_cpus=1, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node, selector=selector)
+        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
     def start_alone(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
         """Start a task that has a whole node to itself: it is given all cores, so Ray runs nothing beside it."""
-        selector = {"ray.io/node-id": node.node_id}
-        return self._submit(function, args, name=name, device_class_=device_class_, selector=selector, num_cpus=node.num_cpus)
+        num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
+        options = _options(num_cpus=node.num_cpus, num_gpus=num_gpus, node=node)
+        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
+
+    def glance(self, function: Callable[..., Any], *args: Any, name: str, node: Node) -> Handle:
+        """Start a task that takes no time and no core, also where a judge runs. It travels by value: a node may not have us yet."""
+        options = {**_options(num_cpus=0, node=node), "max_retries": 0, "name": name}
+        return Handle(ray.remote(function).options(**options).remote(*args))
 
     def _submit(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        *,
-        name: str,
-        device_class_: str,
-        selector: Mapping[str, str],
-        num_cpus: int,
+        self, function: Callable[..., Any], args: tuple[Any, ...], *, name: str, device_class_: str, options: Mapping[str, Any]
     ) -> Handle:
         environ = {**device_class(device_class_).limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        options = {
-            "num_cpus": num_cpus,
-            "max_retries": 0,
-            "name": name,
-            "runtime_env": {"env_vars": environ},
-            **({"label_selector": dict(selector)} if selector else {}),
-        }
-        return Handle(ray.remote(function).options(**options).remote(*args))
+        remote = ray.remote(function).options(max_retries=0, name=name, runtime_env={"env_vars": environ}, **options)
+        return Handle(remote.remote(*args))
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
         """The tasks that have ended, after at most `timeout_s` seconds."""
         by_ref = {handle.ref: handle for handle in handles}
-        ended, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
+        ended, others = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
+        if ended and others:
+            ended += ray.wait(others, num_returns=len(others), timeout=0)[0]
         return [self._done(by_ref[ref]) for ref in ended]
 
     def result(self, handle: Handle) -> Any:
@@ -156,7 +163,7 @@ class Cluster:
             return Done(handle=handle, failure=f"{type(error.cause).__name__}: {error.cause}")
         except ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines() or [""]
-            return Done(handle=handle, failure=f"{type(error).__name__}: {lines[0]}")
+            return Done(handle=handle, failure=f"{type(error).__name__}: {lines[0]}", lost=True)
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
         """Stop tasks: they are interrupted, which ends their children, and killed if that takes longer than `grace_s`."""
@@ -178,7 +185,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
         address: `HOST:PORT`, `auto`, or None for a local Ray. Inside a Ray job, the job's own cluster is taken.
 
     Raises:
-        InfrastructureError: the cluster cannot be reached, or none of its nodes carries a label.
+        InfrastructureError: the cluster cannot be reached.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs workers at nice 15, which is no way to time anything
     joined = address or os.environ.get("RAY_ADDRESS")
@@ -195,7 +202,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
             code="CP-RAY",
         ) from error
     try:
-        yield Cluster(_nodes(), joined=bool(joined))
+        yield Cluster(joined=bool(joined))
     finally:
         ray.shutdown()
 
@@ -238,20 +245,59 @@ def _init_local() -> None:
     )
 
 
-def _nodes() -> list[Node]:
-    found, labelled = [], False
-    for node in ray.nodes():
-        labels, num_cpus = node.get("Labels", {}), int(node["Resources"].get("CPU", 0))
-        classes = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true" and name != PORTABLE]
-        if node["Alive"] and num_cpus > 0:
-            labelled = labelled or any(name.startswith(LABEL) for name in labels)
-            found.append(Node(node_id=node["NodeID"], num_cpus=num_cpus, classes=(*classes, PORTABLE)))
-    if not found:
-        raise InfrastructureError("the cluster has no node with a CPU; start workers with `ray start`", code="CP-RAY")
-    if not labelled:
-        raise InfrastructureError(
-            "no node of the cluster carries a label coldpress.dev/<device class>; start workers with "
-            f"`ray start --labels=coldpress.dev/{next((c for c in detect().classes if c != PORTABLE), 'cpu-x86-64-v3')}=true`",
-            code="CP-NO-NODE",
-        )
-    return found
+def _node(found: Mapping[str, Any]) -> Node:
+    labels, resources = found.get("Labels", {}), found["Resources"]
+    classes = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true" and name != PORTABLE]
+    return Node(
+        node_id=found["NodeID"],
+        num_cpus=int(resources["CPU"]),
+        classes=(*classes, PORTABLE),
+        num_gpus=int(resources.get("GPU", 0)),
+        memory_bytes=int(resources["memory"]) if "memory" in resources else None,
+        labelled=any(name.startswith(LABEL) for name in labels),
+    )
+
+
+def _options(
+    *,
+    num_cpus: int,
+    num_gpus: int = 0,
+    memory_bytes: int | None = None,
+    node: Node | None = None,
+    selector: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What Ray is asked for. A task that is bound to a node by its id fails when the node is dead; by a label it would wait."""
+    options: dict[str, Any] = {"num_cpus": num_cpus}
+    if num_gpus:
+        options["num_gpus"] = num_gpus
+    if memory_bytes is not None:
+        options["memory"] = memory_bytes
+    if node is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    elif selector:
+        options["label_selector"] = dict(selector)
+    return options
+
+
+class ClusterBoard:
+    """A board (turns.py) in the key-value table of the cluster's head. While the head does not answer, it is empty."""
+
+    def read(self) -> Mapping[str, str]:
+        """All of it."""
+        rows: dict[str, str] = {}
+        with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
+            for key in internal_kv._internal_kv_list(BOARD, namespace=NAMESPACE):
+                value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+                if value is not None:
+                    rows[key.decode().removeprefix(BOARD)] = value.decode()
+        return rows
+
+    def write(self, key: str, value: str) -> None:
+        """Set one row."""
+        with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
+            internal_kv._internal_kv_put(f"{BOARD}{key}", value, overwrite=True, namespace=NAMESPACE)
+
+    def erase(self, key: str) -> None:
+        """Remove one row; it need not be there."""
+        with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
+            internal_kv._internal_kv_del(f"{BOARD}{key}", namespace=NAMESPACE)

@@ -1,35 +1,38 @@
 """Execute a plan: builds in parallel, judges alone on their nodes, retries by policy. Yields what became of each item.
 
-Builds and judges take turns: builds run until none is left or enough items wait for a judge; then nothing is built until those are
-judged. So no build ever runs beside a judge, and the driver, which may stand on a judging node, publishes between judges and not
-during them.
+Each node builds or judges (placement.py). A judge is given all cores of its node, so Ray runs nothing beside it, of this campaign
+or another, and campaigns agree on which nodes are to be judged on (turns.py). The driver itself stands on a node: while a judge
+runs there, it publishes nothing, and brings no materials.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from freezer.errors import ColdpressError, InfrastructureError
-from pipeline.cluster import Cluster, Done, Handle, Node
+from pipeline.cluster import ClusterBoard, Done, Handle, Node
+from pipeline.demand import Demand, demand_of
 from pipeline.events import Event
-from pipeline.isolate import code_of, failure_of
+from pipeline.fleet import MAX_ASKED, Fleet
+from pipeline.isolate import CODES, code_of, failure_of
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.outcome import CandidateReport, Outcome
+from pipeline.placement import Queue, Slot, ask_bytes, begins_turn, by_load, ends_turn, missing, serves
 from pipeline.plan import Item, Plan, is_kept
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, candidate_folder, judge
-
-JUDGE_BATCH = 16
-"""Items that may wait for a judge, for each node, before builds pause."""
-
-QUEUE_PER_CPU = 2
-"""Builds in flight for each core: enough that no worker waits for the driver."""
+from pipeline.turns import REST_S, Turns
 
 MAX_ATTEMPTS = 3
 """Of a task whose worker or node died."""
+
+IDLE_S = 0.5
+CHECK_S = 2.0
+"""Between two looks at whether every task that waits has a node that could serve it, while some have none."""
 
 
 @dataclass(kw_only=True)
@@ -37,6 +40,8 @@ class _Progress:
     """Where one item stands."""
 
     item: Item
+    index: int
+    estimate: Demand
     results: dict[str, BuildResult] = field(default_factory=dict)
 
     @property
@@ -46,12 +51,41 @@ class _Progress:
 
 @dataclass(kw_only=True)
 class _Task:
-    """A build or judge under way or waiting; `recipe` is None of a judge."""
+    """A build or judge under way or waiting.
+
+    Attributes:
+        recipe: None of a judge.
+        node: where it was last started.
+        avoid: ids of nodes where it failed.
+        memory_bytes: that it needs by experience; None is as its entry says.
+    """
 
     progress: _Progress
     recipe: str | None
     attempts: int = 0
     node: Node | None = None
+    avoid: set[str] = field(default_factory=set)
+    memory_bytes: int | None = None
+
+    @property
+    def device_class(self) -> str:
+        return self.progress.item.device_class
+
+    @property
+    def least_cpus(self) -> int:
+        """A judge needs a core for each thread; a build makes do with one."""
+        item = self.progress.item
+        return 1 if self.recipe else max(item.num_threads, *item.further_threads, 1)
+
+    @property
+    def index(self) -> int:
+        return self.progress.index
+
+    @property
+    def demand(self) -> Demand:
+        if self.memory_bytes is None:
+            return self.progress.estimate
+        return demand_of(self.progress.item.entry, self.memory_bytes)
 
     @property
     def what(self) -> str:
@@ -68,7 +102,7 @@ class Executor:
 
     Args:
         plan: of the campaign.
-        cluster: to run on.
+        fleet: to run on.
         store: path of the store.
         ledger: where finished builds are looked up and kept.
         materials: bring an entry's model to the workers, just before it is built.
@@ -76,37 +110,45 @@ class Executor:
     """
 
     def __init__(
-        self, plan: Plan, cluster: Cluster, store: str, ledger: Ledger, materials: Materials, show: Callable[[Event], None]
+        self, plan: Plan, fleet: Fleet, store: str, ledger: Ledger, materials: Materials, show: Callable[[Event], None]
     ) -> None:
-        self._cluster, self._store, self._ledger, self._materials, self._show = cluster, store, ledger, materials, show
-        self._waiting: deque[_Task] = deque()
-        self._ready: deque[_Task] = deque()
+        self._fleet, self._store, self._ledger, self._materials, self._show = fleet, store, ledger, materials, show
+        self._waiting: Queue[_Task] = Queue()
+        self._ready: Queue[_Task] = Queue()
         self._running: dict[Handle, _Task] = {}
         self._hopeless: deque[tuple[Item, Outcome]] = deque()
-        self._judging_phase = False
-        self._last_judged: dict[str, str] = {}
-        # One class after the other: a worker serves one class, and starting another costs a Python, a Ray and a torch import.
-        for item in sorted(plan.items, key=lambda item: item.device_class):
+        self._slots: dict[str, Slot] = {}
+        self._without_node: dict[str, float] = {}
+        self._checked_for: tuple[Node, ...] | None = None
+        self._next_check = 0.0
+        self._turns = Turns(None)
+        for index, item in enumerate(plan.items):
             if item.finished is None:
-                self._enqueue(item)
+                self._enqueue(item, index)
         self.num_builds = len(self._waiting)
 
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
         """Each item's outcome, as it is reached; not published yet. Stopping the iteration stops everything that runs."""
+        cluster = self._fleet.cluster
+        self._turns = Turns(ClusterBoard() if cluster.joined else None)
         try:
             while self._waiting or self._ready or self._running or self._hopeless:
                 self._start()
-                while self._hopeless:
+                while self._hopeless and not self._judges_here():
                     yield self._hopeless.popleft()
-                for done in self._cluster.wait(list(self._running), timeout_s=0.5) if self._running else ():
+                for done in cluster.wait(list(self._running), timeout_s=0.5) if self._running else ():
+                    self._leave(self._running[done.handle], done)
                     found = self._ended(done)
                     if found is not None:
-                        yield found
+                        self._hopeless.append(found)
+                if (self._waiting or self._ready) and not self._running:
+                    time.sleep(IDLE_S)  # until a node comes, or another campaign's turn is over
         finally:
-            self._cluster.cancel(list(self._running))
+            self._turns.close()
+            cluster.cancel(list(self._running))
 
-    def _enqueue(self, item: Item) -> None:
-        progress = _Progress(item=item)
+    def _enqueue(self, item: Item, index: int) -> None:
+        progress = _Progress(item=item, index=index, estimate=demand_of(item.entry))
         for recipe, key in item.builds.items():
             known = self._known(key.digest, recipe)
             if known is not None:
@@ -135,29 +177,136 @@ class Executor:
 
     def _start(self) -> None:
         """Start what may run now."""
-        building = any(task.recipe for task in self._running.values())
-        nothing_to_build = not self._waiting and not building
-        if self._ready and (nothing_to_build or len(self._ready) >= JUDGE_BATCH * len(self._cluster.nodes)):
-            self._judging_phase = True
-        if self._judging_phase:
-            if not building:
-                self._start_judges()
-            self._judging_phase = bool(self._ready or self._running)
-            return
-        while self._waiting and len(self._running) < QUEUE_PER_CPU * self._cluster.num_cpus():
-            self._start_build(self._waiting.popleft())
+        self._fleet.tick()
+        self._turns.tick()
+        if self._fleet.blind:
+            self._materials.ship_from_now_on()
+        self._take_nodes_in()
+        self._give_up()
+        for slot in self._slots.values():
+            self._take_turn(slot)
+        self._start_builds()
+        self._fleet.ask({name: self._num_asked(name, count) for name, count in self._waiting.counts().items()})
 
-    def _start_build(self, task: _Task) -> None:
+    def _take_nodes_in(self) -> None:
+        """Slots for the nodes that are in use now. What runs on one that was in doubt is still on it."""
+        nodes = {node.node_id: node for node in self._fleet.nodes}
+        for node_id in self._slots.keys() - nodes.keys():
+            del self._slots[node_id]
+            self._turns.release(node_id)
+        for node_id in nodes.keys() - self._slots.keys():
+            self._slots[node_id] = slot = Slot(node=nodes[node_id])
+            for task in self._running.values():
+                if task.node and task.node.node_id == node_id:
+                    (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
+
+    def _take_turn(self, slot: Slot) -> None:
+        """Begin or end a node's turn to judge, and start the next judge when nothing of ours runs there any more."""
+        ready, waiting, node_id = self._ready.num_for(slot.node), self._waiting.num_for(slot.node), slot.node.node_id
+        if ends_turn(slot, ready=ready, waiting=waiting, others=self._turns.others):
+            slot.turn, slot.num_judged = False, 0
+            slot.rests_until = time.monotonic() + (REST_S if self._turns.others else 0)
+            self._turns.release(node_id)
+        if begins_turn(slot, self._slots.values(), ready=ready, waiting=waiting, now=time.monotonic()):
+            slot.turn = True
+        if not slot.turn or slot.judge or slot.builds:
+            return
+        task = self._ready.take(slot, self._fleet.nodes)
+        if task is not None and not self._may_bring(task):
+            self._ready.appendleft(task)
+            return
+        if task is None:
+            slot.turn, slot.num_judged = False, 0
+            self._turns.release(node_id)
+            return
+        if not slot.num_judged:
+            self._turns.claim(node_id)
+        self._start_judge(task, slot)
+
+    def _start_builds(self) -> None:
+        """Give every node that builds as many as it takes, one after the other, so that all get some."""
+        num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
+        open_ = [slot for slot in self._slots.values() if not self._turns.claimed(slot.node.node_id)]
+        while open_:
+            for slot in list(by_load(open_)):
+                waiting = self._waiting.num_for(slot.node)
+                task = self._waiting.take(slot, self._fleet.nodes) if slot.has_room(waiting, num_cpus) else None
+                if task is None:
+                    open_.remove(slot)
+                elif not self._may_bring(task):
+                    self._waiting.appendleft(task)
+                    open_.remove(slot)
+                else:
+                    self._start_build(task, slot)
+
+    def _may_bring(self, task: _Task) -> bool:
+        """Whether a task's materials may be brought now: that is work, which would disturb a judge where the driver stands."""
+        return not self._judges_here() or self._materials.is_ready(task.progress.item.entry)
+
+    def _judges_here(self) -> bool:
+        """Whether a judge runs where the driver stands."""
+        here = self._slots.get(self._fleet.cluster.home)
+        return here is not None and here.judge
+
+    def _leave(self, task: _Task, done: Done) -> None:
+        """Take a task that ended off its node."""
+        slot = self._slots.get(task.node.node_id) if task.node else None
+        if slot is not None:
+            slot.ends(task.device_class, judge=task.recipe is None)
+        if done.lost and task.node:
+            self._fleet.doubt(task.node)
+        if done.failure is not None or done.value.failure is not None:
+            self._checked_for = None  # it may come back, and ask for more
+
+    def _num_asked(self, name: str, num_waiting: int) -> int:
+        """Cores to ask an autoscaler for: what waits, up to a doubling of what is there."""
+        return min(num_waiting, MAX_ASKED * sum(slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes))
+
+    def _give_up(self) -> None:
+        """End the items that no node can serve: for want of memory at once, for want of any node after a while."""
+        nodes, now = self._fleet.nodes, time.monotonic()
+        if nodes == self._checked_for and (not self._without_node or now < self._next_check):
+            return
+        self._checked_for, self._next_check = nodes, now + CHECK_S
+        gone: list[tuple[_Task, str, str, str]] = []
+        without: dict[str, float] = {}
+        for task in (*self._waiting, *self._ready):
+            too_large, name = missing(task, nodes), task.device_class
+            if too_large is not None:
+                gone.append((task, "memory", CODES["memory"], too_large))
+            elif not any(serves(task, node) for node in nodes):
+                without[name] = since = self._without_node.get(name, now)
+                if now - since >= self._fleet.patience_s:
+                    why = f"no node serves {name} with {task.least_cpus} CPUs, for {now - since:.0f} s; start one, and run again"
+                    gone.append((task, "infrastructure", "CP-NO-NODE", why))
+        for name in without.keys() - self._without_node.keys():
+            self._show(Event(kind="note", text=f"no node serves {name} now; waiting up to {self._fleet.patience_s:g} s for one"))
+        self._without_node = without
+        self._waiting.remove(task for task, *_ in gone)
+        self._ready.remove(task for task, *_ in gone)
+        for task, failure, code, why in gone:
+            self._end(task, failure, code, why)
+
+    def _end(self, task: _Task, failure: str, code: str, why: str) -> None:
+        """End a task that was not started: a build of its item, or the whole item."""
+        item, results = task.progress.item, task.progress.results
+        if task.recipe is not None:
+            key = item.builds[task.recipe].digest
+            result = BuildResult(key=key, recipe=task.recipe, failure=failure, code=code, message=why)
+            self._keep_build(task.progress, task.recipe, result)
+            return
+        judged = JudgeResult(key=item.judge.digest, verdict="failed", reason=why, failure=failure, code=code)
+        self._hopeless.append((item, outcome_of(item, judged, results)))
+
+    def _start_build(self, task: _Task, slot: Slot) -> None:
         item, recipe = task.progress.item, str(task.recipe)
-        key = item.builds[recipe].digest
         try:
             entry = self._materials.ready(item.entry)
         except ColdpressError as error:
-            failed = BuildResult(key=key, recipe=recipe, failure=failure_of(error), code=code_of(error), message=str(error))
-            self._keep_build(task.progress, recipe, failed)
+            self._end(task, failure_of(error), code_of(error), str(error))
             return
         request = BuildRequest(
-            key=key,
+            key=item.builds[recipe].digest,
             entry=entry,
             recipe=recipe,
             device_class=item.device_class,
@@ -166,33 +315,25 @@ class Executor:
             further_threads=item.further_threads,
         )
         self._show(Event(kind="build", what=task.what))
-        handle = self._cluster.start(build, request, name=f"build {task.what}", device_class_=item.device_class)
+        slot.begins(item.device_class)
+        task.node = slot.node
+        handle = self._fleet.cluster.start(
+            build,
+            request,
+            name=f"build {task.what}",
+            device_class_=item.device_class,
+            node=slot.node,
+            memory_bytes=ask_bytes(demand_of(entry, task.memory_bytes), slot.node),
+        )
         self._running[handle] = task
 
-    def _start_judges(self) -> None:
-        """Start one judge on every node that runs none."""
-        busy = {task.node.node_id for task in self._running.values() if task.node}
-        for node in self._cluster.nodes:
-            fitting = [task for task in self._ready if task.progress.item.device_class in node.classes]
-            if node.node_id in busy or not fitting:
-                continue
-            last = self._last_judged.get(node.node_id)
-            task = min(fitting, key=lambda task: task.progress.item.device_class != last)  # its worker is warm
-            self._ready.remove(task)
-            self._start_judge(task, node)
-
-    def _start_judge(self, task: _Task, node: Node) -> None:
+    def _start_judge(self, task: _Task, slot: Slot) -> None:
         item = task.progress.item
         try:
             entry = self._materials.ready(item.entry)
         except ColdpressError as error:
-            result = JudgeResult(
-                key=item.judge.digest, verdict="failed", reason=str(error), failure=failure_of(error), code=code_of(error)
-            )
-            self._hopeless.append((item, outcome_of(item, result, task.progress.results)))
+            self._end(task, failure_of(error), code_of(error), str(error))
             return
-        self._last_judged[node.node_id] = item.device_class
-        task.node = node
         request = JudgeRequest(
             key=item.judge.digest,
             entry=entry,
@@ -206,8 +347,10 @@ class Executor:
             failures={r: result.message for r, result in task.progress.results.items() if result.failure is not None},
         )
         self._show(Event(kind="judge", what=task.what))
+        slot.begins_judge(item.device_class)
+        task.node = slot.node
         name = f"judge {task.what}"
-        handle = self._cluster.start_alone(judge, request, name=name, device_class_=item.device_class, node=node)
+        handle = self._fleet.cluster.start_alone(judge, request, name=name, device_class_=item.device_class, node=slot.node)
         self._running[handle] = task
 
     def _ended(self, done: Done) -> tuple[Item, Outcome] | None:

@@ -69,6 +69,16 @@ class Materials:
                 problems.append(CatalogError(str(error), entry=entry.name, field=field, code=error.code))
         return found, problems
 
+    def ship_from_now_on(self) -> None:
+        """Let files and code travel through the store: a node has joined that does not see this machine's."""
+        if not self.shipping:
+            self.shipping = True
+            self._ready.clear()
+
+    def is_ready(self, entry: Entry) -> bool:
+        """Whether nothing is left to do for an entry."""
+        return entry.name in self._ready
+
     def ready(self, entry: Entry) -> Entry:
         """The entry as a worker can load it; done once for each name.
 

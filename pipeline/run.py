@@ -2,9 +2,9 @@
 
 catalog      the models to freeze                                                      catalog.py, entry.py
 materials    what they are made of, brought to where workers find it                   materials.py
-cluster      nodes, their device classes, tasks                                        cluster.py
+fleet        the nodes, their device classes, what they share with the driver          fleet.py, cluster.py
 plan         which builds and judges are needed, and what is finished already          plan.py, keys.py
-execute      builds in parallel, judges alone, each in an isolated child               execute.py, tasks.py, isolate.py
+execute      builds in parallel, judges alone, each in an isolated child               execute.py, placement.py, tasks.py
 publish      one version of a model, when all its classes have verdicts                publish.py
 record       outcomes, and what the campaign comprises                                 ledger.py, campaign_record.py
 track        the same in MLflow, where it can be made again from the ledger            tracker.py, tracking/
@@ -14,21 +14,21 @@ report       the table, and the JSON                                            
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from freezer.device_class import PORTABLE
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, StoreError
 from freezer.limits import SamplingPolicy
 from freezer.store import WORK, Store
 from pipeline.campaign_record import CampaignRecord, members_of, planned_members
 from pipeline.catalog import Catalog, is_registry, read_catalog, read_registry
-from pipeline.cluster import Cluster, connect
+from pipeline.cluster import connect
 from pipeline.entry import Entry
 from pipeline.events import Display, Event
 from pipeline.execute import Executor
+from pipeline.fleet import Fleet, assembled
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
@@ -36,7 +36,7 @@ from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan, auto_classes_of, make_plan
 from pipeline.publish import Publisher
 from pipeline.report import Report
-from pipeline.tasks import ClassFacts, probe, remove_abandoned
+from pipeline.tasks import remove_abandoned
 from pipeline.tracker import ArtifactMode, Tracker
 
 
@@ -57,6 +57,7 @@ class Config:
         explain: plan, say what would be done and why, and stop.
         mlflow_artifacts: whether MLflow holds whole artifacts, or references.
         policy: of sampling.
+        wait_s: how long to wait for nodes of a class that has none; None is not at all.
     """
 
     catalog: str
@@ -73,6 +74,7 @@ class Config:
     explain: bool = False
     mlflow_artifacts: ArtifactMode = "copy"
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+    wait_s: float | None = None
 
 
 class BadEntriesError(CatalogError):
@@ -105,15 +107,17 @@ def run(config: Config, display: Display) -> Report:
     _refuse_bad_entries(config, problems)
     with Ledger(store, config.campaign) as ledger, display, connect(config.address) as cluster:
         remove_abandoned(str(store.root))
-        display.show(Event(kind="note", text=f"Ray has {len(cluster.nodes)} node(s) for {', '.join(cluster.classes)}"))
-        materials.shipping = _must_ship(config, cluster, ledger)
-        plan = _plan(config, entries, cluster, store, ledger, digests)
-        bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
-        if config.explain:
-            return _explained(config, plan, bad, display, started)
-        campaign = _Campaign(config, plan, cluster, store, ledger, materials, display)
-        campaign.start(bad, started)
-        return campaign.finish(bad, started)
+        files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog)
+        seen = {"store": store.root / WORK, "files": files.absolute()}
+        with assembled(Fleet(cluster, display.show, **seen, wait_s=config.wait_s), _named(config, entries)) as fleet:
+            display.show(Event(kind="note", text=f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}"))
+            plan = _plan(config, entries, fleet, store, ledger, digests)
+            bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
+            if config.explain:
+                return _explained(config, plan, bad, display, started)
+            campaign = _Campaign(config, plan, fleet, store, ledger, materials, display)
+            campaign.start(bad, started)
+            return campaign.finish(bad, started)
 
 
 def _read(config: Config) -> Catalog:
@@ -129,28 +133,11 @@ def _refuse_bad_entries(config: Config, problems: Sequence[CatalogError]) -> Non
         raise BadEntriesError(problems)
 
 
-def _must_ship(config: Config, cluster: Cluster, ledger: Ledger) -> bool:
-    """Whether files and code must travel through the store, since some node does not see them where they are.
-
-    Raises:
-        InfrastructureError: a node does not see the store.
-    """
-    blind = cluster.blind_to(ledger.folder / f"lock-{ledger.campaign}")
-    if blind:
-        raise InfrastructureError(
-            f"{len(blind)} node(s) do not see the store's {ledger.folder}, the first is {blind[0].node_id}; put it on storage that "
-            "all nodes mount at the same path",
-            code="CP-STORE-UNSHARED",
-        )
-    return bool(cluster.blind_to(Path.cwd() if is_registry(config.catalog) else Path(config.catalog)))
-
-
-def _plan(config: Config, entries: Sequence[Entry], cluster: Cluster, store: Store, ledger: Ledger, digests: FileDigests) -> Plan:
-    auto = auto_classes_of([node.classes for node in cluster.nodes])
+def _plan(config: Config, entries: Sequence[Entry], fleet: Fleet, store: Store, ledger: Ledger, digests: FileDigests) -> Plan:
     return make_plan(
         entries,
-        _probe(cluster, _wanted(config, entries, auto)),
-        auto=auto,
+        fleet.facts(),
+        auto=auto_classes_of([node.classes for node in fleet.nodes]),
         device_classes=config.device_classes,
         recipes=config.recipes,
         store=store,
@@ -161,19 +148,9 @@ def _plan(config: Config, entries: Sequence[Entry], cluster: Cluster, store: Sto
     )
 
 
-def _wanted(config: Config, entries: Sequence[Entry], auto: Sequence[str]) -> set[str]:
-    named = set(config.device_classes) or {name for entry in entries for name in entry.device_classes}
-    return {PORTABLE, *(named - {"auto"}), *(auto if "auto" in named else ())}
-
-
-def _probe(cluster: Cluster, wanted: set[str]) -> Mapping[str, ClassFacts]:
-    """What each wanted class's workers build with; classes that no node serves are left to the plan's complaint."""
-    probed = [name for name in cluster.classes if name in wanted and name != PORTABLE] or [PORTABLE]
-    handles = {name: cluster.start(probe, cluster.num_threads(name), name=f"probe {name}", device_class_=name) for name in probed}
-    facts = {name: cluster.result(handle) for name, handle in handles.items()}
-    # Portable is built by whichever worker is free, with the toolchain that all of them have.
-    portable = ClassFacts(num_threads=cluster.num_threads(PORTABLE), toolchain=facts[probed[0]].toolchain)
-    return {**facts, PORTABLE: portable}
+def _named(config: Config, entries: Sequence[Entry]) -> set[str]:
+    """The classes that are asked for by name."""
+    return (set(config.device_classes) or {name for entry in entries for name in entry.device_classes}) - {"auto"}
 
 
 class _Campaign:
@@ -183,7 +160,7 @@ class _Campaign:
         self,
         config: Config,
         plan: Plan,
-        cluster: Cluster,
+        fleet: Fleet,
         store: Store,
         ledger: Ledger,
         materials: Materials,
@@ -191,7 +168,7 @@ class _Campaign:
     ) -> None:
         self._config, self._plan, self._display, self._ledger = config, plan, display, ledger
         self._publisher = Publisher(plan, store, ledger)
-        self._executor = Executor(plan, cluster, str(store.root), ledger, materials, display.show)
+        self._executor = Executor(plan, fleet, str(store.root), ledger, materials, display.show)
         self._tracker = Tracker(config.tracking_uri, config.campaign, store, mode=config.mlflow_artifacts)
         self._final: dict[tuple[str, str], Outcome] = {}
         self._failures: list[str] = []

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
+from pipeline.alone import come_first
 from pipeline.entry import Entry
 from pipeline.isolate import End, run_isolated
 from pipeline.outcome import CandidateReport, pair
@@ -247,6 +248,7 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     from freezer.sources import weights_digest
     from freezer.target import host_fingerprint, target_here
 
+    come_first()
     entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
     subject = load_subject(entry)
     candidates = [Candidate.read(candidate_folder(request.store, key)) for key in request.builds.values()]

@@ -22,10 +22,10 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.sources import parse_source
 from freezer.spec import InputSpec, TensorSpec
 from freezer.store import Store
-from pipeline.cluster import Cluster
 from pipeline.entry import Entry
 from pipeline.events import LineDisplay
 from pipeline.execute import Executor
+from pipeline.fleet import Fleet
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
@@ -144,8 +144,8 @@ def run_judged(
         )
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
         display = LineDisplay(Console(file=io.StringIO()))
-        cluster = cast(Cluster, None)  # nothing is left to be built
-        running = _Campaign(config, plan, cluster, store, ledger, Materials(store.root, uri, digests), display)
+        fleet = cast(Fleet, None)  # nothing is left to be built
+        running = _Campaign(config, plan, fleet, store, ledger, Materials(store.root, uri, digests), display)
         running._executor = cast(
             Executor,
             Judged(

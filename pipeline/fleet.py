@@ -1,0 +1,348 @@
+"""Fleet: the nodes of the cluster that a campaign uses, from its start to its end.
+
+assemble   at the start: which nodes there are, and what they have in common with the driver; or a wait until they are there
+tick       during the campaign: nodes that joined are examined and used, nodes that left are dropped, doubtful ones are asked
+facts      what the workers of each class build with
+
+Before a node is used it shows that it sees the store (a file just written there), whether it sees the catalog's files, and what it
+builds with: a candidate is kept under its class's toolchain, so a node of the class with another one would file it wrongly.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from freezer.device_class import DEVICE_CLASSES, PORTABLE, detect
+from freezer.errors import InfrastructureError
+from pipeline.cluster import Cluster, Done, Handle, Node
+from pipeline.events import Event
+from pipeline.tasks import ClassFacts, probe
+
+REFRESH_S = 2.0
+"""Between two looks at the list of nodes."""
+
+EXAMINE_S = 120.0
+"""How long a node may take to look for the store. What it builds with is asked by a task that takes a core, which may have to wait
+there for another campaign's judge, as long as the node lives."""
+
+AGAIN_S = 30.0
+"""Until a node whose examination was lost is examined again."""
+
+GONE_S = 60.0
+"""How long a class may be without a node in mid-campaign, unless it was told to wait for nodes."""
+
+WAIT_S = 1800.0
+"""How long `--wait-for-nodes` waits unless it is told otherwise."""
+
+SAY_S = 60.0
+"""Between two lines that say what is waited for."""
+
+MAX_ASKED = 2
+"""Cores to ask an autoscaler for, for each that a class has; so a fleet grows by doubling."""
+
+
+@dataclass(kw_only=True)
+class _Examined:
+    """A node that shows what it is."""
+
+    node: Node
+    since: float
+    handles: dict[str, Handle]
+    found: dict[str, Done] = field(default_factory=dict)
+
+
+class Fleet:
+    """The nodes that a campaign uses.
+
+    Args:
+        cluster: that they are of.
+        show: takes the events.
+        store: folder of the store that all must see; a file is written there.
+        files: of the catalog; what a node does not see must travel through the store.
+        wait_s: how long to wait for nodes of a class that has none; None is not at all.
+
+    Attributes:
+        blind: whether some node does not see the catalog's files.
+    """
+
+    def __init__(self, cluster: Cluster, show: Callable[[Event], None], *, store: Path, files: Path, wait_s: float | None) -> None:
+        self.cluster, self.wait_s = cluster, wait_s if cluster.joined else None
+        self._show, self._store, self._files = show, store, files
+        self._mark = store / f"seen-{uuid.uuid4().hex}"
+        self.blind = False
+        self._used: dict[str, Node] = {}
+        self._refused: dict[str, float] = {}
+        self._examined: dict[str, _Examined] = {}
+        self._doubted: dict[str, Handle] = {}
+        self._toolchains: dict[str, Mapping[str, Any]] = {}
+        self._asked: dict[str, list[Handle]] = {}
+        self._next = 0.0
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that tasks may be given to now."""
+        return tuple(node for name, node in self._used.items() if name not in self._doubted)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Every class that some node serves."""
+        return _classes(self.nodes)
+
+    @property
+    def patience_s(self) -> float:
+        """How long a class may be without a node in mid-campaign."""
+        return GONE_S if self.wait_s is None else self.wait_s
+
+    def facts(self) -> Mapping[str, ClassFacts]:
+        """What the workers of each class build with, and the thread count to build for: the cores of its smallest node."""
+        return {
+            name: ClassFacts(
+                num_threads=min(node.num_cpus for node in self._used.values() if name in node.classes),
+                toolchain=self._toolchains[name],
+            )
+            for name in _classes(self._used.values())
+        }
+
+    def assemble(self, wanted: Collection[str]) -> None:
+        """Find the nodes, and examine them.
+
+        Args:
+            wanted: classes that are asked for by name, for which is waited.
+
+        Raises:
+            InfrastructureError: there is no node, none has a label, one does not see the store, or none can be built on.
+        """
+        nodes = self._waited_for(wanted)
+        self._mark.parent.mkdir(parents=True, exist_ok=True)
+        self._mark.write_text("a node that sees this file sees the store\n")
+        for node in nodes:
+            self._examine(node, next((name for name in node.classes if name in wanted), node.classes[0]))
+        while any(len(item.found) < len(item.handles) for item in self._examined.values()):
+            self._collect(timeout_s=0.5)
+        examined = list(self._examined.values())
+        self._examined.clear()
+        unseen = [item.node for item in examined if not self._sees(item, "store")]
+        if unseen:
+            raise InfrastructureError(
+                f"{len(unseen)} node(s) do not see the store's {self._store}, the first is {unseen[0].node_id}; put it on storage "
+                "that all nodes mount at the same path",
+                code="CP-STORE-UNSHARED",
+            )
+        self._settle_toolchains(examined)
+        for item in examined:
+            self._admit(item)
+        if not self._used:
+            why = next(item.found["probe"].failure for item in examined)
+            raise InfrastructureError(f"no node can be built on; the first says: {why}")
+
+    def tick(self) -> None:
+        """Take in what has changed; called often, looks seldom."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + REFRESH_S
+            self._refresh()
+        self._collect(timeout_s=0)
+        for node_id in [name for name, item in self._examined.items() if len(item.found) == len(item.handles)]:
+            self._admit(self._examined.pop(node_id))
+
+    def doubt(self, node: Node) -> None:
+        """Give no more tasks to a node until it answers: one of its tasks was lost."""
+        if node.node_id in self._used and node.node_id not in self._doubted:
+
+            def answer() -> bool:
+                return True
+
+            self._doubted[node.node_id] = self.cluster.glance(answer, name="answer", node=node)
+
+    def ask(self, wanted: Mapping[str, int]) -> None:
+        """Ask an autoscaler for cores, by class: by tasks that do nothing, and wait for a core of the class.
+
+        Args:
+            wanted: how many, by class; nothing is asked where nobody waits for nodes.
+        """
+        if self.wait_s is None:
+            return
+        for name in {*wanted, *self._asked}:
+            count, pending = wanted.get(name, 0), self._asked.get(name, [])
+            ended = {done.handle for done in self.cluster.wait(pending, timeout_s=0)} if pending else set()
+            pending = [handle for handle in pending if handle not in ended]
+            self.cluster.cancel(pending[count:], grace_s=0)
+            more = [self.cluster.start(_nothing, name=f"ask {name}", device_class_=name) for _ in range(count - len(pending))]
+            self._asked[name] = [*pending[:count], *more]
+
+    def close(self) -> None:
+        """Ask for nothing more, and leave nothing in the store."""
+        self._mark.unlink(missing_ok=True)
+        pending = [handle for item in self._examined.values() for handle in item.handles.values()]
+        self.cluster.cancel([*pending, *(handle for asked in self._asked.values() for handle in asked)], grace_s=0)
+
+    def _waited_for(self, wanted: Collection[str]) -> list[Node]:
+        """The nodes, when every wanted class has one, or at the end of the wait. The plan complains of what is still missing."""
+        deadline = time.monotonic() + (self.wait_s or 0)
+        said = 0.0
+        while True:
+            nodes = self.cluster.nodes()
+            problem = _problem(nodes)
+            lacking = [name for name in wanted if name not in _classes(nodes)]
+            if not problem and (not lacking or self.wait_s is None):
+                break
+            if time.monotonic() >= deadline:
+                if problem:
+                    raise problem
+                self._note(f"no node for {', '.join(lacking)} after {self.wait_s:g} s")
+                break
+            if time.monotonic() >= said:
+                said = time.monotonic() + SAY_S
+                labels = " and ".join(f"coldpress.dev/{name}=true" for name in lacking) or "coldpress.dev/<device class>=true"
+                left = deadline - time.monotonic()
+                self._note(f"waiting up to {left:.0f} s for nodes labelled {labels}; nodes serve {', '.join(_classes(nodes))}")
+            self.ask(dict.fromkeys(lacking or [PORTABLE], 1))
+            time.sleep(1)
+        self.ask({})
+        return nodes
+
+    def _examine(self, node: Node, name: str) -> None:
+        looks = {"store": self._mark, "files": self._files} if self.cluster.joined else {}
+        handles = {what: self.cluster.glance(_looker(), str(path), name="look", node=node) for what, path in looks.items()}
+        handles["probe"] = self.cluster.start(probe, node.num_cpus, name=f"probe {name}", device_class_=name, node=node)
+        self._examined[node.node_id] = _Examined(node=node, since=time.monotonic(), handles=handles)
+
+    def _collect(self, timeout_s: float) -> None:
+        """Take in what examined and doubted nodes have shown."""
+        waiting = {
+            handle: (item, what)
+            for item in self._examined.values()
+            for what, handle in item.handles.items()
+            if what not in item.found
+        }
+        asked = {handle: node_id for node_id, handle in self._doubted.items()}
+        handles = [*waiting, *asked]
+        for done in self.cluster.wait(handles, timeout_s) if handles else ():
+            if done.handle in asked:
+                node_id = asked[done.handle]
+                del self._doubted[node_id]
+                if done.failure is not None:
+                    self._used.pop(node_id, None)  # it is examined anew, if it is still listed
+            else:
+                item, what = waiting[done.handle]
+                item.found[what] = done
+        for item in self._examined.values():
+            silent = "store" in item.handles and "store" not in item.found and time.monotonic() > item.since + EXAMINE_S
+            for what, handle in item.handles.items() if silent else ():
+                self.cluster.cancel([handle], grace_s=0)
+                item.found[what] = Done(handle=handle, failure=f"no answer within {EXAMINE_S:g} s")
+
+    def _refresh(self) -> None:
+        alive = {node.node_id: node for node in self.cluster.nodes()}
+        for node_id in [name for name in self._used if name not in alive]:
+            self._note(f"node {node_id[:12]} left; it served {', '.join(self._used[node_id].classes)}")
+            del self._used[node_id]
+            self._doubted.pop(node_id, None)
+        for node_id in [name for name in self._examined if name not in alive]:
+            del self._examined[node_id]
+        for node_id, node in alive.items():
+            name = next((name for name in node.classes if name in self._toolchains), None)
+            known = node_id in self._used or node_id in self._examined or time.monotonic() < self._refused.get(node_id, 0)
+            if name is not None and not known:
+                self._examine(node, name)
+
+    def _settle_toolchains(self, examined: Collection[_Examined]) -> None:
+        """For each class the toolchain that most of its nodes have; portable is built by any node."""
+        for name in _classes([item.node for item in examined]):
+            said = [item.found["probe"].value for item in examined if name in item.node.classes and item.found["probe"].value]
+            counted = Counter(repr(facts.toolchain) for facts in said)
+            if said:
+                usual = counted.most_common(1)[0][0]
+                self._toolchains[name] = next(facts.toolchain for facts in said if repr(facts.toolchain) == usual)
+
+    def _admit(self, item: _Examined) -> None:
+        """Use a node that has shown what it is, for the classes that it fits; or say why not."""
+        node, probed = item.node, item.found["probe"]
+        failure = next((done.failure for done in item.found.values() if done.failure is not None), None)
+        if failure is not None:
+            why: str | None = f"{failure}; it is asked again in {AGAIN_S:g} s"
+        elif not self._sees(item, "store"):
+            why = f"it does not see the store's {self._store}"
+        else:
+            theirs = probed.value.toolchain
+            fitting = tuple(name for name in node.classes if self._toolchains.get(name, theirs) == theirs)
+            if fitting != node.classes:
+                others = ", ".join(name for name in node.classes if name not in fitting)
+                self._note(
+                    f"node {node.node_id[:12]} is not used for {others}: it builds with {theirs}, others of the class do not"
+                )
+            node = replace(node, classes=fitting)
+            why = None if fitting else "it builds with other tools than the others"
+        if why is not None:
+            self._refused[node.node_id] = time.monotonic() + AGAIN_S if failure is not None else math.inf
+            self._note(f"node {node.node_id[:12]} is not used: {why}")
+            return
+        self.blind = self.blind or not self._sees(item, "files")
+        self._used[node.node_id] = node
+        if self._next:
+            self._note(f"node {node.node_id[:12]} joined, for {', '.join(node.classes)}")
+
+    def _sees(self, item: _Examined, what: Literal["store", "files"]) -> bool:
+        """Whether a node sees a file or folder as it is here; a local Ray sees all."""
+        path = self._mark if what == "store" else self._files
+        return what not in item.found or item.found[what].value == _looker()(str(path))
+
+    def _note(self, text: str) -> None:
+        self._show(Event(kind="note", text=text))
+
+
+@contextmanager
+def assembled(fleet: Fleet, wanted: Collection[str]) -> Iterator[Fleet]:
+    """A fleet for the length of a campaign.
+
+    Raises:
+        InfrastructureError: as of `Fleet.assemble`.
+    """
+    try:
+        fleet.assemble(wanted)
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def _nothing() -> None:
+    """What an autoscaler is asked for a node for."""
+
+
+def _looker() -> Callable[[str], tuple[int, int] | None]:
+    def look(name: str) -> tuple[int, int] | None:  # travels by value: a node may not have this module yet
+        from pathlib import Path
+
+        try:
+            found = Path(name).stat()
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns
+
+    return look
+
+
+def _classes(nodes: Collection[Node]) -> tuple[str, ...]:
+    found = {name for node in nodes for name in node.classes}
+    return tuple(name for name in DEVICE_CLASSES if name in found)
+
+
+def _problem(nodes: Collection[Node]) -> InfrastructureError | None:
+    """Why nothing can run on a cluster of these nodes."""
+    if not nodes:
+        return InfrastructureError("the cluster has no node with a CPU; start workers with `ray start`", code="CP-RAY")
+    if not any(node.labelled for node in nodes):
+        level = next((name for name in detect().classes if name != PORTABLE), "cpu-x86-64-v3")
+        return InfrastructureError(
+            "no node of the cluster carries a label coldpress.dev/<device class>; start workers with "
+            f"`ray start --labels=coldpress.dev/{level}=true`, or with what `python -m jobs.worker_labels` prints there",
+            code="CP-NO-NODE",
+        )
+    return None
