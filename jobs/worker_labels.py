@@ -63,7 +63,7 @@ class Worker:
         return [
             f"--labels={','.join(f'{key}={value}' for key, value in self.labels.items())}",
             f"--num-cpus={self.num_cpus}",
-            *([f"--num-gpus={self.num_gpus}"] if self.num_gpus else []),
+            f"--num-gpus={self.num_gpus}",
             f"--memory={self.memory_bytes}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
         ]
@@ -106,8 +106,8 @@ def main(
 def this_worker(wanted: Sequence[str]) -> Worker:
     """What this machine offers, cut to the classes that are wanted, where any are.
 
-    A class's own tasks run under its limits wherever they run. A worker that is to be of a lesser class than its machine in everything
-    else too (what is portable, what torch picks by itself) is started under the limits of the best class that is left.
+    A class's own tasks run under its limits wherever they run. A worker that is to be of a lesser class than its machine in all
+    that it does (what is portable, what torch picks by itself) is started under the limits of the best class that is left.
 
     Raises:
         UsageError: it cannot serve a wanted class, or has GPUs of several classes, of which Ray would give out any.
@@ -139,16 +139,15 @@ def this_worker(wanted: Sequence[str]) -> Worker:
         num_cpus=available_threads(),
         num_gpus=num_gpus,
         memory_bytes=int(_memory_bytes() * MEMORY_SHARE),
-        environment=_environment(classes, machine.classes, num_gpus),
+        environment=_environment(classes, machine.classes),
     )
 
 
-def _environment(classes: Sequence[str], served: Sequence[str], num_gpus: int) -> dict[str, str]:
+def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str]:
     """Ray's workers at normal niceness, since they time things; and the limits of a lesser class."""
     level = best_level(classes)
     limits = device_class(level).limits if level and level != best_level(served) else {}
-    hidden = {} if num_gpus or "CUDA_VISIBLE_DEVICES" not in os.environ else {"CUDA_VISIBLE_DEVICES": ""}
-    return {"RAY_worker_niceness": "0", **hidden, **limits}
+    return {"RAY_worker_niceness": "0", **limits}
 
 
 def _num_visible(num_gpus: int) -> int:

@@ -1,0 +1,97 @@
+"""`python tests/cluster/watched.py CATALOG STORE TRACKING_URI CAMPAIGN [OPTION=VALUE ...]`: a quick campaign, and its tasks watched.
+
+Every task that runs on a node (probe, build, judge) leaves a file in STORE/intervals: node, start, end, what it was. OPTION is a
+name of pipeline.run.Config, or `gone_s`, which takes the place of `pipeline.fleet.GONE_S`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import pipeline.execute
+import pipeline.fleet
+import pipeline.tasks
+from freezer.limits import SamplingPolicy
+from pipeline.events import LineDisplay
+from pipeline.run import Config, run
+
+POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """When a task ran, in seconds since the epoch, and where."""
+
+    kind: str
+    what: str
+    campaign: str
+    node_id: str
+    start: float
+    end: float
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether both ran on one node at one time."""
+        return self.node_id == other.node_id and self.start < other.end and other.start < self.end
+
+
+def watcher(kind: str, task: Callable[[Any], Any], store: str) -> Callable[[Any], Any]:
+    """A task that leaves its interval in the store. It travels by value, being of `__main__`."""
+
+    def watched(request: Any) -> Any:
+        import ray
+
+        start = time.time()
+        try:
+            return task(request)
+        finally:
+            folder = Path(store) / "intervals"
+            folder.mkdir(exist_ok=True)
+            found = {
+                "kind": kind,
+                "what": f"{request.entry.name} {request.device_class}" if kind != "probe" else "",
+                "campaign": Path(store).name,
+                "node_id": ray.get_runtime_context().get_node_id(),
+                "start": start,
+                "end": time.time(),
+            }
+            partial = folder / f"{uuid.uuid4().hex}.partial"
+            partial.write_text(json.dumps(found))
+            partial.rename(partial.with_suffix(".json"))
+
+    return watched
+
+
+def intervals(*stores: Path) -> list[Interval]:
+    """Of all tasks that campaigns ran, in their order."""
+    found = [Interval(**json.loads(path.read_text())) for store in stores for path in (store / "intervals").glob("*.json")]
+    return sorted(found, key=lambda interval: interval.start)
+
+
+def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: str) -> int:
+    """Run the campaign; the exit code."""
+    given = dict(option.split("=", 1) for option in options)
+    pipeline.fleet.GONE_S = float(given.pop("gone_s", pipeline.fleet.GONE_S))
+    pipeline.execute.build = watcher("build", pipeline.tasks.build, store)  # type: ignore[attr-defined]
+    pipeline.execute.judge = watcher("judge", pipeline.tasks.judge, store)  # type: ignore[attr-defined]
+    pipeline.fleet.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[attr-defined]
+    typed: dict[str, Any] = {
+        name: float(value) if name == "wait_s" else tuple(value.split(",")) if name in {"device_classes", "recipes"} else value
+        for name, value in given.items()
+    }
+    config = Config(catalog=catalog, store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY, **typed)
+    report = run(config, LineDisplay(Console(width=200)))
+    report.write_json(Path(store) / "out.json")
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""Campaigns that share a cluster: who judges where, who lives, and who is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.turns import BEAT_S, SILENCE_S, Turns
+
+
+class DictBoard:
+    """A board within this process."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, str] = {}
+
+    def read(self) -> Mapping[str, str]:
+        return dict(self.rows)
+
+    def write(self, key: str, value: str) -> None:
+        self.rows[key] = value
+
+    def erase(self, key: str) -> None:
+        self.rows.pop(key, None)
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def beat(*drivers: tuple[Turns, Clock]) -> None:
+    for turns, clock in drivers:
+        clock.now += BEAT_S
+        turns.tick()
+
+
+def test_a_claim_is_seen_by_the_others_until_it_is_given_back() -> None:
+    board, ours, theirs = DictBoard(), Clock(), Clock(1e6)
+    a, b = Turns(board, ours), Turns(board, theirs)
+    beat((a, ours), (b, theirs), (a, ours))
+    assert a.others
+    assert b.others
+    a.claim("n1")
+    beat((b, theirs))
+    assert b.claimed("n1")
+    assert not b.claimed("n2")
+    assert not a.claimed("n1"), "its own claim keeps nobody else's builds away"
+    a.release("n1")
+    beat((b, theirs))
+    assert not b.claimed("n1")
+    a.close()
+    beat((b, theirs))
+    assert not b.others
+    assert len(board.rows) == 1
+
+
+def test_a_driver_that_died_is_forgotten_by_the_readers_own_clock() -> None:
+    board, ours, theirs = DictBoard(), Clock(5e5), Clock()
+    dead, alive = Turns(board, theirs), Turns(board, ours)
+    dead.claim("n1")
+    beat((alive, ours))
+    assert alive.claimed("n1")
+    ours.now += SILENCE_S - BEAT_S
+    beat((alive, ours))
+    assert alive.claimed("n1"), "it may be publishing"
+    ours.now += 2 * BEAT_S
+    beat((alive, ours))
+    assert not alive.claimed("n1")
+    assert not alive.others
+    assert len(board.rows) == 1, "its row is gone"
+    beat((dead, theirs), (alive, ours))
+    assert alive.claimed("n1"), "it was only slow"
+
+
+def test_a_driver_that_is_alone_needs_no_board() -> None:
+    turns = Turns(None)
+    turns.claim("n1")
+    turns.tick()
+    turns.release("n1")
+    turns.close()
+    assert not turns.others
+    assert not turns.claimed("n1")

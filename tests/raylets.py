@@ -1,0 +1,207 @@
+"""A real Ray cluster of several raylets on this machine, for tests: started, killed and started again, each by its process id.
+
+    with RayCluster(folder) as cluster:
+        head = cluster.start(num_cpus=2, classes=["cpu-x86-64-v4"])
+        node = cluster.start(num_cpus=1, classes=["cpu-x86-64-v3"])
+        done = cluster.run([sys.executable, "-m", "jobs.optimize", ...])
+        node.kill()                     # SIGKILL, as if the machine had died
+        cluster.start(...)              # a node that joins late
+
+Everything listens on 127.0.0.1. Ray's files lie in a folder of /tmp itself: paths of its sockets must stay below 108 characters.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+START_S = 90.0
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A home of its own: a local Ray writes a token into it."""
+    return {
+        **os.environ,
+        "HOME": str(home),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "default",
+    }
+
+
+@dataclass
+class Raylet:
+    """A node of a cluster: `ray start --block`, and the processes that it started."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    is_head: bool
+
+    def processes(self, name: str | None = None) -> list[psutil.Process]:
+        """What lives of it, or those of a name: `raylet`, `gcs_server`."""
+        try:
+            own = psutil.Process(self.process.pid)
+            found = [own, *own.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+        return [process for process in found if name is None or process.name() == name]
+
+    def kill(self) -> None:
+        """End all of it with SIGKILL, as if the machine had died."""
+        for process in self.processes():
+            process.kill()
+        self.process.wait(30)
+
+    def freeze(self) -> None:
+        """Stop all of it, as if the machine hung; `thaw` lets it go on."""
+        for process in reversed(self.processes()):
+            process.suspend()
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        for process in self.processes():
+            process.resume()
+
+    def stop(self) -> None:
+        """End it in order, as `ray stop` does, and what is left with SIGKILL."""
+        left = self.processes()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        for process in left:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                process.kill()
+
+
+class RayCluster:
+    """A cluster; the first raylet that is started is its head.
+
+    Args:
+        folder: home, logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.raylets: list[Raylet] = []
+        self._temporary = Path(tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp"))
+
+    def __enter__(self) -> RayCluster:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for raylet in reversed(self.raylets):
+            raylet.stop()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    @property
+    def address(self) -> str:
+        """As `--address` takes it."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of processes that join the cluster."""
+        return environment(self.folder)
+
+    def start(
+        self,
+        *,
+        num_cpus: int,
+        classes: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        before: Sequence[str] = (),
+        head: bool | None = None,
+    ) -> Raylet:
+        """Start a raylet, and wait until it runs.
+
+        Args:
+            num_cpus: that it offers.
+            classes: that it is labelled with.
+            environ: variables besides.
+            options: of `ray start` besides.
+            before: a command that runs it: `unshare ...`, `ip netns exec ...`.
+            head: whether it is the head; the first is.
+        """
+        head = not self.raylets if head is None else head
+        log = self.folder / f"raylet-{len(self.raylets)}.log"
+        place = (
+            ["--head", f"--port={self.port}", "--include-dashboard=false", "--ray-client-server-port=0"]
+            if head
+            else [f"--address={self.address}"]
+        )
+        labels = [f"--labels={','.join(f'coldpress.dev/{name}=true' for name in classes)}"] if classes else []
+        command = [
+            *before,
+            *(str(Path(sys.executable).with_name("ray")), "start", *place, *labels, "--block", "--disable-usage-stats"),
+            *(f"--node-ip-address={LOOPBACK}", f"--num-cpus={num_cpus}", "--object-store-memory=100000000"),
+            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
+            *([f"--temp-dir={self._temporary}"] if head else []),
+            *options,
+        ]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                env={**self.environment, **(environ or {})},
+                cwd=self.folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        raylet = Raylet(process, log, head)
+        self.raylets.append(raylet)
+        deadline = time.monotonic() + START_S
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        return raylet
+
+    def popen(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a driver of the cluster; what it prints comes through its stdout."""
+        return subprocess.Popen(
+            command,
+            env={**self.environment, "RAY_ADDRESS": self.address, **(environ or {})},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, command: Sequence[str], timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run a driver of the cluster to its end."""
+        with self.popen(command) as process:
+            try:
+                output = process.communicate(timeout=timeout_s)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, output, "")
