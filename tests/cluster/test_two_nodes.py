@@ -1,11 +1,10 @@
-"""Campaigns on a real cluster of two unlike nodes: placed by class, judged alone, two at a time, and with nodes that come and go."""
+"""Campaigns on a real cluster of two unlike nodes: placed by class, judged alone, two at once, and with nodes that come and go."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`python tests/cluster/watched.py CATALOG STORE TRACKING_URI CAMPAIGN [OPTION=VALUE ...]`: a quick campaign, and its tasks watched.
+"""`python tests/cluster/watched.py CATALOG STORE TRACKING_URI CAMPAIGN [OPTION=VALUE ...]`: a quick campaign, tasks watched.
 
 Every task that runs on a node (probe, build, judge) leaves a file in STORE/intervals: node, start, end, what it was. OPTION is a
 name of pipeline.run.Config, or `gone_s`, which takes the place of `pipeline.fleet.GONE_S`.
