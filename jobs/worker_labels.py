@@ -144,10 +144,10 @@ def this_worker(wanted: Sequence[str]) -> Worker:
 
 
 def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str]:
-    """Ray's workers at normal niceness, since they time things; and the limits of a lesser class."""
+    """Ray's workers at normal niceness, since they time things; as many kept idle as two classes need; limits of a lesser class."""
     level = best_level(classes)
     limits = device_class(level).limits if level and level != best_level(served) else {}
-    return {"RAY_worker_niceness": "0", **limits}
+    return {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_threads()), **limits}
 
 
 def _num_visible(num_gpus: int) -> int:

@@ -228,7 +228,7 @@ class Executor:
         num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
         open_ = [slot for slot in self._slots.values() if not self._turns.claimed(slot.node.node_id)]
         while open_:
-            for slot in list(by_load(open_)):
+            for slot in by_load(open_):
                 waiting = self._waiting.num_for(slot.node)
                 task = self._waiting.take(slot, self._fleet.nodes) if slot.has_room(waiting, num_cpus) else None
                 if task is None:

@@ -162,7 +162,7 @@ class Fleet:
             self._doubted[node.node_id] = self.cluster.glance(answer, name="answer", node=node)
 
     def ask(self, wanted: Mapping[str, int]) -> None:
-        """Ask an autoscaler for cores, by class: by tasks that do nothing, and wait for a core of the class.
+        """Ask an autoscaler for cores, by class: by tasks that do nothing, and wait for a core of the class until they have it.
 
         Args:
             wanted: how many, by class; nothing is asked where nobody waits for nodes.
@@ -173,15 +173,12 @@ class Fleet:
             count, pending = wanted.get(name, 0), self._asked.get(name, [])
             ended = {done.handle for done in self.cluster.wait(pending, timeout_s=0)} if pending else set()
             pending = [handle for handle in pending if handle not in ended]
-            self.cluster.cancel(pending[count:], grace_s=0)
             more = [self.cluster.start(_nothing, name=f"ask {name}", device_class_=name) for _ in range(count - len(pending))]
-            self._asked[name] = [*pending[:count], *more]
+            self._asked[name] = [*pending, *more]
 
     def close(self) -> None:
-        """Ask for nothing more, and leave nothing in the store."""
+        """Leave nothing in the store. Tasks that still wait end with the driver."""
         self._mark.unlink(missing_ok=True)
-        pending = [handle for item in self._examined.values() for handle in item.handles.values()]
-        self.cluster.cancel([*pending, *(handle for asked in self._asked.values() for handle in asked)], grace_s=0)
 
     def _waited_for(self, wanted: Collection[str]) -> list[Node]:
         """The nodes, when every wanted class has one, or at the end of the wait. The plan complains of what is still missing."""
@@ -205,7 +202,6 @@ class Fleet:
                 self._note(f"waiting up to {left:.0f} s for nodes labelled {labels}; nodes serve {', '.join(_classes(nodes))}")
             self.ask(dict.fromkeys(lacking or [PORTABLE], 1))
             time.sleep(1)
-        self.ask({})
         return nodes
 
     def _examine(self, node: Node, name: str) -> None:
@@ -236,7 +232,6 @@ class Fleet:
         for item in self._examined.values():
             silent = "store" in item.handles and "store" not in item.found and time.monotonic() > item.since + EXAMINE_S
             for what, handle in item.handles.items() if silent else ():
-                self.cluster.cancel([handle], grace_s=0)
                 item.found[what] = Done(handle=handle, failure=f"no answer within {EXAMINE_S:g} s")
 
     def _refresh(self) -> None:

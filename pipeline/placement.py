@@ -13,7 +13,7 @@ stays with one class while it can, since a worker serves one class, and another 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -230,6 +230,6 @@ def missing(task: Placeable, nodes: Collection[Node]) -> str | None:
     )
 
 
-def by_load(slots: Mapping[str, Slot]) -> list[Slot]:
+def by_load(slots: Iterable[Slot]) -> list[Slot]:
     """The slots, the least loaded first."""
-    return sorted(slots.values(), key=lambda slot: slot.builds / slot.node.num_cpus)
+    return sorted(slots, key=lambda slot: slot.builds / slot.node.num_cpus)

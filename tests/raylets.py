@@ -46,8 +46,9 @@ def environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "RAY_AUTH_MODE": "disabled",
         "RAY_worker_niceness": "0",
+        "RAY_num_workers_soft_limit": "8",
         "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "default",
+        "PYTHONWARNINGS": "ignore",
     }
 
 
@@ -154,7 +155,7 @@ class RayCluster:
         head = not self.raylets if head is None else head
         log = self.folder / f"raylet-{len(self.raylets)}.log"
         place = (
-            ["--head", f"--port={self.port}", "--include-dashboard=false", "--ray-client-server-port=0"]
+            ["--head", f"--port={self.port}", "--include-dashboard=false", f"--ray-client-server-port={free_port()}"]
             if head
             else [f"--address={self.address}"]
         )

@@ -80,9 +80,9 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     """Run the campaign; the exit code."""
     given = dict(option.split("=", 1) for option in options)
     pipeline.fleet.GONE_S = float(given.pop("gone_s", pipeline.fleet.GONE_S))
-    pipeline.execute.build = watcher("build", pipeline.tasks.build, store)  # type: ignore[attr-defined]
-    pipeline.execute.judge = watcher("judge", pipeline.tasks.judge, store)  # type: ignore[attr-defined]
-    pipeline.fleet.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[attr-defined]
+    pipeline.execute.build = watcher("build", pipeline.tasks.build, store)  # type: ignore[assignment, attr-defined]
+    pipeline.execute.judge = watcher("judge", pipeline.tasks.judge, store)  # type: ignore[assignment, attr-defined]
+    pipeline.fleet.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[assignment, attr-defined]
     typed: dict[str, Any] = {
         name: float(value) if name == "wait_s" else tuple(value.split(",")) if name in {"device_classes", "recipes"} else value
         for name, value in given.items()

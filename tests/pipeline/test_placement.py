@@ -99,7 +99,7 @@ def test_builds_for_a_gpu_are_bounded_by_gpus_and_the_cores_go_to_others() -> No
 
 
 def test_a_faster_node_takes_more_and_the_last_builds_do_not_queue() -> None:
-    slots = {"big": Slot(node=BIG, builds=3), "small": Slot(node=SMALL, builds=1)}
+    slots = [Slot(node=BIG, builds=3), Slot(node=SMALL, builds=1)]
     assert [slot.node.node_id for slot in by_load(slots)] == ["small", "big"]
     full = Slot(node=SMALL, builds=2)
     assert full.has_room(num_waiting=100, num_cpus=6)

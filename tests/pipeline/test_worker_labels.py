@@ -15,6 +15,7 @@ from freezer.errors import UsageError
 from jobs.worker_labels import _memory_bytes, this_worker
 
 ROOT = Path(__file__).parents[2]
+OF_RAY = {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_threads())}
 CLASSES = [name for name in detect().classes if name != PORTABLE]
 
 
@@ -33,7 +34,7 @@ def test_the_arguments_label_every_class_of_the_machine_and_a_shell_can_take_the
     found = json.loads(printed("--json").stdout)
     assert found["arguments"] == words
     assert 0 < found["memory_bytes"] <= 0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert found["environment"] == {"RAY_worker_niceness": "0"}
+    assert found["environment"] == OF_RAY
 
 
 @pytest.mark.skipif(len(CLASSES) < 2, reason="needs a CPU of two classes, to be told to be of the lesser one")
@@ -42,7 +43,7 @@ def test_a_worker_of_a_lesser_class_is_started_under_its_limits() -> None:
     worker = this_worker([lesser])
     assert worker.labels == {f"coldpress.dev/{lesser}": "true"}
     limits = device_class(lesser).limits
-    assert worker.environment == {"RAY_worker_niceness": "0", **limits}
+    assert worker.environment == {**OF_RAY, **limits}
     assert printed("--device-class", lesser, "--environment").stdout.split() == [
         f"{name}={value}" for name, value in worker.environment.items()
     ]
