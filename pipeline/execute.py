@@ -14,25 +14,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freezer.errors import ColdpressError, InfrastructureError
-from pipeline.cluster import ClusterBoard, Done, Handle, Node
+from pipeline.cluster import Done, Handle, Node
 from pipeline.demand import Demand, demand_of
 from pipeline.events import Event
-from pipeline.fleet import MAX_ASKED, Fleet
-from pipeline.isolate import CODES, code_of, failure_of
+from pipeline.fleet import Fleet
+from pipeline.isolate import code_of, failure_of
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.outcome import CandidateReport, Outcome
-from pipeline.placement import Queue, Slot, ask_bytes, begins_turn, by_load, ends_turn, missing, serves
+from pipeline.placement import Queue, Slot, ask_bytes
+from pipeline.places import Places
 from pipeline.plan import Item, Plan, is_kept
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, candidate_folder, judge
-from pipeline.turns import REST_S, Turns
 
 MAX_ATTEMPTS = 3
 """Of a task whose worker or node died."""
 
 IDLE_S = 0.5
-CHECK_S = 2.0
-"""Between two looks at whether every task that waits has a node that could serve it, while some have none."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +49,7 @@ class _Progress:
 
 @dataclass(kw_only=True)
 class _Task:
-    """A build or judge under way or waiting.
+    """A build or judge under way or waiting; see `places.Work`.
 
     Attributes:
         recipe: None of a judge.
@@ -117,11 +115,7 @@ class Executor:
         self._ready: Queue[_Task] = Queue()
         self._running: dict[Handle, _Task] = {}
         self._hopeless: deque[tuple[Item, Outcome]] = deque()
-        self._slots: dict[str, Slot] = {}
-        self._without_node: dict[str, float] = {}
-        self._checked_for: tuple[Node, ...] | None = None
-        self._next_check = 0.0
-        self._turns = Turns(None)
+        self._places: Places[_Task] = Places(fleet, self._waiting, self._ready, show)
         for index, item in enumerate(plan.items):
             if item.finished is None:
                 self._enqueue(item, index)
@@ -130,21 +124,20 @@ class Executor:
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
         """Each item's outcome, as it is reached; not published yet. Stopping the iteration stops everything that runs."""
         cluster = self._fleet.cluster
-        self._turns = Turns(ClusterBoard() if cluster.joined else None)
         try:
             while self._waiting or self._ready or self._running or self._hopeless:
                 self._start()
-                while self._hopeless and not self._judges_here():
+                while self._hopeless and not self._places.judges_here():
                     yield self._hopeless.popleft()
                 for done in cluster.wait(list(self._running), timeout_s=0.5) if self._running else ():
-                    self._leave(self._running[done.handle], done)
+                    self._places.leave(self._running[done.handle], done)
                     found = self._ended(done)
                     if found is not None:
                         self._hopeless.append(found)
                 if (self._waiting or self._ready) and not self._running:
                     time.sleep(IDLE_S)  # until a node comes, or another campaign's turn is over
         finally:
-            self._turns.close()
+            self._places.close()
             cluster.cancel(list(self._running))
 
     def _enqueue(self, item: Item, index: int) -> None:
@@ -177,115 +170,19 @@ class Executor:
 
     def _start(self) -> None:
         """Start what may run now."""
-        self._fleet.tick()
-        self._turns.tick()
+        self._places.tick()
         if self._fleet.blind:
             self._materials.ship_from_now_on()
-        self._take_nodes_in()
-        self._give_up()
-        for slot in self._slots.values():
-            self._take_turn(slot)
-        self._start_builds()
-        self._fleet.ask({name: self._num_asked(name, count) for name, count in self._waiting.counts().items()})
-
-    def _take_nodes_in(self) -> None:
-        """Slots for the nodes that are in use now. What runs on one that was in doubt is still on it."""
-        nodes = {node.node_id: node for node in self._fleet.nodes}
-        for node_id in self._slots.keys() - nodes.keys():
-            del self._slots[node_id]
-            self._turns.release(node_id)
-        for node_id in nodes.keys() - self._slots.keys():
-            self._slots[node_id] = slot = Slot(node=nodes[node_id])
-            for task in self._running.values():
-                if task.node and task.node.node_id == node_id:
-                    (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
-
-    def _take_turn(self, slot: Slot) -> None:
-        """Begin or end a node's turn to judge, and start the next judge when nothing of ours runs there any more."""
-        ready, waiting, node_id = self._ready.num_for(slot.node), self._waiting.num_for(slot.node), slot.node.node_id
-        if ends_turn(slot, ready=ready, waiting=waiting, others=self._turns.others):
-            slot.turn, slot.num_judged = False, 0
-            slot.rests_until = time.monotonic() + (REST_S if self._turns.others else 0)
-            self._turns.release(node_id)
-        if begins_turn(slot, self._slots.values(), ready=ready, waiting=waiting, now=time.monotonic()):
-            slot.turn = True
-        if not slot.turn or slot.judge or slot.builds:
-            return
-        task = self._ready.take(slot, self._fleet.nodes)
-        if task is not None and not self._may_bring(task):
-            self._ready.appendleft(task)
-            return
-        if task is None:
-            slot.turn, slot.num_judged = False, 0
-            self._turns.release(node_id)
-            return
-        if not slot.num_judged:
-            self._turns.claim(node_id)
-        self._start_judge(task, slot)
-
-    def _start_builds(self) -> None:
-        """Give every node that builds as many as it takes, one after the other, so that all get some."""
-        num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
-        open_ = [slot for slot in self._slots.values() if not self._turns.claimed(slot.node.node_id)]
-        while open_:
-            for slot in by_load(open_):
-                waiting = self._waiting.num_for(slot.node)
-                task = self._waiting.take(slot, self._fleet.nodes) if slot.has_room(waiting, num_cpus) else None
-                if task is None:
-                    open_.remove(slot)
-                elif not self._may_bring(task):
-                    self._waiting.appendleft(task)
-                    open_.remove(slot)
-                else:
-                    self._start_build(task, slot)
+        for task, failure, code, why in self._places.given_up():
+            self._end(task, failure, code, why)
+        for slot, task in self._places.judges(self._may_bring):
+            self._start_judge(task, slot)
+        for slot, task in self._places.builds(self._may_bring):
+            self._start_build(task, slot)
 
     def _may_bring(self, task: _Task) -> bool:
         """Whether a task's materials may be brought now: that is work, which would disturb a judge where the driver stands."""
-        return not self._judges_here() or self._materials.is_ready(task.progress.item.entry)
-
-    def _judges_here(self) -> bool:
-        """Whether a judge runs where the driver stands."""
-        here = self._slots.get(self._fleet.cluster.home)
-        return here is not None and here.judge
-
-    def _leave(self, task: _Task, done: Done) -> None:
-        """Take a task that ended off its node."""
-        slot = self._slots.get(task.node.node_id) if task.node else None
-        if slot is not None:
-            slot.ends(task.device_class, judge=task.recipe is None)
-        if done.lost and task.node:
-            self._fleet.doubt(task.node)
-        if done.failure is not None or done.value.failure is not None:
-            self._checked_for = None  # it may come back, and ask for more
-
-    def _num_asked(self, name: str, num_waiting: int) -> int:
-        """Cores to ask an autoscaler for: what waits, up to a doubling of what is there."""
-        return min(num_waiting, MAX_ASKED * sum(slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes))
-
-    def _give_up(self) -> None:
-        """End the items that no node can serve: for want of memory at once, for want of any node after a while."""
-        nodes, now = self._fleet.nodes, time.monotonic()
-        if nodes == self._checked_for and (not self._without_node or now < self._next_check):
-            return
-        self._checked_for, self._next_check = nodes, now + CHECK_S
-        gone: list[tuple[_Task, str, str, str]] = []
-        without: dict[str, float] = {}
-        for task in (*self._waiting, *self._ready):
-            too_large, name = missing(task, nodes), task.device_class
-            if too_large is not None:
-                gone.append((task, "memory", CODES["memory"], too_large))
-            elif not any(serves(task, node) for node in nodes):
-                without[name] = since = self._without_node.get(name, now)
-                if now - since >= self._fleet.patience_s:
-                    why = f"no node serves {name} with {task.least_cpus} CPUs, for {now - since:.0f} s; start one, and run again"
-                    gone.append((task, "infrastructure", "CP-NO-NODE", why))
-        for name in without.keys() - self._without_node.keys():
-            self._show(Event(kind="note", text=f"no node serves {name} now; waiting up to {self._fleet.patience_s:g} s for one"))
-        self._without_node = without
-        self._waiting.remove(task for task, *_ in gone)
-        self._ready.remove(task for task, *_ in gone)
-        for task, failure, code, why in gone:
-            self._end(task, failure, code, why)
+        return not self._places.judges_here() or self._materials.is_ready(task.progress.item.entry)
 
     def _end(self, task: _Task, failure: str, code: str, why: str) -> None:
         """End a task that was not started: a build of its item, or the whole item."""
@@ -315,8 +212,7 @@ class Executor:
             further_threads=item.further_threads,
         )
         self._show(Event(kind="build", what=task.what))
-        slot.begins(item.device_class)
-        task.node = slot.node
+        self._places.enter(task, slot)
         handle = self._fleet.cluster.start(
             build,
             request,
@@ -347,8 +243,7 @@ class Executor:
             failures={r: result.message for r, result in task.progress.results.items() if result.failure is not None},
         )
         self._show(Event(kind="judge", what=task.what))
-        slot.begins_judge(item.device_class)
-        task.node = slot.node
+        self._places.enter(task, slot)
         name = f"judge {task.what}"
         handle = self._fleet.cluster.start_alone(judge, request, name=name, device_class_=item.device_class, node=slot.node)
         self._running[handle] = task

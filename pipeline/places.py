@@ -1,0 +1,175 @@
+"""Places: the nodes of a fleet as a campaign fills them, by the rules of placement.py, and in turns with other campaigns.
+
+tick      nodes that came or went, and what the other campaigns say
+given_up  tasks that no node can serve
+judges    what to start alone on which node: nothing of ours runs there, and the others start nothing more
+builds    what to start on the nodes that build
+leave     a task ended
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from pipeline.cluster import ClusterBoard, Done, Node
+from pipeline.events import Event
+from pipeline.fleet import MAX_ASKED, Fleet
+from pipeline.isolate import CODES
+from pipeline.placement import Placeable, Queue, Slot, begins_turn, by_load, ends_turn, missing, serves
+from pipeline.turns import REST_S, Turns
+
+CHECK_S = 2.0
+"""Between two looks at whether every task that waits has a node that could serve it, while some have none."""
+
+
+class Work(Placeable, Protocol):
+    """A task: a build, or a judge, whose `recipe` is None.
+
+    Attributes:
+        node: where it was last started.
+    """
+
+    recipe: str | None
+    node: Node | None
+
+
+_Task = TypeVar("_Task", bound=Work)
+_GivenUp = tuple[_Task, str, str, str]
+
+
+class Places(Generic[_Task]):
+    """Slots, turns, and the tasks that wait for them.
+
+    Args:
+        fleet: whose nodes are filled.
+        waiting, ready: builds and judges that wait; tasks are taken out when they are given to a node.
+        show: takes the events.
+    """
+
+    def __init__(self, fleet: Fleet, waiting: Queue[_Task], ready: Queue[_Task], show: Callable[[Event], None]) -> None:
+        self._fleet, self._waiting, self._ready, self._show = fleet, waiting, ready, show
+        self._slots: dict[str, Slot] = {}
+        self._turns: Turns | None = None
+        self._under_way: dict[int, _Task] = {}
+        self._without_node: dict[str, float] = {}
+        self._checked_for: tuple[Node, ...] | None = None
+        self._next_check = 0.0
+
+    @property
+    def turns(self) -> Turns:
+        """Begun with the first look at the cluster."""
+        if self._turns is None:
+            self._turns = Turns(ClusterBoard() if self._fleet.cluster.joined else None)
+        return self._turns
+
+    def tick(self) -> None:
+        """Take in what has changed, and ask for what is wanted."""
+        self._fleet.tick()
+        self.turns.tick()
+        nodes = {node.node_id: node for node in self._fleet.nodes}
+        for node_id in self._slots.keys() - nodes.keys():
+            del self._slots[node_id]
+            self.turns.release(node_id)
+        for node_id in nodes.keys() - self._slots.keys():  # what runs on one that was in doubt is still on it
+            self._slots[node_id] = slot = Slot(node=nodes[node_id])
+            for task in self._under_way.values():
+                if task.node and task.node.node_id == node_id:
+                    (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
+        self._fleet.ask({name: self._num_asked(name, count) for name, count in self._waiting.counts().items()})
+
+    def judges(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
+        """The judges to start now, each with its slot; turns begin and end here."""
+        for slot in self._slots.values():
+            ready, waiting, node_id = self._ready.num_for(slot.node), self._waiting.num_for(slot.node), slot.node.node_id
+            if ends_turn(slot, ready=ready, waiting=waiting, others=self.turns.others):
+                self._end_turn(slot)
+            if begins_turn(slot, self._slots.values(), ready=ready, waiting=waiting, now=time.monotonic()):
+                slot.turn = True
+            if not slot.turn or slot.judge or slot.builds:
+                continue
+            task = self._ready.take(slot, self._fleet.nodes)
+            if task is None:
+                self._end_turn(slot)
+            elif not may_start(task):
+                self._ready.appendleft(task)
+            else:
+                if not slot.num_judged:
+                    self.turns.claim(node_id)
+                yield slot, task
+
+    def builds(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
+        """The builds to start now, to every node that builds one after the other, so that all get some."""
+        num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
+        open_ = [slot for slot in self._slots.values() if not self.turns.claimed(slot.node.node_id)]
+        while open_:
+            for slot in by_load(open_):
+                waiting = self._waiting.num_for(slot.node)
+                task = self._waiting.take(slot, self._fleet.nodes) if slot.has_room(waiting, num_cpus) else None
+                if task is not None and may_start(task):
+                    yield slot, task
+                    continue
+                if task is not None:
+                    self._waiting.appendleft(task)
+                open_.remove(slot)
+
+    def enter(self, task: _Task, slot: Slot) -> None:
+        """A task was started in a slot."""
+        (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
+        task.node = slot.node
+        self._under_way[id(task)] = task
+
+    def leave(self, task: _Task, done: Done) -> None:
+        """A task ended, or was lost."""
+        self._under_way.pop(id(task), None)
+        slot = self._slots.get(task.node.node_id) if task.node else None
+        if slot is not None:
+            slot.ends(task.device_class, judge=task.recipe is None)
+        if done.lost and task.node:
+            self._fleet.doubt(task.node)
+        if done.failure is not None or done.value.failure is not None:
+            self._checked_for = None  # it may come back, and ask for more
+
+    def judges_here(self) -> bool:
+        """Whether a judge runs where the driver stands."""
+        here = self._slots.get(self._fleet.cluster.home) if self._slots else None
+        return here is not None and here.judge
+
+    def given_up(self) -> list[_GivenUp[_Task]]:
+        """Tasks that no node can serve, with type, code and reason: at once for want of memory, later for want of a node."""
+        nodes, now = self._fleet.nodes, time.monotonic()
+        if nodes == self._checked_for and (not self._without_node or now < self._next_check):
+            return []
+        self._checked_for, self._next_check = nodes, now + CHECK_S
+        gone: list[_GivenUp[_Task]] = []
+        without: dict[str, float] = {}
+        for task in (*self._waiting, *self._ready):
+            too_large, name = missing(task, nodes), task.device_class
+            if too_large is not None:
+                gone.append((task, "memory", CODES["memory"], too_large))
+            elif not any(serves(task, node) for node in nodes):
+                without[name] = since = self._without_node.get(name, now)
+                if now - since >= self._fleet.patience_s:
+                    why = f"no node serves {name} with {task.least_cpus} CPUs, for {now - since:.0f} s; start one, and run again"
+                    gone.append((task, "infrastructure", "CP-NO-NODE", why))
+        for name in without.keys() - self._without_node.keys():
+            self._show(Event(kind="note", text=f"no node serves {name} now; waiting up to {self._fleet.patience_s:g} s for one"))
+        self._without_node = without
+        self._waiting.remove(task for task, *_ in gone)
+        self._ready.remove(task for task, *_ in gone)
+        return gone
+
+    def close(self) -> None:
+        """Leave the cluster to the other campaigns."""
+        self.turns.close()
+
+    def _end_turn(self, slot: Slot) -> None:
+        slot.turn, slot.num_judged = False, 0
+        slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
+        self.turns.release(slot.node.node_id)
+
+    def _num_asked(self, name: str, num_waiting: int) -> int:
+        """Cores to ask an autoscaler for: what waits, up to a doubling of what is there; of a class without a node one."""
+        num_cpus = sum(slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes)
+        return min(num_waiting, max(1, MAX_ASKED * num_cpus))
