@@ -125,10 +125,9 @@ class Cluster:
         options = _options(num_cpus=node.num_cpus, num_gpus=num_gpus, node=node)
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
-    def glance(self, function: Callable[..., Any], *args: Any, name: str, node: Node) -> Handle:
-        """Start a task that takes no time and no core, also where a judge runs. It travels by value: a node may not have us yet."""
-        options = {**_options(num_cpus=0, node=node), "max_retries": 0, "name": name}
-        return Handle(ray.remote(function).options(**options).remote(*args))
+    def glance(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
+        """Start a task that takes no time and no core, so that it also runs beside a judge; in a worker that the class can use."""
+        return self._submit(function, args, name=name, device_class_=device_class_, options=_options(num_cpus=0, node=node))
 
     def _submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], *, name: str, device_class_: str, options: Mapping[str, Any]

@@ -129,7 +129,7 @@ class Fleet:
             self._collect(timeout_s=0.5)
         examined = list(self._examined.values())
         self._examined.clear()
-        unseen = [item.node for item in examined if not self._sees(item, "store")]
+        unseen = [item.node for item in examined if not self._sees(item, "store") and item.found["look"].failure is None]
         if unseen:
             raise InfrastructureError(
                 f"{len(unseen)} node(s) do not see the store's {self._store}, the first is {unseen[0].node_id}; put it on storage "
@@ -140,7 +140,7 @@ class Fleet:
         for item in examined:
             self._admit(item)
         if not self._used:
-            why = next(item.found["probe"].failure for item in examined)
+            why = next(done.failure for item in examined for done in item.found.values() if done.failure is not None)
             raise InfrastructureError(f"no node can be built on; the first says: {why}")
 
     def tick(self) -> None:
@@ -159,7 +159,7 @@ class Fleet:
             def answer() -> bool:
                 return True
 
-            self._doubted[node.node_id] = self.cluster.glance(answer, name="answer", node=node)
+            self._doubted[node.node_id] = self.cluster.glance(answer, name="answer", device_class_=node.classes[0], node=node)
 
     def ask(self, wanted: Mapping[str, int]) -> None:
         """Ask an autoscaler for cores, by class: by tasks that do nothing, and wait for a core of the class until they have it.
@@ -205,8 +205,10 @@ class Fleet:
         return nodes
 
     def _examine(self, node: Node, name: str) -> None:
-        looks = {"store": self._mark, "files": self._files} if self.cluster.joined else {}
-        handles = {what: self.cluster.glance(_looker(), str(path), name="look", node=node) for what, path in looks.items()}
+        handles: dict[str, Handle] = {}
+        if self.cluster.joined:
+            paths = (str(self._mark), str(self._files))
+            handles["look"] = self.cluster.glance(_looker(), *paths, name="look", device_class_=name, node=node)
         handles["probe"] = self.cluster.start(probe, node.num_cpus, name=f"probe {name}", device_class_=name, node=node)
         self._examined[node.node_id] = _Examined(node=node, since=time.monotonic(), handles=handles)
 
@@ -230,7 +232,7 @@ class Fleet:
                 item, what = waiting[done.handle]
                 item.found[what] = done
         for item in self._examined.values():
-            silent = "store" in item.handles and "store" not in item.found and time.monotonic() > item.since + EXAMINE_S
+            silent = "look" in item.handles and "look" not in item.found and time.monotonic() > item.since + EXAMINE_S
             for what, handle in item.handles.items() if silent else ():
                 item.found[what] = Done(handle=handle, failure=f"no answer within {EXAMINE_S:g} s")
 
@@ -286,8 +288,11 @@ class Fleet:
 
     def _sees(self, item: _Examined, what: Literal["store", "files"]) -> bool:
         """Whether a node sees a file or folder as it is here; a local Ray sees all."""
-        path = self._mark if what == "store" else self._files
-        return what not in item.found or item.found[what].value == _looker()(str(path))
+        if "look" not in item.handles:
+            return True
+        place = ("store", "files").index(what)
+        here = _looker()(str(self._mark), str(self._files))
+        return item.found["look"].failure is None and item.found["look"].value[place] == here[place]
 
     def _note(self, text: str) -> None:
         self._show(Event(kind="note", text=text))
@@ -311,15 +316,19 @@ def _nothing() -> None:
     """What an autoscaler is asked for a node for."""
 
 
-def _looker() -> Callable[[str], tuple[int, int] | None]:
-    def look(name: str) -> tuple[int, int] | None:  # travels by value: a node may not have this module yet
+def _looker() -> Callable[..., list[tuple[int, int] | None]]:
+    def look(*names: str) -> list[tuple[int, int] | None]:  # travels by value: a node may not have this module yet
         from pathlib import Path
 
-        try:
-            found = Path(name).stat()
-        except OSError:
-            return None
-        return found.st_size, found.st_mtime_ns
+        found: list[tuple[int, int] | None] = []
+        for name in names:
+            try:
+                stat = Path(name).stat()
+            except OSError:
+                found.append(None)
+            else:
+                found.append((stat.st_size, stat.st_mtime_ns))
+        return found
 
     return look
 
