@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from freezer.store import Store
-from pipeline.ledger import Kind, ledger_folder, read_parts
+from pipeline.ledger import ledger_folder
 from pipeline.outcome import CandidateReport, Outcome
+from pipeline.parts import Kind, read_rows
 
 OUTCOME: Kind = "outcome"
 
@@ -21,7 +22,7 @@ HEAD = ("model", "device class", "recipe", "captured", "result", "operators", "M
 
 def outcomes_of(store: Store, campaign: str) -> list[Outcome]:
     """The newest outcome of each model and device class of a campaign, in the order in which they were first had."""
-    rows = read_parts(sorted(ledger_folder(store).glob("*.parquet")), kinds=(OUTCOME,))
+    rows = read_rows(ledger_folder(store), kinds=(OUTCOME,))
     mine = sorted((row for row in rows if row.campaign == campaign), key=lambda row: row.time)
     return list({(row.model, row.device_class): Outcome.from_json(row.data["outcome"]) for row in mine}.values())
 

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from freezer.artifact import (
     verify_file,
 )
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
-from freezer.manifest import FileRef, Manifest, digest_bytes
+from freezer.manifest import FileRef, Manifest, Payload, digest_bytes
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 """What a model may be called: an OCI path component and an MLflow name at once."""
@@ -200,7 +200,13 @@ class Store:
         return Artifact.read(scratch)
 
     def publish(
-        self, model: str, *, source_key: str, artifacts: Mapping[str, Artifact], carried: Mapping[str, Mapping[str, Any]]
+        self,
+        model: str,
+        *,
+        source_key: str,
+        artifacts: Mapping[str, Artifact],
+        carried: Mapping[str, Mapping[str, Any]],
+        judged: Collection[str] | None = None,
     ) -> Version:
         """Publish a new version.
 
@@ -209,9 +215,12 @@ class Store:
             source_key: of the source that all its artifacts were made from.
             artifacts: by device class, the new ones; their folders stay as they are.
             carried: by device class, image descriptors of the version before that are taken over unchanged.
+            judged: the classes that have a verdict now. What the latest version of the same source holds for any other class is
+                carried over too, also if another campaign has published it since `carried` was made up. None carries nothing more.
 
         Returns:
-            The version. When nothing would differ from the latest version, that one is returned and nothing is written.
+            The version. When nothing would differ from the latest version, that one is returned; of its blobs, those that are
+            missing or damaged are written again.
 
         Raises:
             StoreUnreachableError: the store cannot be written (a full disk, no permission); no half version is visible.
@@ -220,24 +229,34 @@ class Store:
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
         try:
             with self._locked(model):
-                return self._publish(model, source_key, artifacts, carried)
+                return self._publish(model, source_key, artifacts, carried, judged)
         except OSError as error:
             raise StoreUnreachableError(f"store {self.root} cannot be written: {error}") from error
 
     def _publish(
-        self, model: str, source_key: str, artifacts: Mapping[str, Artifact], carried: Mapping[str, Mapping[str, Any]]
+        self,
+        model: str,
+        source_key: str,
+        artifacts: Mapping[str, Artifact],
+        carried: Mapping[str, Mapping[str, Any]],
+        judged: Collection[str] | None,
     ) -> Version:
         folder = self.root / model
         (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        _remove_partial(folder)
         _write_atomic(folder / "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         numbers = self.versions(model)
         latest = self.version(model) if numbers else None
         number = (numbers[-1] if numbers else 0) + 1
         same_source = latest if latest is not None and latest.source_key == source_key else None
-        images = {name: dict(image) for name, image in carried.items()}
+        others = same_source.images if same_source and judged is not None else {}
+        images = {name: dict(image) for name, image in others.items() if name not in (judged or ())}
+        images |= {name: dict(image) for name, image in carried.items()}
         for name, artifact in artifacts.items():
             if same_source and self._holds(same_source, name, artifact):
                 images[name] = dict(same_source.images[name])
+                for item in artifact.manifest.contents:
+                    self._keep_file(model, artifact, item)
             else:
                 images[name] = self._write_image(model, artifact, version=number)
         if same_source and _digests(same_source.images) == _digests(images):
@@ -273,15 +292,7 @@ class Store:
         layers = []
         for item in manifest.contents:
             media_type = item.media_type if isinstance(item, FileRef) else MEDIA_PAYLOAD
-            blob = self._blob_path(model, item.digest)
-            if not blob.exists():
-                verify_file(artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
-                partial = blob.with_name(f".{blob.name}.partial")
-                partial.unlink(missing_ok=True)
-                self._take_in(artifact.folder / item.path, partial)
-                partial.chmod(0o444)
-                fsync_file(partial)
-                os.replace(partial, blob)
+            self._keep_file(model, artifact, item)
             layers.append(
                 {"mediaType": media_type, "digest": item.digest, "size": item.size_bytes, "annotations": {TITLE: item.path}}
             )
@@ -300,6 +311,19 @@ class Store:
             descriptor["platform"] = {"architecture": "amd64", "os": "linux"}
         return descriptor
 
+    def _keep_file(self, model: str, artifact: Artifact, item: FileRef | Payload) -> None:
+        """Have a file of an artifact as a blob; one that is there already is trusted by its digest alone."""
+        blob = self._blob_path(model, item.digest)
+        try:
+            verify_file(blob, digest=item.digest, size_bytes=item.size_bytes)
+        except IntegrityError:  # missing or damaged
+            verify_file(artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
+            partial = blob.with_name(f".{blob.name}.partial")
+            self._take_in(artifact.folder / item.path, partial)
+            partial.chmod(0o444)
+            fsync_file(partial)
+            os.replace(partial, blob)
+
     def _take_in(self, source: Path, partial: Path) -> None:
         """Link a file that this store's own workers made; copy any other, which its owner may change later."""
         if self.root / WORK in source.parents:
@@ -310,7 +334,7 @@ class Store:
     def _write_blob(self, model: str, data: bytes, media_type: str) -> dict[str, Any]:
         digest = digest_bytes(data)
         path = self._blob_path(model, digest)
-        if not path.exists():
+        if not path.exists() or path.read_bytes() != data:
             _write_atomic(path, data)
         return {"mediaType": media_type, "digest": digest, "size": len(data)}
 
@@ -372,6 +396,12 @@ class Store:
         with (locks / model).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove what publishers of a model that were killed had begun to write; under its lock."""
+    for path in (*folder.glob(".*"), *(folder / "blobs" / "sha256").glob(".*")):
+        path.unlink(missing_ok=True)
 
 
 def _title(layer: Mapping[str, Any], model: str) -> str:

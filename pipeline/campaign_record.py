@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Plan
+
+
+INFRASTRUCTURE = 3
+"""The exit code of a campaign that broke off, or of which something could not be done here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +51,11 @@ class CampaignRecord:
     members: tuple[Member, ...]
     problems: tuple[Outcome, ...] = ()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it came to its end: a next start of the same name is another pass over the catalog, and does not go on with it."""
+        return self.finished is not None and not self.interrupted and self.exit_code != INFRASTRUCTURE
+
     def to_json(self) -> dict[str, Any]:
         """The ledger's form; members are lists, since a fleet has tens of thousands."""
         return {
@@ -73,14 +83,43 @@ def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
     return tuple(Member(judge_key=o.judge_key, model=o.model, device_class=o.device_class, cached=o.cached) for o in outcomes)
 
 
-def planned_members(plan: Plan) -> tuple[Member, ...]:
+class Continued:
+    """What a campaign goes on with when it is started again before it had come to its end (killed, interrupted, the store lost).
+
+    The outcomes that it had reached are its own, not taken over from an earlier one: it ends as if nothing had stopped it.
+
+    Args:
+        ledger: of the campaign.
+        started: of this start, in seconds since the epoch.
+
+    Attributes:
+        started: of the start that it goes on from; `started` of a campaign that is new, or had ended.
+    """
+
+    def __init__(self, ledger: Ledger, started: float) -> None:
+        row = ledger.find("campaign", ledger.campaign)
+        record = CampaignRecord.from_json(row.data) if row is not None else None
+        self._ledger = ledger
+        self._goes_on = record is not None and not record.is_complete
+        self.started = record.started if record is not None and self._goes_on else started
+
+    def reached(self, outcome: Outcome) -> Outcome:
+        """The outcome as this campaign's own, if it is."""
+        if not (outcome.cached and self._goes_on):
+            return outcome
+        row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
+        own = row is not None and row.campaign == self._ledger.campaign and row.time >= self.started
+        return replace(outcome, cached=False) if own else outcome
+
+
+def planned_members(plan: Plan, continued: Continued) -> tuple[Member, ...]:
     """The members that a campaign is to have."""
     return tuple(
         Member(
             judge_key=item.judge.digest,
             model=item.entry.name,
             device_class=item.device_class,
-            cached=item.finished is not None,
+            cached=item.finished is not None and continued.reached(item.finished).cached,
         )
         for item in plan.items
     )

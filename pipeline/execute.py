@@ -153,9 +153,10 @@ class Executor:
 
     def _known(self, key: str, recipe: str) -> BuildResult | None:
         """A build that is finished: a candidate in the store, or a failure that only another key can mend."""
-        if candidate_folder(self._store, key).is_dir():
-            return BuildResult(key=key, recipe=recipe, cached=True)
         row = self._ledger.find("build", key)
+        if candidate_folder(self._store, key).is_dir():
+            own = row is not None and row.campaign == self._ledger.campaign  # this campaign's work, done before it was stopped
+            return BuildResult(key=key, recipe=recipe, cached=True, wall_s=row.data["wall_s"] if row is not None and own else 0.0)
         if row is None or row.data["failure"] is None or not is_kept(row.data["failure"], row.data.get("code")):
             return None
         return BuildResult(

@@ -1,71 +1,40 @@
 """The ledger: the durable table of outcomes, in the store. It is the truth; MLflow is a projection of it.
 
-    STORE/.coldpress/ledger/<campaign>@<time>-<pid>-<n>.parquet    one append each: written aside, synced, then renamed
-    STORE/.coldpress/ledger/lock-<campaign>                          held by the one driver of a campaign
+    STORE/.coldpress/ledger/<campaign>@....arrow    parts: some rows each, written aside, synced, then renamed (parts.py)
+    STORE/.coldpress/ledger/lock-<campaign>         held by the one driver of a campaign, and
+    STORE/.coldpress/ledger/lease-<campaign>.json   who that is (lease.py)
 
-A row is final once its file has its name. Parts are compacted into one when a campaign ends; the newest row of each key of each
-campaign stays, so that every campaign can be shown again as it was.
+A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size become one, so that a folder holds
+some dozens however many rows there are, and a row is written again two or three times in all. Of a campaign the newest row of each
+key stays, so that every campaign can be shown again as it was.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from freezer.artifact import fsync_file
-from freezer.errors import InfrastructureError, StoreUnreachableError
+from freezer.errors import StoreUnreachableError
 from freezer.store import WORK, Store
+from pipeline.lease import Lease, LeaseLostError, campaign_lock, check_campaign
+from pipeline.parts import Kind, Part, Row, encode, read_folder, remove_partial, write_part
 
 _Key = TypeVar("_Key")
+_Timed = TypeVar("_Timed", bound="Row | _Entry")
 
-COMPACT_ABOVE = 32
-"""Parts from which a closing ledger makes one."""
+MERGE_AT = 32
+"""Parts of about one size from which one is made."""
 
-_SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("key", pa.string()),
-        ("model", pa.string()),
-        ("device_class", pa.string()),
-        ("campaign", pa.string()),
-        ("time", pa.float64()),
-        ("data", pa.string()),
-    ]
-)
+LEFT_ALONE = 8
+"""How often the rows of all others a part must have for a closing ledger to leave it as it is."""
 
-Kind = Literal["build", "outcome", "campaign"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One thing that is finished.
-
-    Attributes:
-        kind: `build`, `outcome`, or `campaign` (see campaign_record.py).
-        key: build_key or judge_key, `data["parts"]` are its parts; or the campaign's name.
-        time: seconds since the epoch.
-        data: the record, as JSON holds it.
-    """
-
-    kind: Kind
-    key: str
-    model: str
-    device_class: str
-    campaign: str
-    time: float
-    data: Mapping[str, Any]
+LEAST_STEP_S = 1e-6
+"""By which a later row's time is later at least, where the clock stood still or went back."""
 
 
 def ledger_folder(store: Store) -> Path:
@@ -73,131 +42,212 @@ def ledger_folder(store: Store) -> Path:
     return store.root / WORK / "ledger"
 
 
-@contextmanager
-def campaign_lock(folder: Path, campaign: str) -> Iterator[None]:
-    """The right to write for a campaign, which one process at a time has; a process that dies gives it back.
+class _Entry(NamedTuple):
+    """Where a row is: in `part`, at `index`."""
 
-    Raises:
-        InfrastructureError: another process has it.
-        StoreUnreachableError: the lock's file cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / f"lock-{campaign}").open("a")
-    except OSError as error:
-        raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InfrastructureError(
-                f"campaign {campaign!r} is being run by another driver on {folder}; wait for it, or name another with --campaign",
-                code="CP-CAMPAIGN-RUNNING",
-            ) from None
-        yield
+    kind: str
+    key: str
+    model: str
+    device_class: str
+    campaign: str
+    time: float
+    part: Part
+    index: int
+
+    def row(self) -> Row:
+        text = self.part.text(self.index)
+        return Row(self.kind, self.key, self.model, self.device_class, self.campaign, self.time, text)  # type: ignore[arg-type]
 
 
-def read_parts(paths: Iterable[Path], *, kinds: Collection[Kind] = KINDS) -> Iterator[Row]:
-    """The rows of some parts, of some kinds.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A row to be appended."""
 
-    Raises:
-        StoreUnreachableError: a part is damaged.
-    """
-    for path in paths:
-        try:
-            table = pq.read_table(path, schema=_SCHEMA)
-        except FileNotFoundError:
-            continue  # another campaign's driver has just compacted it away
-        except (OSError, pa.ArrowException) as error:
-            raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to go on without its rows") from error
-        for record in table.filter(pc.is_in(table["kind"], pa.array(kinds, pa.string()))).to_pylist():
-            yield Row(**{**record, "data": json.loads(record["data"])})
+    kind: Kind
+    key: str
+    model: str
+    device_class: str
+    data: Mapping[str, Any]
 
 
 class Ledger:
-    """The ledger of a store, with this driver as the one writer of its campaign. Use it as a context manager."""
+    """The ledger of a store, with this driver as the one writer of its campaign. Use it as a context manager.
 
-    def __init__(self, store: Store, campaign: str) -> None:
+    Args:
+        store: that holds it.
+        campaign: to write for.
+        tell: told what is waited for, where another driver may be alive or dead.
+
+    Raises:
+        UsageError: the campaign's name cannot be one.
+    """
+
+    def __init__(self, store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None) -> None:
+        check_campaign(campaign)
         self.folder = ledger_folder(store)
         self.campaign = campaign
-        self._rows: dict[tuple[str, str], Row] = {}
-        self._of_models: dict[tuple[str, str, str], Row] = {}
-        self._own: dict[tuple[str, str, str], Row] = {}
-        self._num_appended = 0
+        self._tell = tell
+        self._of_keys: dict[tuple[str, str], dict[str, _Entry]] = {}  # by kind and key, then by model
+        self._nearest: dict[tuple[str, str, str], _Entry] = {}  # by kind, model and device class
+        self._own: dict[tuple[str, str, str], _Entry] = {}  # by kind, key and model
+        self._own_parts: list[Part] = []
+        self._known: set[Path] = set()
+        self._words: dict[str, str] = {}
+        self._latest = 0.0
+        self._num_written = 0
+        self._lease: Lease | None = None
         self._held = ExitStack()
 
     def __enter__(self) -> Ledger:
-        """Take the campaign's lock and read everything.
+        """Take the campaign's lease and read everything.
 
         Raises:
             InfrastructureError: another driver runs this campaign.
             StoreUnreachableError: the ledger cannot be read or made.
         """
         with ExitStack() as held:
-            held.enter_context(campaign_lock(self.folder, self.campaign))
-            for row in read_parts(sorted(self.folder.glob("*.parquet"))):
-                self._keep(row)
+            self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._tell))
+            remove_partial(self.folder, self.campaign)
+            self.refresh()
             self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._held:
-            self._compact()
+        # Rows are safe in many parts too: where they cannot be made one, the next start does it.
+        with self._held, suppress(LeaseLostError, StoreUnreachableError):
+            largest, *others = sorted(self._own_parts, key=lambda part: -part.num_rows) or [None]
+            if largest is not None and largest.num_rows <= LEFT_ALONE * sum(part.num_rows for part in others):
+                others.append(largest)
+            if len(others) > 1:
+                self._merge(others)
+
+    def check(self) -> None:
+        """Return if this driver may still write for its campaign.
+
+        Raises:
+            LeaseLostError: another driver has taken over.
+            StoreUnreachableError: that cannot be told.
+        """
+        if self._lease is None:
+            raise RuntimeError("the ledger is not open")
+        self._lease.check()
+
+    def refresh(self) -> None:
+        """Read what other campaigns have written since.
+
+        Raises:
+            StoreUnreachableError: a part is damaged.
+        """
+        own = f"{self.campaign}@"
+        for part in read_folder(self.folder, self._known):
+            if part.path is not None:
+                self._known.add(part.path)
+                if part.path.name.startswith(own):
+                    self._own_parts.append(part)
+            self._take_in(part)
 
     def find(self, kind: Kind, key: str, *, model: str | None = None) -> Row | None:
         """The newest row of a key; of one model, where entries that are the same but for their names share it."""
-        return self._rows.get((kind, key)) if model is None else self._of_models.get((kind, key, model))
+        entries = self._of_keys.get((kind, key), {})
+        if model is not None:
+            entry = entries.get(model)
+        else:
+            entry = max(entries.values(), key=lambda entry: entry.time, default=None)
+        return None if entry is None else entry.row()
 
     def nearest(self, kind: Kind, model: str, device_class: str) -> Row | None:
         """The newest row of a model and device class, whatever its key."""
-        rows = [r for r in self._rows.values() if (r.kind, r.model, r.device_class) == (kind, model, device_class)]
-        return max(rows, key=lambda row: row.time, default=None)
+        entry = self._nearest.get((kind, model, device_class))
+        return None if entry is None else entry.row()
 
-    def append(self, kind: Kind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> Row:
+    def append(self, kind: Kind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> None:
         """Add a row; when this returns it is on the disk.
 
         Raises:
+            LeaseLostError: another driver has taken the campaign over.
             StoreUnreachableError: it cannot be written (a full disk); nothing was added.
         """
-        row = Row(kind=kind, key=key, model=model, device_class=device_class, campaign=self.campaign, time=time.time(), data=data)
-        self._num_appended += 1
-        self._write([row], f"{self.campaign}@{time.time_ns()}-{os.getpid()}-{self._num_appended}.parquet")
-        self._keep(row)
-        return row
+        self.append_all([Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)])
 
-    def _keep(self, row: Row) -> None:
-        identity = (row.kind, row.key, row.model)
-        keep_newest(self._rows, (row.kind, row.key), row)
-        keep_newest(self._of_models, identity, row)
-        if row.campaign == self.campaign:
-            keep_newest(self._own, identity, row)
+    def append_all(self, drafts: Sequence[Draft]) -> None:
+        """Add rows together: all are on the disk when this returns, or none.
 
-    def _write(self, rows: Iterable[Row], name: str) -> None:
-        columns: dict[str, list[Any]] = {field: [] for field in _SCHEMA.names}
-        for row in rows:
-            for field in _SCHEMA.names:
-                columns[field].append(json.dumps(row.data) if field == "data" else getattr(row, field))
-        partial = self.folder / f".{name}.partial"
-        try:
-            pq.write_table(pa.table(columns, schema=_SCHEMA), partial)
-            fsync_file(partial)
-            os.replace(partial, self.folder / name)
-            fsync_file(self.folder)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise StoreUnreachableError(f"the ledger {self.folder} cannot be written: {error}") from error
-
-    def _compact(self) -> None:
-        """Make one part of this campaign's many. Readers see either form; a row that is in both is the same row."""
-        mine = sorted(self.folder.glob(f"{self.campaign}@*.parquet"))
-        if len(mine) < COMPACT_ABOVE:
+        Raises:
+            LeaseLostError: another driver has taken the campaign over.
+            StoreUnreachableError: they cannot be written (a full disk); nothing was added.
+        """
+        if not drafts:
             return
-        self._write(self._own.values(), f"{self.campaign}@{time.time_ns()}-{os.getpid()}-0.parquet")
-        for path in mine:
-            path.unlink(missing_ok=True)
+        self.check()
+        rows = [self._row(draft) for draft in drafts]
+        part = write_part(self.folder, self._name(), encode(rows))
+        self._add_own(part)
+        with suppress(LeaseLostError, StoreUnreachableError):  # the rows are there; a next append tells of what is wrong
+            self._merge_steps()
+
+    def _row(self, draft: Draft) -> Row:
+        """The row, with a time after that of every row that it takes the place of, however the clock jumped."""
+        known = self._of_keys.get((draft.kind, draft.key), {}).get(draft.model)
+        before = max(self._latest, known.time if known else 0.0)
+        self._latest = max(time.time(), before + LEAST_STEP_S)
+        text = json.dumps(draft.data)
+        return Row(draft.kind, draft.key, draft.model, draft.device_class, self.campaign, self._latest, text)
+
+    def _name(self) -> str:
+        self._num_written += 1
+        token = self._lease.token[:8] if self._lease else ""
+        return f"{self.campaign}@{time.time_ns()}-{token}-{self._num_written}"
+
+    def _add_own(self, part: Part) -> None:
+        if part.path is not None:
+            self._known.add(part.path)
+        self._own_parts.append(part)
+        self._take_in(part)
+
+    def _take_in(self, part: Part) -> None:
+        """Index the rows of a part; texts that many rows share are kept once."""
+        words = self._words
+        for index, (key, at, *shared) in enumerate(part.heads()):
+            kind, model, device_class, campaign = (words.setdefault(word, word) for word in shared)
+            entry = _Entry(kind, key, model, device_class, campaign, at, part, index)
+            keep_newest(self._of_keys.setdefault((kind, key), {}), model, entry)
+            keep_newest(self._nearest, (kind, model, device_class), entry)
+            if campaign == self.campaign:
+                keep_newest(self._own, (kind, key, model), entry)
+                self._latest = max(self._latest, at)
+
+    def _merge_steps(self) -> None:
+        """Merge parts of one size, and then of the next, as often as there are enough of them."""
+        level = 0
+        while len(alike := [part for part in self._own_parts if _level(part) == level]) >= MERGE_AT:
+            self._merge(alike)
+            level += 1
+
+    def _merge(self, parts: Sequence[Part]) -> None:
+        """Make one part of several, without the rows that newer ones took the place of. Readers see either form, or both."""
+        self.check()
+        rows = (row for part in parts for index, row in enumerate(part.rows()) if self._is_newest(row, part, index))
+        merged = write_part(self.folder, self._name(), encode(rows))
+        self._own_parts = [part for part in self._own_parts if part not in parts]
+        self._add_own(merged)
+        for part in parts:
+            if part.path is not None:
+                part.path.unlink(missing_ok=True)
+
+    def _is_newest(self, row: Row, part: Part, index: int) -> bool:
+        newest = self._own[row.kind, row.key, row.model]
+        return newest.part is part and newest.index == index
 
 
-def keep_newest(rows: dict[_Key, Row], key: _Key, row: Row) -> None:
+def _level(part: Part) -> int:
+    """0 of a part with few rows, 1 of one that MERGE_AT of them made, and so on."""
+    level, rows = 0, part.num_rows
+    while rows >= MERGE_AT:
+        level, rows = level + 1, rows // MERGE_AT
+    return level
+
+
+def keep_newest(rows: dict[_Key, _Timed], key: _Key, row: _Timed) -> None:
     """Put a row under its key, unless a newer one is there."""
     known = rows.get(key)
     if known is None or known.time <= row.time:

@@ -206,7 +206,7 @@ def _item(
         further_threads=further,
         entry=entry,
     )
-    finished, why = _finished(entry, name, judge, builds, store, ledger)
+    finished, why = _finished(entry, name, source, judge, builds, store, ledger)
     return Item(
         entry=entry,
         device_class=name,
@@ -222,7 +222,7 @@ def _item(
 
 
 def _finished(
-    entry: Entry, name: str, judge: Key, builds: Mapping[str, Key], store: Store, ledger: Ledger
+    entry: Entry, name: str, source: Key, judge: Key, builds: Mapping[str, Key], store: Store, ledger: Ledger
 ) -> tuple[Outcome | None, str]:
     """The finished outcome of a judge key, if it still holds, and why or why not in one line."""
     row = ledger.find("outcome", judge.digest, model=entry.name)
@@ -230,7 +230,7 @@ def _finished(
         other = ledger.find("outcome", judge.digest)
         if other is not None:
             return None, f"the same work was done under the name {other.model!r}"
-        return None, _why_new(judge, builds, ledger.nearest("outcome", entry.name, name))
+        return None, _why_new(source, judge, builds, ledger.nearest("outcome", entry.name, name))
     outcome = Outcome.from_json(row.data["outcome"])
     if not is_kept(outcome.failure, outcome.code) or outcome.verdict == "unstable":
         return None, f"was {outcome.verdict} ({outcome.failure or 'disturbed'}), which is never kept"
@@ -239,12 +239,16 @@ def _finished(
     return replace(outcome.as_cached(), tags=dict(entry.tags), registered_name=entry.registered_name), "unchanged"
 
 
-def _why_new(judge: Key, builds: Mapping[str, Key], nearest: Row | None) -> str:
+def _why_new(source: Key, judge: Key, builds: Mapping[str, Key], nearest: Row | None) -> str:
     if nearest is None:
         return "never done"
     before = nearest.data.get("parts", {})
     names = [part for part in differing(judge.parts, before.get("judge", {})) if part != "builds"]
+    if "source" in before:  # earlier releases did not keep the parts of a source
+        names += [f"source.{part}" for part in differing(source.parts, before["source"])]
     for recipe, build in builds.items():
         earlier = before.get("builds", {}).get(recipe)
-        names += [recipe] if earlier is None else [f"{recipe}: {part}" for part in differing(build.parts, earlier)]
+        parts = [] if earlier is None else differing(build.parts, earlier)
+        names += [recipe] if earlier is None else [f"{recipe}: {part}" for part in parts if part != "source" or not names]
+    names += [f"no {recipe}" for recipe in before.get("builds", {}) if recipe not in builds]
     return f"differs from the nearest finished in {', '.join(dict.fromkeys(names)) or 'nothing that is recorded'}"

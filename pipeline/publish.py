@@ -9,11 +9,12 @@ from typing import Any
 
 from freezer.artifact import Artifact
 from freezer.device_class import PORTABLE, device_class
+from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.store import Store, Version
-from pipeline.ledger import Ledger
+from pipeline.ledger import Draft, Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan
-from pipeline.tasks import judged_folder
+from pipeline.tasks import candidate_folder, judged_folder
 
 
 class Publisher:
@@ -45,27 +46,43 @@ class Publisher:
         gathered.append((item, outcome))
         if {done.device_class for _, done in gathered} != self._expected[outcome.model]:
             return []
-        version = self._publish(gathered)
+        try:
+            version = self._publish(gathered)
+        except IntegrityError as error:
+            gathered = [(of, self._damaged(of, reached, error)) for of, reached in gathered]
+            version = self._publish(gathered)
         final = [(of, _final(reached, version)) for of, reached in gathered]
-        for of, reached in final:
-            self._finish(of, reached)
+        self._finish(final)
         return [reached for _, reached in final]
 
     def _publish(self, gathered: Sequence[tuple[Item, Outcome]]) -> Version | None:
+        """Publish what was judged; what another campaign judged and published meanwhile is taken over from there."""
+        self._ledger.check()
+        try:
+            return self._publish_once(gathered)
+        except (IntegrityError, StoreUnreachableError):
+            folders = [judged_folder(str(self._store.root), of.judge_key) for _, of in gathered if _is_new(of)]
+            if all(folder.is_dir() for folder in folders):
+                raise
+        self._ledger.refresh()
+        return self._publish_once(gathered)
+
+    def _publish_once(self, gathered: Sequence[tuple[Item, Outcome]]) -> Version | None:
         model, source_key = gathered[0][1].model, gathered[0][1].source_key
         artifacts: dict[str, Artifact] = {}
         carried: dict[str, Mapping[str, Any]] = {}
+        judged_now = {outcome.device_class for _, outcome in gathered}
         numbers = self._store.versions(model)
         if numbers:
             latest = self._store.version(model)
             if latest.source_key == source_key:
-                judged_now = {outcome.device_class for _, outcome in gathered}
                 carried = {name: image for name, image in latest.images.items() if name not in judged_now}
         for _, outcome in gathered:
             if outcome.verdict != "published":
                 continue
-            if outcome.cached:
-                before = self._store.version(f"{model}:{outcome.version}")
+            known = outcome if outcome.cached else self._of_another(outcome)
+            if known is not None:
+                before = self._store.version(f"{model}:{known.version}")
                 carried[outcome.device_class] = before.images[outcome.device_class]
             else:
                 folder = judged_folder(str(self._store.root), outcome.judge_key) / "artifact"
@@ -74,26 +91,64 @@ class Publisher:
             return None
         if not artifacts and not carried:
             return None
-        return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried)
+        return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, judged=judged_now)
 
-    def _finish(self, item: Item, outcome: Outcome) -> None:
-        """Keep a new or changed outcome in the ledger; then its judged folder, whose files are in the store by now, may go."""
-        if outcome.cached and self._is_kept(item, outcome):
-            return
-        parts = {"judge": item.judge.parts, "builds": {name: key.parts for name, key in item.builds.items()}}
-        self._ledger.append(
-            "outcome",
-            item.judge.digest,
-            model=outcome.model,
-            device_class=outcome.device_class,
-            data={"outcome": outcome.to_json(), "parts": parts},
+    def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
+        """The outcome where what was judged is not what lies on the disk any more: it goes, and is built again by the next start.
+
+        Raises:
+            StoreUnreachableError: it is what was published before that is damaged.
+        """
+        if not any(_is_new(reached) for _, reached in self._gathered[outcome.model]):
+            raise StoreUnreachableError(str(error)) from error
+        if not _is_new(outcome):
+            return outcome
+        root = str(self._store.root)
+        for folder in (judged_folder(root, outcome.judge_key), *(candidate_folder(root, key.digest) for key in item.builds.values())):
+            shutil.rmtree(folder, ignore_errors=True)
+        lost = {"recipe": None, "speedup": None, "speedup_ci": None, "drift": None, "latency_ms": None}
+        return replace(outcome, verdict="failed", failure="disk", code=error.code, reason=str(error), **lost)
+
+    def _of_another(self, outcome: Outcome) -> Outcome | None:
+        """What another campaign has made of a new outcome's judge key, where it has published that and cleared it away."""
+        if judged_folder(str(self._store.root), outcome.judge_key).is_dir():
+            return None
+        row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
+        known = Outcome.from_json(row.data["outcome"]) if row is not None else None
+        return known if known is not None and known.verdict == "published" and known.version is not None else None
+
+    def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
+        """Keep new and changed outcomes in the ledger, together; then their judged folders, whose files are in the store, may go."""
+        self._ledger.append_all(
+            [
+                Draft(
+                    kind="outcome",
+                    key=item.judge.digest,
+                    model=outcome.model,
+                    device_class=outcome.device_class,
+                    data={"outcome": outcome.to_json(), "parts": _parts(item)},
+                )
+                for item, outcome in final
+                if not (outcome.cached and self._is_kept(item, outcome))
+            ]
         )
-        shutil.rmtree(judged_folder(str(self._store.root), outcome.judge_key), ignore_errors=True)
+        for _, outcome in final:  # of a cached one too: its driver may have been killed before it came to this
+            shutil.rmtree(judged_folder(str(self._store.root), outcome.judge_key), ignore_errors=True)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger says the same already: what was taken over may have come into another version."""
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         return row is not None and Outcome.from_json(row.data["outcome"]).as_cached() == outcome
+
+
+def _is_new(outcome: Outcome) -> bool:
+    return outcome.verdict == "published" and not outcome.cached
+
+
+def _parts(item: Item) -> dict[str, Any]:
+    """The parts of an item's keys, by which `--explain` says later what differs."""
+    builds = {name: key.parts for name, key in item.builds.items()}
+    return {"source": item.source.parts, "judge": item.judge.parts, "builds": builds}
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:

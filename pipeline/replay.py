@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from freezer.errors import InfrastructureError, UsageError
 from freezer.store import Store
 from pipeline.campaign_record import CampaignRecord, Member
-from pipeline.ledger import Row, campaign_lock, keep_newest, ledger_folder, read_parts
+from pipeline.lease import campaign_lock
+from pipeline.ledger import keep_newest, ledger_folder
 from pipeline.outcome import Outcome
+from pipeline.parts import Row, part_paths, read_rows
 from pipeline.tracker import ArtifactMode, Tracker
 
 INTERRUPTED = 130
@@ -90,7 +92,7 @@ def replay(
 def _replay_one(
     store: Store, history: History, tracking_uri: str, campaign: str, mode: ArtifactMode, say: Callable[[str], None]
 ) -> Replayed:
-    with campaign_lock(ledger_folder(store), campaign):
+    with campaign_lock(ledger_folder(store), campaign, say):
         history.refresh(campaign)
         record = history.record(campaign)
         members = history.members(campaign, record)
@@ -152,7 +154,7 @@ class History:
 
     def refresh(self, campaign: str) -> None:
         """Read again if the campaign has written since; to be called under its lock."""
-        if not {path.name for path in self._folder.glob(f"{campaign}@*.parquet")} <= self._parts:
+        if not {path.name for path in part_paths(self._folder, campaign)} <= self._parts:
             self._read()
 
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
@@ -187,8 +189,8 @@ class History:
         return max(before, key=lambda row: row.time) if before else min(rows.values(), key=lambda row: row.time, default=None)
 
     def _read(self) -> None:
-        paths = sorted(self._folder.glob("*.parquet"))
-        for row in read_parts(paths, kinds=("campaign", "outcome")):
+        paths = part_paths(self._folder)
+        for row in read_rows(self._folder, kinds=("campaign", "outcome")):
             if row.kind == "campaign":
                 keep_newest(self._records, row.key, row)
             elif row.kind == "outcome":

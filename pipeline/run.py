@@ -22,7 +22,7 @@ from pathlib import Path
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, StoreError
 from freezer.limits import SamplingPolicy
 from freezer.store import WORK, Store
-from pipeline.campaign_record import CampaignRecord, members_of, planned_members
+from pipeline.campaign_record import CampaignRecord, Continued, members_of, planned_members
 from pipeline.catalog import Catalog, is_registry, read_catalog, read_registry
 from pipeline.cluster import connect
 from pipeline.entry import Entry
@@ -30,6 +30,7 @@ from pipeline.events import Display, Event
 from pipeline.execute import Executor
 from pipeline.fleet import Fleet, assembled
 from pipeline.keys import FileDigests
+from pipeline.lease import LeaseLostError
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.outcome import Outcome
@@ -105,7 +106,10 @@ def run(config: Config, display: Display) -> Report:
     digests.save()
     problems = (*catalog.problems, *unusable)
     _refuse_bad_entries(config, problems)
-    with Ledger(store, config.campaign) as ledger, display, connect(config.address) as cluster:
+    def tell(text: str) -> None:
+        display.show(Event(kind="note", text=text))
+
+    with Ledger(store, config.campaign, tell) as ledger, display, connect(config.address) as cluster:
         remove_abandoned(str(store.root))
         files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog)
         seen = {"store": store.root / WORK, "files": files.absolute()}
@@ -176,14 +180,18 @@ class _Campaign:
 
     def start(self, problems: Sequence[Outcome], started: float) -> None:
         """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
+        self._continued = Continued(self._ledger, started)
         self._record(
             CampaignRecord(
-                catalog=self._config.catalog, started=started, members=planned_members(self._plan), problems=tuple(problems)
+                catalog=self._config.catalog,
+                started=self._continued.started,
+                members=planned_members(self._plan, self._continued),
+                problems=tuple(problems),
             )
         )
         self._display.plan(len(self._plan.items), self._executor.num_builds)
         with ThreadPoolExecutor(max_workers=1) as background:  # MLflow opens while the first builds run
-            opening = background.submit(self._tracker.start, self._config.catalog, started)
+            opening = background.submit(self._tracker.start, self._config.catalog, self._continued.started)
             try:
                 for item in self._plan.items:
                     if item.finished is not None:
@@ -198,7 +206,7 @@ class _Campaign:
 
     def _take(self, item: Item, outcome: Outcome, tracker_ready: object) -> None:
         """Take an outcome in; when it was the model's last, publish it, then log it."""
-        final = self._publisher.add(item, outcome)
+        final = [self._continued.reached(done) for done in self._publisher.add(item, outcome)]
         self._final |= {(done.model, done.device_class): done for done in final}  # they are, whatever becomes of MLflow
         if final and callable(tracker_ready):
             tracker_ready()
@@ -213,7 +221,7 @@ class _Campaign:
         ended = self._report((*reached, *problems), started, time.time())
         record = CampaignRecord(
             catalog=self._config.catalog,
-            started=started,
+            started=self._continued.started,
             finished=ended.finished,
             exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # MLflow can be brought up to date later
             interrupted=self._interrupted,
@@ -222,6 +230,9 @@ class _Campaign:
         )
         try:
             self._record(record)
+        except LeaseLostError as error:  # MLflow is the other driver's, too
+            self._failures = list(dict.fromkeys((*self._failures, str(error))))
+            return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
         self._tracker.finish(ended.outcomes, record.exit_code or 0, interrupted=self._interrupted, finished=ended.finished)

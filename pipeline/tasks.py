@@ -234,7 +234,8 @@ def judge(request: JudgeRequest) -> JudgeResult:
                 judge_s=end.wall_s,
             )
         result: JudgeResult = replace(end.value, judge_s=end.wall_s)
-        if result.has_artifact:
+        if result.verdict != "unstable":  # kept until it is published: a driver may die before all classes of a model are judged
+            (staging / "judged").mkdir(exist_ok=True)
             (staging / "judged" / "result.json").write_text(json.dumps(asdict(result)))
             _move(staging / "judged", done)
         return result

@@ -166,7 +166,7 @@ def test_explain_names_what_changed(
     publish_first(plan(), empty, ledger, scripted, portable)
     assert plan(limits=Limits(speedup_min=2)).items[0].why == "differs from the nearest finished in limits.speedup_min"
     other = replace(entry.source, args={"hidden": 2})
-    assert plan(source=other).items[0].why == "differs from the nearest finished in torchscript-frozen: source"
+    assert plan(source=other).items[0].why == "differs from the nearest finished in source.args.hidden"
 
 
 @pytest.mark.parametrize(
