@@ -19,6 +19,8 @@ from freezer.store import NAME
 from pipeline.catalog import is_registry
 from pipeline.events import display_for
 from pipeline.fleet import WAIT_S
+from pipeline.lease import check_campaign
+from pipeline.locations import check_absolute, in_job
 from pipeline.report import print_next_steps, print_report
 from pipeline.run import BadEntriesError, Config, run
 
@@ -63,9 +65,12 @@ def main(
     console, errors = Console(), Console(stderr=True)
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)  # a job's log has no width; 80 columns would cut the table
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
-        name = campaign or _campaign_name(catalog)
+        name = campaign or campaign_name(catalog)
+        check_campaign(name)
+        if in_job():
+            check_job_locations(store, tracking_uri, json)
         select(recipe or (), portable=False)
         _check_registry_options(catalog, filter_, trust=trust)
         if json is not None:
@@ -89,17 +94,17 @@ def main(
         report = run(config, display_for(console))
     except BadEntriesError as error:
         for problem in error.problems:
-            _say(errors, problem.coded)
-        _say(errors, error.coded)
+            say(errors, problem.coded)
+        say(errors, error.coded)
         sys.exit(USAGE)
     except (CatalogError, UsageError) as error:
-        _say(errors, error.coded)
+        say(errors, error.coded)
         sys.exit(USAGE)
     except (InfrastructureError, StoreError) as error:
-        _say(errors, error.coded)
+        say(errors, error.coded)
         sys.exit(INFRASTRUCTURE)
     except KeyboardInterrupt:
-        _say(errors, "interrupted before anything was started")
+        say(errors, "interrupted before anything was started")
         sys.exit(INTERRUPTED)
     if not explain:
         print_report(report, console)
@@ -119,7 +124,16 @@ def _check_registry_options(catalog: str, filter_: str | None, *, trust: bool) -
         raise UsageError("--trust is for `mlflow:` catalogs; in a file write `trust: true` in the entries that need it")
 
 
-def _campaign_name(catalog: str) -> str:
+def check_job_locations(store: str, tracking_uri: str, json: Path | None) -> None:
+    """Refuse places that a job would lose.
+
+    Raises:
+        UsageError: one is relative.
+    """
+    check_absolute({"--store": store, "--tracking-uri": tracking_uri, **({"--json": str(json)} if json is not None else {})})
+
+
+def campaign_name(catalog: str) -> str:
     """The catalog's own name; a name that cannot be one becomes the time."""
     if is_registry(catalog):
         return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
@@ -127,11 +141,12 @@ def _campaign_name(catalog: str) -> str:
     return stem if NAME.fullmatch(stem) else datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
-def _say(console: Console, text: str) -> None:
+def say(console: Console, text: str) -> None:
+    """Print an error."""
     console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     """Take SIGTERM as Ctrl-C: what is finished is kept."""
     raise KeyboardInterrupt
 

@@ -10,7 +10,6 @@ from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Plan
 
-
 INFRASTRUCTURE = 3
 """The exit code of a campaign that broke off, or of which something could not be done here."""
 
@@ -53,7 +52,7 @@ class CampaignRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it came to its end: a next start of the same name is another pass over the catalog, and does not go on with it."""
+        """Whether it came to its end: a next start of the same name is another pass over the catalog."""
         return self.finished is not None and not self.interrupted and self.exit_code != INFRASTRUCTURE
 
     def to_json(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pipeline.outcome import CandidateReport, Outcome
 from pipeline.placement import Queue, Slot, ask_bytes
 from pipeline.places import Places
 from pipeline.plan import Item, Plan, is_kept
-from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, candidate_folder, judge
+from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, build_wall_s, candidate_folder, judge
 
 MAX_ATTEMPTS = 3
 """Of a task whose worker or node died."""
@@ -154,9 +154,11 @@ class Executor:
     def _known(self, key: str, recipe: str) -> BuildResult | None:
         """A build that is finished: a candidate in the store, or a failure that only another key can mend."""
         row = self._ledger.find("build", key)
+        # What this campaign has built before it was stopped is its own work; so is what no driver came to write a row of.
+        own_s = row.data["wall_s"] if row is not None and row.campaign == self._ledger.campaign else 0.0
         if candidate_folder(self._store, key).is_dir():
-            own = row is not None and row.campaign == self._ledger.campaign  # this campaign's work, done before it was stopped
-            return BuildResult(key=key, recipe=recipe, cached=True, wall_s=row.data["wall_s"] if row is not None and own else 0.0)
+            wall_s = build_wall_s(self._store, key) if row is None else own_s
+            return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
         if row is None or row.data["failure"] is None or not is_kept(row.data["failure"], row.data.get("code")):
             return None
         return BuildResult(
@@ -167,6 +169,7 @@ class Executor:
             code=row.data.get("code"),
             message=row.data["message"],
             log_tail=row.data["log_tail"],
+            wall_s=own_s,
         )
 
     def _start(self) -> None:

@@ -191,7 +191,9 @@ def _running(campaign: str, folder: Path, holder: Holder | None) -> Infrastructu
     who = f": {holder.who}" if holder else ""
     remedy = "wait for it, or name another with --campaign"
     if holder is not None:
-        remedy += f"; to take over, end that process: its lease is free at once on that machine, and elsewhere {holder.expiry_s:.0f} s later"
+        remedy += (
+            f"; to take over, end that process: its lease is free at once on its machine, elsewhere after {holder.expiry_s:.0f} s"
+        )
     return InfrastructureError(
         f"campaign {campaign!r} is being run by another driver on {folder}{who}; {remedy}", code="CP-CAMPAIGN-RUNNING"
     )
@@ -251,9 +253,9 @@ class Lease:
         if found is None or found.token != self._holder.token:
             taker = f"by {found.who}" if found else "and given back"
             raise LeaseLostError(
-                f"the lease of campaign {self._campaign!r} was taken over {taker}: this driver slept, or could not reach the store, for "
-                f"more than {EXPIRY_S:.0f} s, and writes nothing more; what it had finished is kept. Leave the campaign to the other "
-                "driver, or run the same command again when that has ended"
+                f"the lease of campaign {self._campaign!r} was taken over {taker}: this driver slept, or lost the store, for "
+                f"more than {EXPIRY_S:.0f} s; it writes nothing more, and what it had finished is kept. Leave the campaign to the "
+                "other driver, or run the same command again when that has ended"
             )
 
     def write(self) -> None:

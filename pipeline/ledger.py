@@ -4,9 +4,9 @@
     STORE/.coldpress/ledger/lock-<campaign>         held by the one driver of a campaign, and
     STORE/.coldpress/ledger/lease-<campaign>.json   who that is (lease.py)
 
-A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size become one, so that a folder holds
-some dozens however many rows there are, and a row is written again two or three times in all. Of a campaign the newest row of each
-key stays, so that every campaign can be shown again as it was.
+A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size become one, so that a folder
+holds some dozens however many rows there are, and a row is written again two or three times in all. Of a campaign the newest row
+of each key stays, so that every campaign can be shown again as it was.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _Timed = TypeVar("_Timed", bound="Row | _Entry")
 MERGE_AT = 32
 """Parts of about one size from which one is made."""
 
-LEFT_ALONE = 8
-"""How often the rows of all others a part must have for a closing ledger to leave it as it is."""
+LEFT_ALONE = 4096
+"""Rows of a part that a closing ledger leaves as it is, when all others have few in comparison."""
 
 LEAST_STEP_S = 1e-6
 """By which a later row's time is later at least, where the clock stood still or went back."""
@@ -43,7 +43,7 @@ def ledger_folder(store: Store) -> Path:
 
 
 class _Entry(NamedTuple):
-    """Where a row is: in `part`, at `index`."""
+    """Where a row is: in `part`, at `place`."""
 
     kind: str
     key: str
@@ -52,10 +52,10 @@ class _Entry(NamedTuple):
     campaign: str
     time: float
     part: Part
-    index: int
+    place: int
 
     def row(self) -> Row:
-        text = self.part.text(self.index)
+        text = self.part.text(self.place)
         return Row(self.kind, self.key, self.model, self.device_class, self.campaign, self.time, text)  # type: ignore[arg-type]
 
 
@@ -115,11 +115,11 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         # Rows are safe in many parts too: where they cannot be made one, the next start does it.
         with self._held, suppress(LeaseLostError, StoreUnreachableError):
-            largest, *others = sorted(self._own_parts, key=lambda part: -part.num_rows) or [None]
-            if largest is not None and largest.num_rows <= LEFT_ALONE * sum(part.num_rows for part in others):
-                others.append(largest)
-            if len(others) > 1:
-                self._merge(others)
+            parts = sorted(self._own_parts, key=lambda part: part.num_rows)
+            if parts and parts[-1].num_rows > max(LEFT_ALONE, MERGE_AT * sum(part.num_rows for part in parts[:-1])):
+                parts.pop()
+            if len(parts) > 1:
+                self._merge(parts)
 
     def check(self) -> None:
         """Return if this driver may still write for its campaign.
@@ -149,11 +149,9 @@ class Ledger:
     def find(self, kind: Kind, key: str, *, model: str | None = None) -> Row | None:
         """The newest row of a key; of one model, where entries that are the same but for their names share it."""
         entries = self._of_keys.get((kind, key), {})
-        if model is not None:
-            entry = entries.get(model)
-        else:
-            entry = max(entries.values(), key=lambda entry: entry.time, default=None)
-        return None if entry is None else entry.row()
+        if model is None:
+            return max(entries.values(), key=lambda entry: entry.time).row() if entries else None
+        return entries[model].row() if model in entries else None
 
     def nearest(self, kind: Kind, model: str, device_class: str) -> Row | None:
         """The newest row of a model and device class, whatever its key."""
@@ -236,7 +234,7 @@ class Ledger:
 
     def _is_newest(self, row: Row, part: Part, index: int) -> bool:
         newest = self._own[row.kind, row.key, row.model]
-        return newest.part is part and newest.index == index
+        return newest.part is part and newest.place == index
 
 
 def _level(part: Part) -> int:

@@ -30,7 +30,11 @@ def check_absolute(locations: Mapping[str, str]) -> None:
         if is_relative(location):
             raise UsageError(
                 f"{option} {location!r} is relative: a job runs in a temporary folder of the cluster, which goes with it; name "
-                f"{'a server, or sqlite:////an/absolute/path' if option == '--tracking-uri' else 'an absolute path'} that all nodes reach"
+                + (
+                    "a server, or sqlite:////PATH/mlflow.db"
+                    if option == "--tracking-uri"
+                    else "an absolute path that all nodes reach"
+                )
             )
 
 

@@ -3,8 +3,8 @@
     <campaign>@<time>-<token>-<n>.<crc>.arrow    Arrow IPC file, zstd; rows in batches of BATCH_ROWS; crc is the CRC-32 of its bytes
     <campaign>@<time>-<pid>-<n>.parquet          earlier releases, one row or many; still read
 
-A part is kept in memory as its compressed bytes, and decoded a batch at a time when a row's data is asked for: a ledger of 200,000 rows
-takes some hundred megabytes, and its files may be compacted away by others meanwhile.
+A part is kept in memory as its compressed bytes, and decoded a batch at a time when a row's data is asked for: so a ledger of many
+rows takes little memory, and its files may be compacted away by others meanwhile.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def encode(rows: Iterable[Row]) -> bytes:
         waiting = iter(rows)
         while batch := list(islice(waiting, BATCH_ROWS)):
             columns = zip(*(_values(row) for row in batch), strict=True)
-            writer.write_batch(pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA))
+            writer.write_batch(
+                pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+            )
     content: bytes = sink.getvalue().to_pybytes()
     return content
 

@@ -13,8 +13,9 @@ from freezer.recipes import RECIPES, Recipe, select
 from freezer.store import Store
 from pipeline.entry import Entry
 from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, source_key
-from pipeline.ledger import Ledger, Row
+from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
+from pipeline.parts import Row
 from pipeline.tasks import ClassFacts
 
 PORTABLE_TIME_LIMIT_S = 4.0

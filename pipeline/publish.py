@@ -104,9 +104,12 @@ class Publisher:
         if not _is_new(outcome):
             return outcome
         root = str(self._store.root)
-        for folder in (judged_folder(root, outcome.judge_key), *(candidate_folder(root, key.digest) for key in item.builds.values())):
+        for folder in (
+            judged_folder(root, outcome.judge_key),
+            *(candidate_folder(root, key.digest) for key in item.builds.values()),
+        ):
             shutil.rmtree(folder, ignore_errors=True)
-        lost = {"recipe": None, "speedup": None, "speedup_ci": None, "drift": None, "latency_ms": None}
+        lost: dict[str, Any] = {"recipe": None, "speedup": None, "speedup_ci": None, "drift": None, "latency_ms": None}
         return replace(outcome, verdict="failed", failure="disk", code=error.code, reason=str(error), **lost)
 
     def _of_another(self, outcome: Outcome) -> Outcome | None:
@@ -118,7 +121,7 @@ class Publisher:
         return known if known is not None and known.verdict == "published" and known.version is not None else None
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
-        """Keep new and changed outcomes in the ledger, together; then their judged folders, whose files are in the store, may go."""
+        """Keep new and changed outcomes in the ledger, together; then their judged folders may go: the files are in the store."""
         self._ledger.append_all(
             [
                 Draft(
@@ -132,7 +135,7 @@ class Publisher:
                 if not (outcome.cached and self._is_kept(item, outcome))
             ]
         )
-        for _, outcome in final:  # of a cached one too: its driver may have been killed before it came to this
+        for _, outcome in final:  # of a cached one too: a driver may have been killed before this
             shutil.rmtree(judged_folder(str(self._store.root), outcome.judge_key), ignore_errors=True)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:

@@ -106,6 +106,7 @@ def run(config: Config, display: Display) -> Report:
     digests.save()
     problems = (*catalog.problems, *unusable)
     _refuse_bad_entries(config, problems)
+
     def tell(text: str) -> None:
         display.show(Event(kind="note", text=text))
 

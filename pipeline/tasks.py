@@ -41,6 +41,9 @@ DRIFT = "CP-DRIFT"
 MAX_LISTED_IN_LEDGER = 10
 """Names in each list of a report that the ledger keeps; the manifest keeps more."""
 
+WALL_TIME = "wall_s"
+"""A file in a candidate's folder: how long its task took, in seconds."""
+
 PROBE_TIMEOUT_S = 120.0
 MEMORY_SHARE = 0.8
 """Share of the machine's memory that one item may use when its entry sets no limit."""
@@ -145,6 +148,14 @@ def candidate_folder(store: str, key: str) -> Path:
     return Path(store) / WORK / "candidates" / key
 
 
+def build_wall_s(store: str, key: str) -> float:
+    """The wall time of a build whose driver died before it could keep that in the ledger; 0 where it is not known."""
+    try:
+        return float((candidate_folder(store, key) / WALL_TIME).read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
 def judged_folder(store: str, key: str) -> Path:
     """Where a judge's result and artifact lie until they are published."""
     return Path(store) / WORK / "judged" / key
@@ -185,6 +196,7 @@ def build(request: BuildRequest) -> BuildResult:
     with _staging(request.store) as staging:
         end = _isolated(_build_child, request, staging, request.store, request.key, request.entry.limits)
         if end.kind == "ok":
+            (staging / "candidate" / WALL_TIME).write_text(str(end.wall_s))
             _move(staging / "candidate", done)
         return BuildResult(
             key=request.key,

@@ -61,7 +61,9 @@ def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[lis
         roots.append((path.parent, folder))
         within = str(Path(folder, path.name))
     elif catalog is not None and not Path(catalog).is_absolute():
-        raise UsageError(f"catalog {catalog!r} is not there; name a file of this machine, or an absolute path on the cluster's head")
+        raise UsageError(
+            f"catalog {catalog!r} is not there; name a file of this machine, or an absolute path on the cluster's head"
+        )
     for name in include:
         path = (here / name).resolve()
         if not path.exists() or not path.is_relative_to(here.resolve()):
@@ -107,6 +109,6 @@ def _check_size(files: Sequence[Travelling]) -> None:
     largest = sorted(files, key=lambda file: -file.size_bytes)[:NUM_NAMED]
     named = ", ".join(f"{file.name} ({file.size_bytes / 1e6:.0f} MB)" for file in largest)
     raise UsageError(
-        f"what would travel to the cluster has {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. "
-        "Put them where the cluster reaches them, and name them in the catalog by absolute path or URL"
+        f"what would travel to the cluster has {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are "
+        f"{named}. Put them where the cluster reaches them, and name them in the catalog by absolute path or URL"
     )

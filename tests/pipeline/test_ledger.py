@@ -12,7 +12,8 @@ import pytest
 
 from freezer.errors import InfrastructureError, StoreUnreachableError
 from freezer.store import Store
-from pipeline.ledger import COMPACT_ABOVE, Ledger
+from pipeline.ledger import MERGE_AT, Ledger
+from pipeline.parts import part_paths
 
 
 @pytest.fixture
@@ -55,12 +56,12 @@ def test_a_second_driver_of_a_campaign_is_refused_and_another_campaign_is_not(st
 
 def test_parts_are_compacted_without_losing_a_row(store: Store) -> None:
     with Ledger(store, "big") as ledger:
-        for index in range(COMPACT_ABOVE + 3):
+        for index in range(MERGE_AT + 3):
             add(ledger, f"k{index}", index=index)
-        assert len(list(ledger.folder.glob("big@*.parquet"))) == COMPACT_ABOVE + 3
-    assert len(list(ledger.folder.glob("*.parquet"))) == 1
+        assert len(part_paths(ledger.folder, "big")) == 4, "they are merged while the campaign runs"
+    assert len(part_paths(ledger.folder)) == 1
     with Ledger(store, "big") as ledger:
-        assert [ledger.find("build", f"k{i}").data["index"] for i in range(COMPACT_ABOVE + 3)] == list(range(COMPACT_ABOVE + 3))  # type: ignore[union-attr]
+        assert [ledger.find("build", f"k{i}").data["index"] for i in range(MERGE_AT + 3)] == list(range(MERGE_AT + 3))  # type: ignore[union-attr]
 
 
 WRITER = """
@@ -93,7 +94,7 @@ def test_a_writer_killed_at_any_instant_leaves_every_row_it_had_finished(store: 
 def test_a_damaged_part_is_an_error_that_names_it(store: Store) -> None:
     with Ledger(store, "one") as ledger:
         add(ledger, "k")
-    (part,) = ledger.folder.glob("*.parquet")
+    (part,) = part_paths(ledger.folder)
     part.write_bytes(part.read_bytes()[:-20])
     with pytest.raises(StoreUnreachableError, match=f"{part.name}.*cannot be read"), Ledger(store, "one"):
         pass

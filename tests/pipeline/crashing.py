@@ -1,0 +1,198 @@
+"""Campaigns that kill their own process at a chosen instant: before or after the n-th step that changes a disk or MLflow.
+
+`python -m tests.pipeline.crashing HERE=FOLDER portable=FOLDER` imports everything once, and then for each line `FOLDER NUM` on its
+standard input runs a campaign in a fork: store and database in FOLDER, killed with SIGKILL at instant NUM (0: never). It answers
+with the exit status and the number of instants. The builds and judges are real tasks, in this process, whose children are replaced.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from rich.console import Console
+
+from freezer.artifact import Artifact, write_artifact
+from freezer.limits import SamplingPolicy
+from freezer.store import Store
+from pipeline import tasks
+from pipeline.cluster import Cluster, Done, Handle, Node
+from pipeline.events import LineDisplay
+from pipeline.isolate import End
+from pipeline.keys import FileDigests
+from pipeline.ledger import Ledger
+from pipeline.materials import Materials
+from pipeline.plan import make_plan
+from pipeline.run import Config, _Campaign
+from tests.pipeline.campaigns import FACTS, entry
+from tests.steps import HERE
+
+CAMPAIGN = "crash"
+MODELS = {
+    "first": {HERE: "published", "portable": "published"},
+    "kept": {HERE: "kept-eager", "portable": "published"},
+    "drifts": {HERE: "rejected", "portable": "rejected"},
+    "gone": {HERE: "failed", "portable": "failed"},
+}
+
+ON_DISK = ("fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir")
+IN_MLFLOW = (
+    *("create_run", "log_batch", "log_text", "log_figure", "set_terminated", "update_run", "delete_run"),
+    *("create_logged_model", "log_model_artifacts", "finalize_logged_model", "create_registered_model"),
+    *("create_model_version", "set_model_version_tag", "set_registered_model_alias"),
+)
+
+
+class InProcess(Cluster):
+    """A cluster of this process: a task is done when it is started."""
+
+    def __init__(self) -> None:
+        super().__init__([Node(node_id="here", num_cpus=2, classes=(HERE, "portable"))])
+        self._ended: list[Done] = []
+
+    def start(self, function: Callable[..., Any], *args: Any, **_: Any) -> Handle:
+        handle = Handle(object())
+        self._ended.append(Done(handle=handle, value=function(*args)))
+        return handle
+
+    def start_alone(self, function: Callable[..., Any], *args: Any, **_: Any) -> Handle:
+        return self.start(function, *args)
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, handles: Sequence[Handle], **_: Any) -> None:
+        """Nothing runs."""
+
+
+class Instants:
+    """Counts the steps that change something, and kills this process at one of them."""
+
+    def __init__(self, die_at: int) -> None:
+        self.num, self._die_at = 0, die_at
+        self._lock = threading.Lock()
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **named: Any) -> Any:
+            if threading.current_thread().name == "lease":
+                return function(*args, **named)
+            self._tick()
+            value = function(*args, **named)
+            self._tick()
+            return value
+
+        return step
+
+    def _tick(self) -> None:
+        with self._lock:
+            self.num += 1
+            if self.num == self._die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
+    """What stands for the isolated child of a build or judge: it leaves what that would leave."""
+
+    def isolated(child: Any, request: Any, staging: Path, *_: Any) -> End:
+        verdict = MODELS[request.entry.name][request.device_class]
+        if isinstance(request, tasks.BuildRequest):
+            if verdict == "failed":
+                return End(kind="error", failure="capture", code="CP-CAPTURE", message="no graph", wall_s=0.5)
+            (staging / "candidate").mkdir()
+            (staging / "candidate" / "payload").write_text(request.key)
+            return End(kind="ok", wall_s=1.5)
+        if verdict == "published":
+            shutil.copytree(artifacts[request.device_class].folder, staging / "copy")
+            (staging / "judged").mkdir()
+            write_artifact(artifacts[request.device_class].manifest, staging / "copy", staging / "judged" / "artifact")
+        recipe = next(iter(request.builds))
+        value = tasks.JudgeResult(
+            key=request.key, verdict=verdict, reason="because", has_artifact=verdict == "published", recipe=recipe, speedup=2.0
+        )
+        return End(kind="ok", value=value, wall_s=2.5)
+
+    return isolated
+
+
+def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
+    """Run the campaign in this process, from whatever an earlier start has left; its exit code."""
+    store = Store.open(str(folder / "store"), create=True)
+    uri = f"sqlite:///{folder}/mlflow.db"
+    tasks._isolated = child_of(artifacts)
+    display = LineDisplay(Console(file=io.StringIO()))
+    with Ledger(store, CAMPAIGN) as ledger:
+        tasks.remove_abandoned(str(store.root))
+        digests = FileDigests(store.root / ".coldpress" / "digests.json")
+        entries = [entry(name, folder, tags={"team": "a"}, registered_name=None, speedup_min=1.05) for name in MODELS]
+        plan = make_plan(
+            entries,
+            {HERE: FACTS, "portable": FACTS},
+            auto=[HERE],
+            device_classes=(),
+            recipes=(),
+            store=store,
+            ledger=ledger,
+            digests=digests,
+            policy=SamplingPolicy(),
+        )
+        config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
+        campaign = _Campaign(config, plan, InProcess(), store, ledger, Materials(store.root, uri, digests), display)
+        campaign.start((), 1_700_000_000.0)
+        return campaign.finish((), 1_700_000_000.0).exit_code
+
+
+def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[int, int]:
+    """Run the campaign in a fork; its wait status, and how many instants it had."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            instants = Instants(die_at)
+            for name in ON_DISK:
+                setattr(os, name, instants.around(getattr(os, name)))
+            for name in IN_MLFLOW:
+                setattr(mlflow.MlflowClient, name, instants.around(getattr(mlflow.MlflowClient, name)))
+            code = run_here(folder, artifacts)
+            os.write(write, str(instants.num).encode())
+            os._exit(code)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(99)
+    os.close(write)
+    status = os.waitpid(pid, 0)[1]
+    with os.fdopen(read) as counted:
+        return status, int(counted.read() or 0)
+
+
+def main(*folders: str) -> None:
+    """Answer trials until the input ends."""
+    import matplotlib.pyplot
+    import mlflow.pyfunc
+
+    import freezer.pyfunc
+    from pipeline.tracking import projection
+
+    assert projection, (freezer.pyfunc, matplotlib.pyplot, mlflow.pyfunc)
+    artifacts = {name: Artifact.read(Path(folder)) for name, _, folder in (text.partition("=") for text in folders)}
+    sys.stdout.write("ready\n")
+    for line in sys.stdin:
+        sys.stdout.flush()
+        folder, die_at = line.split()
+        status, num = trial(Path(folder), int(die_at), artifacts)
+        sys.stdout.write(f"{status} {num}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,42 @@
+"""What an MLflow shows, in a form that can be compared."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+
+
+def empty_database(template: Path, folder: Path) -> str:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shutil.copy(template / "mlflow.db", folder)
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def shown(uri: str) -> dict[str, Any]:
+    """All that MLflow shows, ids and times too."""
+    client = MlflowClient(uri, uri)
+    experiment = client.get_experiment_by_name("coldpress")
+    if experiment is None:
+        return {"runs": {}, "versions": {}, "aliases": {}, "uploads": []}
+    return {
+        "runs": {run.info.run_id: run.to_dictionary() for run in client.search_runs([experiment.experiment_id])},
+        "versions": {(item.name, int(item.version)): dict(item.tags) for item in client.search_model_versions()},
+        "aliases": {model.name: dict(model.aliases) for model in client.search_registered_models()},
+        "uploads": sorted(model.model_id for model in client.search_logged_models([experiment.experiment_id])),
+    }
+
+
+def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What MLflow shows, without what differs between two databases that show the same."""
+    runs = []
+    for run in found["runs"].values():
+        tags = {name: text for name, text in run["data"]["tags"].items() if name != "mlflow.parentRunId"}
+        info = {name: value for name, value in run["info"].items() if name in ("run_name", "status")}
+        runs.append({"info": info, "tags": tags, "metrics": run["data"]["metrics"], "params": run["data"]["params"]})
+    by_name = sorted(runs, key=lambda run: (run["info"]["run_name"], run["tags"].get("coldpress.device_class", "")))
+    return {"runs": by_name, "versions": found["versions"], "aliases": found["aliases"], "uploads": len(found["uploads"])}

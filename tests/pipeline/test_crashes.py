@@ -1,0 +1,163 @@
+"""A campaign killed with -9 at any instant and started again: it ends as one that nothing disturbed, and does nothing twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from freezer.manifest import digest_bytes
+from freezer.store import Store
+from pipeline.ledger import ledger_folder
+from pipeline.parts import read_rows
+from tests.conftest import Frozen
+from tests.pipeline.shown import shown, without_ids
+from tests.steps import HERE
+
+ROOT = Path(__file__).parents[2]
+NUM_QUICK, NUM_SLOW = 5, 60
+
+Trial = Callable[[Path, int], tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database: making one takes MLflow seconds."""
+    folder = tmp_path_factory.mktemp("template")
+    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+    return folder / "mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def run(scripted: Frozen, portable: Frozen, template: Path) -> Iterator[Trial]:
+    """Runs the campaign in a folder, killed at an instant (0: never); its wait status, and how many instants it had."""
+    folders = [f"{HERE}={scripted.artifact.folder}", f"portable={portable.artifact.folder}"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.pipeline.crashing", *folders]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        asked, answers = server.stdin, server.stdout
+
+        def ask(folder: Path, die_at: int) -> tuple[int, int]:
+            folder.mkdir(exist_ok=True)
+            if not (folder / "mlflow.db").exists():
+                shutil.copy(template, folder)
+            asked.write(f"{folder} {die_at}\n")
+            asked.flush()
+            line = answers.readline()
+            if line == "ready\n":
+                line = answers.readline()
+            status, num = line.split()
+            return int(status), int(num)
+
+        yield ask
+        asked.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run: Trial, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
+    """How many instants an undisturbed campaign has, and how it ends."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    status, num = run(folder, 0)
+    assert status >> 8 == 1, "some models fail"
+    return num, ended(folder)
+
+
+def ended(folder: Path) -> dict[str, Any]:
+    """How a campaign has ended: store, ledger, MLflow; with nothing in it that differs from one folder or time to another."""
+    store = Store.open(str(folder / "store"))
+    work = store.root / ".coldpress"
+    files = sorted(str(path.relative_to(store.root)) for name in store.models() for path in (store.root / name).rglob("*"))
+    for path in store.root.glob("*/blobs/sha256/*"):
+        assert digest_bytes(path.read_bytes()) == f"sha256:{path.name}", path
+    rows: dict[str, tuple[float, Any]] = {}
+    for row in read_rows(ledger_folder(store)):
+        name = f"{row.kind} {row.key} {row.model}"
+        data = {key: value for key, value in row.data.items() if key not in ("finished", "wall_s", "peak_bytes")}
+        if name not in rows or rows[name][0] <= row.time:
+            rows[name] = (row.time, data)
+    mlflow = without_ids(shown(f"sqlite:///{folder}/mlflow.db"))
+    for run in mlflow["runs"]:
+        run["tags"].pop("coldpress.summary", None)  # the digest of a summary holds the time of its end
+    (parent,) = (
+        run for run in shown(f"sqlite:///{folder}/mlflow.db")["runs"].values() if "outcomes/total" in run["data"]["metrics"]
+    )
+    summary = Path(parent["info"]["artifact_uri"].removeprefix("file://"), "summary.json").read_text()
+    found = {
+        "files": files,
+        "judged": sorted(path.name for path in (work / "judged").glob("*")),
+        "staging": sorted(path.name for path in (work / "staging").glob("*")),
+        "candidates": sorted(path.name for path in (work / "candidates").glob("*")),
+        "lease": sorted(path.name for path in (work / "ledger").glob("*lease*")),
+        "partial": sorted(str(path) for path in store.root.rglob("*.partial")),
+        "rows": {name: data for name, (_, data) in sorted(rows.items()) if not name.startswith("build")},
+        "mlflow": {**mlflow, "versions": [[*key, tags] for key, tags in mlflow["versions"].items()]},
+        "summary": json.loads(summary),
+    }
+    comparable: dict[str, Any] = json.loads(json.dumps(found).replace(str(folder), "FOLDER"))
+    return comparable
+
+
+def differences(found: Any, expected: Any, where: str = "") -> list[str]:
+    """The places at which two ends differ, and how."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        names = sorted({*found, *expected})
+        return [line for name in names for line in differences(found.get(name), expected.get(name), f"{where}/{name}")]
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = enumerate(zip(found, expected, strict=True))
+        return [line for index, (one, other) in pairs for line in differences(one, other, f"{where}/{index}")]
+    return [] if found == expected else [f"{where}: {found!r} instead of {expected!r}"]
+
+
+def killed_and_started_again(run: Trial, folder: Path, *instants: int) -> None:
+    for die_at in instants:
+        status, _ = run(folder, die_at)
+        assert status == signal.SIGKILL
+    status, _ = run(folder, 0)
+    assert status >> 8 == 1, "the exit code of an undisturbed campaign"
+
+
+def test_nothing_is_lost_repeated_or_half_done_by_a_kill(
+    run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path
+) -> None:
+    num, expected = undisturbed
+    assert num > 100
+    assert expected["partial"] == expected["staging"] == expected["judged"] == expected["lease"] == []
+    step = num // NUM_QUICK
+    for die_at in range(random.Random(num).randrange(1, step), num + 1, step):
+        folder = tmp_path / str(die_at)
+        killed_and_started_again(run, folder, die_at)
+        assert differences(ended(folder), expected) == [], f"killed at instant {die_at} of {num}"
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_instant_of_many_is_a_bad_one(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
+    num, expected = undisturbed
+    for die_at in random.Random(1).sample(range(1, num + 1), NUM_SLOW):
+        folder = tmp_path / str(die_at)
+        killed_and_started_again(run, folder, die_at)
+        assert differences(ended(folder), expected) == [], f"killed at instant {die_at} of {num}"
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_several_kills_of_one_campaign_are_survived(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
+    num, expected = undisturbed
+    draw = random.Random(0)
+    for index in range(20):
+        folder = tmp_path / str(index)
+        killed_and_started_again(run, folder, draw.randrange(num // 2, num), draw.randrange(10, 30), draw.randrange(5, 20))
+        assert differences(ended(folder), expected) == [], index
+        shutil.rmtree(folder)
