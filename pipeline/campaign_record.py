@@ -99,7 +99,7 @@ class Continued:
         row = ledger.find("campaign", ledger.campaign)
         record = CampaignRecord.from_json(row.data) if row is not None else None
         self._ledger = ledger
-        self._goes_on = record is not None and not record.is_complete
+        self._goes_on = record is not None and (not record.is_complete or ledger.took_over)  # it may have died telling MLflow
         self.started = record.started if record is not None and self._goes_on else started
 
     def reached(self, outcome: Outcome) -> Outcome:

@@ -169,10 +169,11 @@ def campaign_lock(folder: Path, campaign: str, tell: Callable[[str], None] = lam
         except OSError:
             pass  # a file system without locks: the lease alone keeps drivers apart
         try:
+            took_over = read_holder(path) is not None
             holder = living_holder(path, tell)
             if holder is not None:
                 raise _running(campaign, folder, holder)
-            lease = Lease(path, campaign)
+            lease = Lease(path, campaign, took_over=took_over)
             lease.write()
         except OSError as error:
             raise StoreUnreachableError(f"the lease {path} cannot be read or written: {error}") from error
@@ -200,10 +201,14 @@ def _running(campaign: str, folder: Path, holder: Holder | None) -> Infrastructu
 
 
 class Lease:
-    """This process's hold on a campaign, kept alive by a thread while it is entered as a context manager."""
+    """This process's hold on a campaign, kept alive by a thread while it is entered as a context manager.
 
-    def __init__(self, path: Path, campaign: str) -> None:
-        self._path, self._campaign = path, campaign
+    Attributes:
+        took_over: the driver before died, and had not come to its end.
+    """
+
+    def __init__(self, path: Path, campaign: str, *, took_over: bool) -> None:
+        self._path, self._campaign, self.took_over = path, campaign, took_over
         now = time.time()
         self._holder = Holder(
             token=uuid.uuid4().hex,

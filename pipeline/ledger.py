@@ -121,6 +121,11 @@ class Ledger:
             if len(parts) > 1:
                 self._merge(parts)
 
+    @property
+    def took_over(self) -> bool:
+        """Whether the campaign's driver before died: whatever it has written, it had not come to its end."""
+        return self._lease is not None and self._lease.took_over
+
     def check(self) -> None:
         """Return if this driver may still write for its campaign.
 

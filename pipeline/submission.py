@@ -103,7 +103,8 @@ class Jobs:
         if ca is not None and not Path(ca).exists():
             raise UsageError(f"--ca {ca!r} is not there; name a file with certificates")
         self.address = address
-        logging.getLogger("ray").setLevel(logging.ERROR)
+        for name in ("dashboard_sdk", "job.sdk"):
+            logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.ERROR)
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would take them instead of what it is told
             os.environ.pop(name, None)
         with self._told():

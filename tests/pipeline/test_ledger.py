@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from freezer.errors import InfrastructureError, StoreUnreachableError
 from freezer.store import Store
-from pipeline.ledger import MERGE_AT, Ledger
-from pipeline.parts import part_paths
+from pipeline.ledger import MERGE_AT, Draft, Ledger
+from pipeline.parts import part_paths, read_folder
 
 
 @pytest.fixture
@@ -89,6 +92,65 @@ def test_a_writer_killed_at_any_instant_leaves_every_row_it_had_finished(store: 
             told = int(rest[-1]) if rest else told
         with Ledger(store, "killed") as ledger:
             assert all(ledger.find("build", f"k{index}") is not None for index in range(told + 1))
+
+
+def test_parts_of_earlier_releases_are_read_and_made_new_ones(store: Store) -> None:
+    with Ledger(store, "old") as ledger:
+        pass
+    for index in range(3):
+        columns = {"kind": "build", "key": f"k{index}", "model": "m", "device_class": "c", "campaign": "old", "time": float(index)}
+        table = pa.table({**{name: [value] for name, value in columns.items()}, "data": [json.dumps({"index": index})]})
+        pq.write_table(table, ledger.folder / f"old@{index}-1-{index}.parquet")
+    with Ledger(store, "old") as again:
+        assert [again.find("build", f"k{i}").data["index"] for i in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
+    assert [path.suffix for path in part_paths(ledger.folder)] == [".arrow"]
+    with Ledger(store, "new") as later:
+        assert later.find("build", "k2") is not None
+
+
+def test_the_newest_row_is_the_one_that_was_written_last_though_the_clock_went_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for now in (2e9, 1e9):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        with Ledger(store, "one") as ledger:
+            add(ledger, "k", now=now)
+    with Ledger(store, "two") as ledger:
+        add(ledger, "k", now=0.0)
+        found = ledger.find("build", "k")
+    assert found is not None
+    assert found.data == {"now": 0.0}
+    with Ledger(store, "three") as ledger:
+        assert ledger.find("build", "k") == found
+
+
+def test_rows_that_are_added_together_are_there_together(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        ledger.append_all([Draft(kind="outcome", key=f"k{i}", model="m", device_class="portable", data={}) for i in range(100)])
+        (part,) = part_paths(ledger.folder)
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(content)
+    with pytest.raises(StoreUnreachableError, match="its bytes are not those that were written"), Ledger(store, "one"):
+        pass
+
+
+def test_what_is_compacted_away_while_it_is_read_is_found_again(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        for index in range(3):
+            add(ledger, f"k{index}")
+        reading = read_folder(ledger.folder)
+        seen = {key for key, *_ in next(reading).heads()}
+    assert len(part_paths(ledger.folder)) == 1
+    assert seen | {key for part in reading for key, *_ in part.heads()} == {"k0", "k1", "k2"}
+
+
+def test_another_campaigns_rows_are_seen_after_a_refresh(store: Store) -> None:
+    with Ledger(store, "one") as one, Ledger(store, "two") as two:
+        add(two, "k")
+        assert one.find("build", "k") is None
+        one.refresh()
+        assert one.find("build", "k") is not None
 
 
 def test_a_damaged_part_is_an_error_that_names_it(store: Store) -> None:
