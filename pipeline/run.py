@@ -13,6 +13,7 @@ report       the table, and the JSON                                            
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -110,7 +111,10 @@ def run(config: Config, display: Display) -> Report:
     def tell(text: str) -> None:
         display.show(Event(kind="note", text=text))
 
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     with Ledger(store, config.campaign, tell) as ledger, display, connect(config.address) as cluster:
+        if callable(on_sigterm):  # Ray has put one of its own in its place, by which nothing would be recorded
+            signal.signal(signal.SIGTERM, on_sigterm)
         remove_abandoned(str(store.root))
         files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog)
         seen = {"store": store.root / WORK, "files": files.absolute()}

@@ -55,7 +55,7 @@ def write_catalog(folder: Path, text: str, name: str = "catalog.yaml") -> Path:
         (["c.yaml", "--store", "/s"], r"--tracking-uri 'sqlite:///mlflow.db' is relative.*sqlite:////PATH"),
         (["c.yaml", *PLACES, "--json", "out.json"], r"--json 'out.json' is relative"),
         (["c.yaml", *PLACES, "--bogus"], r"No such option: --bogus"),
-        (PLACES, r"Missing argument 'CATALOG'"),
+        (PLACES, r"(?i)missing argument 'catalog'"),
         (["c.yaml", *PLACES, "--recipe", "nonsense"], r"nonsense"),
         (["c.yaml", *PLACES, "--device-class", "cpu-z80"], r"--device-class cpu-z80: expected one of auto, "),
     ],
