@@ -27,10 +27,10 @@ class Publisher:
 
     def __init__(self, plan: Plan, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger = store, ledger
-        self._expected: dict[str, set[str]] = {}
+        self._expected: dict[str, list[str]] = {}
         self._gathered: dict[str, list[tuple[Item, Outcome]]] = {}
         for item in plan.items:
-            self._expected.setdefault(item.entry.name, set()).add(item.device_class)
+            self._expected.setdefault(item.entry.name, []).append(item.device_class)
 
     def add(self, item: Item, outcome: Outcome) -> list[Outcome]:
         """Take an outcome in.
@@ -44,8 +44,11 @@ class Publisher:
         """
         gathered = self._gathered.setdefault(outcome.model, [])
         gathered.append((item, outcome))
-        if {done.device_class for _, done in gathered} != self._expected[outcome.model]:
+        expected = self._expected[outcome.model]
+        if len(gathered) < len(expected):
             return []
+        # In the order of the plan, however they came in: so versions in MLflow are the same after a restart.
+        gathered.sort(key=lambda reached: expected.index(reached[1].device_class))
         try:
             version = self._publish(gathered)
         except IntegrityError as error:
