@@ -226,8 +226,9 @@ class Fleet:
             if done.handle in asked:
                 node_id = asked[done.handle]
                 del self._doubted[node_id]
-                if done.failure is not None:
-                    self._used.pop(node_id, None)  # it is examined anew, if it is still listed
+                if done.failure is not None and node_id in self._used:
+                    lost = self._used.pop(node_id)  # it is examined anew, if it is still listed
+                    self._note(f"node {node_id[:12]} does not answer ({done.failure}); it served {', '.join(lost.classes)}")
             else:
                 item, what = waiting[done.handle]
                 item.found[what] = done
