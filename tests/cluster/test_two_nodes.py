@@ -20,7 +20,7 @@ from pipeline.cluster import connect
 from pipeline.entry import Entry
 from pipeline.tasks import BuildRequest, JudgeRequest, build, judge
 from tests.cluster.conftest import V3, V4
-from tests.cluster.watched import Interval, intervals
+from tests.cluster.watched import Interval, burn, intervals
 from tests.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
@@ -82,15 +82,6 @@ def test_two_campaigns_build_and_judge_on_two_nodes_and_every_judge_is_alone(clu
     assert nodes["portable"] == nodes[V3] | nodes[V4], "both nodes share what any can do"
     threads = {name: outcome["num_threads"] for (_, name), outcome in outcomes(few).items()}
     assert threads == {V3: 1, V4: 2, "portable": 1}
-
-
-def burn(seconds: float, until: str) -> None:
-    """What a neighbour's build does to a core, until a file appears at the latest."""
-    import time
-
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not Path(until).exists():
-        sum(range(100_000))
 
 
 @pytest.mark.slow
