@@ -38,7 +38,7 @@ def thread_budget(num_threads: int, root: Path = ROOT) -> int:
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """The CPUs that quotas leave this process, as a fraction may be; None where there is no quota, or none can be read."""
-    quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in control_groups("cpu", root) if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
@@ -51,10 +51,10 @@ class _Mount:
     unified: bool
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """The folders of the process's groups that may have a CPU quota, each with all above it up to the mount."""
-    groups = _own_groups(root)
-    for mount in _mounts(root):
+def control_groups(controller: str, root: Path = ROOT) -> Iterator[Path]:
+    """The folders of the process's groups that may have limits of a controller, each with all above it up to the mount."""
+    groups = _own_groups(controller, root)
+    for mount in _mounts(controller, root):
         group = groups.get(mount.unified)
         if group is None:
             continue
@@ -69,28 +69,28 @@ def _groups(root: Path) -> Iterator[Path]:
             yield above
 
 
-def _own_groups(root: Path) -> dict[bool, PurePosixPath]:
-    """The process's groups: of cgroup v2 under True, and of v1's controller `cpu` under False."""
+def _own_groups(controller: str, root: Path) -> dict[bool, PurePosixPath]:
+    """The process's groups: of cgroup v2 under True, and of v1's controller under False."""
     found: dict[bool, PurePosixPath] = {}
     for line in _lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             found[True] = PurePosixPath(path)
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             found[False] = PurePosixPath(path)
     return found
 
 
-def _mounts(root: Path) -> Iterator[_Mount]:
-    """The mounted hierarchies that have the controller `cpu`, or may: proc(5), mountinfo."""
+def _mounts(controller: str, root: Path) -> Iterator[_Mount]:
+    """The mounted hierarchies that have a controller, or may: proc(5), mountinfo."""
     for line in _lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
         where, what = fields.split(), rest.split()
         if len(where) < 5 or len(what) < 3:
             continue
         unified = what[0] == "cgroup2"
-        if unified or (what[0] == "cgroup" and "cpu" in what[2].split(",")):
+        if unified or (what[0] == "cgroup" and controller in what[2].split(",")):
             yield _Mount(path=PurePosixPath(where[4]), top=PurePosixPath(where[3]), unified=unified)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from freezer.errors import ColdpressError, InfrastructureError
 from pipeline.cluster import Done, Handle, Node
 from pipeline.demand import Demand, demand_of
+from pipeline.ending import code_of, failure_of
 from pipeline.events import Event
 from pipeline.fleet import Fleet
-from pipeline.isolate import code_of, failure_of
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.outcome import CandidateReport, Outcome

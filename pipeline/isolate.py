@@ -2,134 +2,128 @@
 
 The child is forked from a forkserver that has torch imported already, which takes half a second instead of several. The forkserver
 inherits the environment of this process, so a class's instruction-set limits, set when the worker started, hold in every child.
+Between the two stands a keeper (keeper.py), which watches the limits and ends all that the child has started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any
 
-import psutil
+from freezer.errors import InfrastructureError
+from pipeline.ending import CODES, NODE_MEMORY, End, EndKind, message_of
+from pipeline.keeper import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, Kept, keep
+from pipeline.processes import KILL_WAIT_S, adopting, children, descendants, kill
 
-from freezer.errors import ColdpressError, FreezeError, InfrastructureError, StoreError, UsageError
-
-PRELOAD = ["torch", "torch._inductor.compile_fx", "freezer.build", "freezer.judge", "freezer.assemble"]
+PRELOAD = ["torch", "torch._inductor.compile_fx", "freezer.build", "freezer.judge", "freezer.assemble", "pipeline.keeper"]
 START_LIMIT_S = 300.0
 """Until a child must have started. The first one of a worker waits until its forkserver has imported torch, which takes seconds, or
 a minute from a cold disk; that is no item's fault, and counts against none of its limits."""
-POLL_S = 0.1
-LOG_LIMIT_BYTES = 64 * 1024 * 1024
+GRACE_S = 60.0
+"""Beyond an item's time, until a keeper that says nothing is taken for dead."""
 LOG_TAIL_LINES = 20
-_PR_SET_PDEATHSIG = 1
-
-CODES = {
-    "timeout": "CP-TIMEOUT",
-    "memory": "CP-MEMORY",
-    "crash": "CP-CRASH",
-    "output": "CP-LOG-SIZE",
-    "disk": "CP-DISK",
-    "infrastructure": "CP-INFRASTRUCTURE",
-}
-"""Codes of failures of the circumstances, which no exception of ours stands for."""
-
-EndKind = Literal["ok", "error", "timeout", "memory", "crash", "output"]
+_LINE_CHARACTERS = 400
+_TRACE = "(most recent call first):"
+"""How faulthandler begins."""
+VMSTAT = Path("/proc/vmstat")
+SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
+"""What a process may ask for beyond its limit of resident memory: stacks of threads, arenas, and what it never touches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """How a child ended.
+class Memory:
+    """How much an item may use.
 
     Attributes:
-        kind: `ok`; `error`: it raised; the others: it was stopped, or died.
-        value: what the function returned.
-        failure: the type of the failed outcome: a FreezeError's kind, or `kind` itself.
-        code: of the failure, in docs/errors.md.
-        message: one sentence for people.
-        log_tail: the last lines that the child printed.
-        peak_bytes: the largest resident memory of the child and its own children that was seen.
-        wall_s: from the moment it had started to its end.
+        limit_bytes: resident memory of the child and its children together.
+        asked: whether its entry says so; else it is what one item may have of this machine.
+        bounds_requests: whether one process may not ask for much more than that either: right of all but CUDA, whose
+            processes reserve more than there is.
     """
 
-    kind: EndKind
-    value: Any = None
-    failure: str | None = None
-    code: str | None = None
-    message: str = ""
-    log_tail: str = ""
-    peak_bytes: int = 0
-    wall_s: float = 0.0
+    limit_bytes: int
+    asked: bool = True
+    bounds_requests: bool = True
+
+    @property
+    def data_bytes(self) -> int | None:
+        """See keeper.Bounds."""
+        spare = SPARE_BYTES + SPARE_BYTES_PER_CPU * (os.cpu_count() or 1)
+        return self.limit_bytes + spare if self.bounds_requests else None
 
 
 def run_isolated(
-    function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, timeout_s: float, memory_bytes: int
+    function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, timeout_s: float, memory: Memory
 ) -> End:
-    """Run a function in a child process of its own process group; nothing of the child survives this call.
+    """Run a function in a child process of its own; nothing that the child starts survives this call.
 
     Args:
-        function: importable by name; its result must pickle.
+        function: importable by name, not of the main module; its result must pickle.
         args: that pickle.
-        folder: for the result file.
+        folder: where the child's temporary files go.
         log: where all that the child prints goes.
         timeout_s: wall time, from the moment that the child has started.
-        memory_bytes: resident memory of the child and its children together.
+        memory: what it may use.
 
     Raises:
         InfrastructureError: no child could be started.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    result = folder / "result.pickle"
     log.parent.mkdir(parents=True, exist_ok=True)
-    process = context.Process(target=_child, args=(function, args, str(result), str(log), os.getpid()), daemon=False)
-    _start(process)
-    started = time.monotonic()
-    try:
-        stopped, peak = _watch(process, log, started + timeout_s, memory_bytes)
-    finally:
-        _kill_group(process)
-    wall_s = time.monotonic() - started
-    end = _ended(process, result, stopped, timeout_s=timeout_s, memory_bytes=memory_bytes)
-    result.unlink(missing_ok=True)
-    process.close()
-    tail = "" if end.kind == "ok" else log_tail(log)
-    return End(
-        kind=end.kind,
-        value=end.value,
-        failure=end.failure,
-        code=end.code,
-        message=end.message,
-        log_tail=tail,
-        peak_bytes=peak,
-        wall_s=wall_s,
-    )
+    bounds = Bounds(timeout_s=timeout_s, memory_bytes=memory.limit_bytes, data_bytes=memory.data_bytes)
+    own, keepers = context.Pipe()
+    payload = pickle.dumps((function, args))
+    process = context.Process(target=keep, args=(payload, str(folder), str(log), bounds, keepers), daemon=False)
+    oom_kills = _oom_kills()
+    before: set[int] = set()
+    kept: Kept | None = None
+    with adopting():
+        try:
+            _start(process)
+            keepers.close()
+            _expect_start(own)
+            before = set(children(os.getpid()))
+            kept = _hear(own, timeout_s + GRACE_S)
+        finally:
+            keepers.close()
+            own.close()  # a keeper that is still at work ends everything now
+            _end(process)
+            if kept is None or kept.left:
+                _kill_adopted(before)
+    end = _ended(kept, timeout_s=timeout_s, memory=memory, starved=_oom_kills() > oom_kills)
+    if kept is not None:
+        end = replace(end, peak_bytes=kept.peak_bytes, wall_s=kept.wall_s)
+    return end if end.kind == "ok" else replace(end, log_tail=log_tail(log))
 
 
 def _start(process: ForkServerProcess) -> None:
-    """Start a child. A forkserver that hangs while it starts up would be waited for without end, so a thread waits for it.
+    """Start a keeper. A forkserver that hangs while it starts up would be waited for without end, so a thread waits for it.
 
     Raises:
-        InfrastructureError: the child did not start within START_LIMIT_S, or its forkserver died.
+        InfrastructureError: the keeper did not start within START_LIMIT_S, or its forkserver died.
     """
     failed: list[BaseException] = []
     given_up = threading.Event()
 
     def start() -> None:
         try:
-            process.start()
+            with _without_main():
+                process.start()
         except BaseException as error:
             failed.append(error)
         if given_up.is_set() and process.pid is not None:
@@ -143,141 +137,178 @@ def _start(process: ForkServerProcess) -> None:
         if thread.is_alive():
             given_up.set()
     if given_up.is_set():
-        raise InfrastructureError(
-            f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; look at "
-            "this node's disk and memory"
-        )
+        raise _did_not_start()
     if failed:
         why = f"{type(failed[0]).__name__}: {failed[0]}"
         raise InfrastructureError(f"a child process could not be started ({why}); look at this node's memory") from failed[0]
 
 
-def log_tail(log: Path) -> str:
-    """The last lines of a log."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 20_000))
-        lines = file.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
-    return ""
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide this process's main module: multiprocessing would run it again in each keeper, and Ray's takes a second."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
-def _watch(process: ForkServerProcess, log: Path, deadline: float, memory_bytes: int) -> tuple[EndKind | None, int]:
-    """Wait for the end, or for a limit that is passed; which one, and the peak memory."""
-    peak = 0
-    while True:
-        process.join(POLL_S)
-        if process.exitcode is not None:
-            return None, peak
-        peak = max(peak, _tree_bytes(process.pid))
-        if peak > memory_bytes:
-            return "memory", peak
-        if time.monotonic() > deadline:
-            return "timeout", peak
-        with contextlib.suppress(OSError):
-            if log.stat().st_size > LOG_LIMIT_BYTES:
-                return "output", peak
+def _expect_start(keeper: Connection) -> None:
+    """Wait for a keeper's first word.
+
+    Raises:
+        InfrastructureError: it said nothing within START_LIMIT_S, or died.
+    """
+    started = time.monotonic()
+    if _hear(keeper, START_LIMIT_S) is None:
+        if time.monotonic() - started >= START_LIMIT_S:
+            raise _did_not_start()
+        raise InfrastructureError("a child process could not be started (it died at once); look at this node's memory")
 
 
-def _tree_bytes(pid: int | None) -> int:
-    """Resident memory of a process and of all that it started; a copy of it that has not begun its own program is not counted."""
-    total = 0
-    with contextlib.suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        own = parent.memory_info()
-        total += own.rss
-        for process in parent.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                found = process.memory_info()
-                total += found.rss if found.vms != own.vms else 0
-    return total
+def _did_not_start() -> InfrastructureError:
+    return InfrastructureError(
+        f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; look at "
+        "this node's disk and memory"
+    )
 
 
-def _kill_group(process: ForkServerProcess) -> None:
-    """Kill the child, if it lives, and everything that it started."""
-    if process.pid is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if process.exitcode is None:
-            process.kill()
-    process.join(10)
+def _hear(keeper: Connection, limit_s: float) -> Any:
+    """What a keeper says next; None of one that died or said nothing in time."""
+    with contextlib.suppress(EOFError, OSError):
+        if keeper.poll(limit_s):
+            return keeper.recv()
+    return None
 
 
-def _ended(process: ForkServerProcess, result: Path, stopped: EndKind | None, *, timeout_s: float, memory_bytes: int) -> End:
-    if stopped == "timeout":
-        return _stopped("timeout", f"did not end within {timeout_s:g} s; raise limits.timeout_s")
-    if stopped == "memory":
-        return _stopped("memory", f"used more than {memory_bytes / 1e9:.1f} GB; raise limits.memory_gb")
-    if stopped == "output":
-        return _stopped("output", f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB; print less while the model loads and runs")
-    if result.exists():
-        end: End = pickle.loads(result.read_bytes())  # written by _child, in a folder of this task alone
-        return end
-    code = process.exitcode
+def _end(process: ForkServerProcess) -> None:
+    """Wait until a keeper is gone; one that does not go is killed with all that is below it."""
+    if process.pid is None:
+        return
+    process.join(KILL_WAIT_S + 10)
+    if process.exitcode is None:
+        below = descendants(process.pid)
+        kill([process.pid, *below])
+        process.join(KILL_WAIT_S)
+    if process.exitcode is not None:
+        process.close()
+
+
+def _kill_adopted(before: set[int]) -> None:
+    """Kill what a dead keeper has left to this process: its children now, though it started none of them."""
+    deadline = time.monotonic() + KILL_WAIT_S
+    while time.monotonic() < deadline:
+        found = [pid for pid in children(os.getpid()) if pid not in before and _is_of_another_session(pid)]
+        if not found:
+            return
+        kill(found)
+        for pid in found:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _is_of_another_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) != os.getsid(0)
+    except ProcessLookupError:
+        return False
+
+
+def _ended(kept: Kept | None, *, timeout_s: float, memory: Memory, starved: bool) -> End:
+    """The End of a child, from what its keeper told; `starved` if the kernel has killed for want of memory meanwhile."""
+    if kept is None:
+        how = "the process that watches it was killed, by the kernel or by the model's own code"
+        return _starved(how, None) if starved else _stopped("crash", how)
+    if kept.stopped is not None:
+        return _passed(kept, timeout_s, memory)
+    if kept.result is not None:
+        end = _unpickled(kept.result)
+        if end.failure == "memory":
+            return _without_memory(end, memory)
+        return _starved(f"the kernel ended one of its processes: {end.message}", kept) if starved and end.kind == "error" else end
+    code = os.waitstatus_to_exitcode(kept.status) if kept.status is not None else None
+    if code == -signal.SIGKILL and starved:
+        return _starved("the kernel ended it", kept)
     how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
     return _stopped("crash", f"the process {how} without a result; the end of its log may say why")
 
 
-def _stopped(kind: EndKind, message: str) -> End:
-    return End(kind=kind, failure=kind, code=CODES[kind], message=message)
+def _passed(kept: Kept, timeout_s: float, memory: Memory) -> End:
+    """The End of a child that was stopped."""
+    match kept.stopped:
+        case "timeout":
+            return _stopped("timeout", f"did not end within {timeout_s:g} s; raise limits.timeout_s")
+        case "memory":
+            code = CODES["memory"] if memory.asked else NODE_MEMORY
+            message = f"used more than {memory.limit_bytes / 1e9:.1f} GB{_more_memory(memory)}"
+            return replace(_stopped("memory", message), code=code, tried_bytes=memory.limit_bytes)
+        case "output":
+            most = LOG_LIMIT_BYTES / 1e6
+            return _stopped("output", f"printed more than {most:.0f} MB; print less while the model loads and runs")
+        case "processes":
+            found = f"had {kept.num_processes} processes at a time, expected at most {MAX_PROCESSES}"
+            return _stopped("processes", f"{found}; start fewer while the model loads and runs")
+        case "disk":
+            return _stopped(
+                "disk", "its temporary files filled the disk; make room, or let the model write less while it loads and runs"
+            )
+        case _:
+            most = RESULT_LIMIT_BYTES / 1e6
+            return replace(_stopped("error", f"handed over a result of more than {most:.0f} MB"), code="CP-ERROR")
 
 
-def _child(function: Callable[..., Any], args: tuple[Any, ...], result: str, log: str, owner: int) -> None:
-    """In the child: own process group, death with the parent, output into the log, the result into a file."""
-    os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if not psutil.pid_exists(owner):
-        os._exit(1)
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+def _without_memory(end: End, memory: Memory) -> End:
+    """The End of a child that was refused memory: it asked for more than there is, or than its limit and what is spare beyond."""
+    message = (
+        f"asked for more memory than its {memory.limit_bytes / 1e9:.1f} GB and some spare ({end.message}){_more_memory(memory)}"
+    )
+    return replace(end, code=CODES["memory"] if memory.asked else NODE_MEMORY, message=message, tried_bytes=memory.limit_bytes)
+
+
+def _more_memory(memory: Memory) -> str:
+    return "; raise limits.memory_gb" if memory.asked else ", what one item may have of this machine; take a larger worker"
+
+
+def _starved(how: str, kept: Kept | None) -> End:
+    """The End of a child of which the kernel's OOM killer took a part."""
+    peak = 0 if kept is None else kept.peak_bytes
+    message = (
+        f"this machine ran out of memory when it used {peak / 1e9:.1f} GB ({how}); run less beside it, or take a larger worker"
+    )
+    return End(kind="memory", failure="memory", code=NODE_MEMORY, message=message, tried_bytes=peak)
+
+
+def _unpickled(result: bytes) -> End:
+    """The End that a child handed over; what cannot be read here is an error of its own."""
     try:
-        end = End(kind="ok", value=function(*args))
-    except BaseException as error:  # whatever the user's code raises is this item's failure
-        traceback.print_exc()
-        end = End(kind="error", failure=failure_of(error), code=code_of(error), message=_message(error))
-    partial = Path(f"{result}.partial")
-    partial.write_bytes(pickle.dumps(end))
-    os.replace(partial, result)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # no atexit handlers, no destructors of the user's code
+        end = pickle.loads(result)  # of a child that runs the item's code, which may do what it likes on this machine anyway
+    except Exception as error:
+        return replace(_stopped("error", f"its result cannot be read: {message_of(error)}"), code="CP-ERROR")
+    return end if isinstance(end, End) else replace(_stopped("error", "handed over something else than a result"), code="CP-ERROR")
 
 
-def failure_of(error: BaseException) -> str:
-    """The type of the failed outcome that an exception makes."""
-    if _is_of_the_disk(error):
-        return "disk"
-    if isinstance(error, FreezeError):
-        return error.kind
-    if isinstance(error, MemoryError):
-        return "memory"
-    if isinstance(error, InfrastructureError | StoreError):
-        return "infrastructure"
-    return "spec" if isinstance(error, UsageError) else "error"
+def _stopped(kind: EndKind, message: str) -> End:
+    return End(kind=kind, failure=kind, code=CODES.get(kind), message=message)
 
 
-def code_of(error: BaseException) -> str:
-    """The code of the failed outcome that an exception makes."""
-    if isinstance(error, ColdpressError) and not _is_of_the_disk(error):
-        return error.code
-    return CODES.get(failure_of(error), ColdpressError.code)
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since this machine started; 0 where it does not tell."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
-def _is_of_the_disk(error: BaseException | None) -> bool:
-    """Whether a full or broken disk is behind an exception; compilers tell of it in their output alone."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            return True
-        if os.strerror(errno.ENOSPC) in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, ColdpressError):
-        return str(error)
-    lines = str(error).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {lines[-1]}"
+def log_tail(log: Path) -> str:
+    """The last lines of a log; of a long traceback at its end the calls that count, the innermost."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 20_000))
+        lines = [line[:_LINE_CHARACTERS] for line in file.read().decode(errors="replace").splitlines()]
+        traces = [number for number, line in enumerate(lines) if line.endswith(_TRACE)]
+        if traces and len(lines) - traces[-1] > LOG_TAIL_LINES // 2:
+            innermost = traces[-1] + LOG_TAIL_LINES // 2
+            lines = [*lines[:innermost], *(line for line in lines[innermost:] if line.startswith("coldpress: "))]
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+    return ""

@@ -38,7 +38,7 @@ from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan, auto_classes_of, make_plan
 from pipeline.publish import Publisher
 from pipeline.report import Report
-from pipeline.tasks import remove_abandoned
+from pipeline.staging import remove_abandoned
 from pipeline.tracker import ArtifactMode, Tracker
 
 

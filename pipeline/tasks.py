@@ -11,24 +11,24 @@ and torch only in the children.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
-import os
-import platform
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.device_class import device_class
 from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
 from pipeline.alone import come_first
+from pipeline.ending import End
 from pipeline.entry import Entry
-from pipeline.isolate import End, run_isolated
+from pipeline.isolate import Memory, run_isolated
+from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
+from pipeline.staging import move_whole, staging_folder
 
 if TYPE_CHECKING:
     from freezer.judge import Judgement, Trial
@@ -45,16 +45,27 @@ WALL_TIME = "wall_s"
 """A file in a candidate's folder: how long its task took, in seconds."""
 
 PROBE_TIMEOUT_S = 120.0
+REMOVED: Mapping[str, Any] = {
+    "kind": "error",
+    "failure": "error",
+    "code": "CP-ERROR",
+    "message": "what was made is gone from its staging folder: the model's code, or somebody else, removed it meanwhile",
+}
 MEMORY_SHARE = 0.8
 """Share of the machine's memory that one item may use when its entry sets no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassFacts:
-    """What the workers of a class build and judge with."""
+    """What the workers of a class build and judge with.
+
+    Attributes:
+        memory_bytes: what one item may use there when its entry sets no limit; None if nobody has looked.
+    """
 
     num_threads: int
     toolchain: Mapping[str, Any]
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +90,7 @@ class BuildResult:
         failure, code, message, log_tail: of a build that failed; see isolate.End.
         wall_s: of this task's child.
         peak_bytes: of the child and its compilers.
+        tried_bytes: of a failure of memory, as much as was not enough.
     """
 
     key: str
@@ -90,6 +102,7 @@ class BuildResult:
     log_tail: str = ""
     wall_s: float = 0.0
     peak_bytes: int = 0
+    tried_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +130,8 @@ class JudgeResult:
         has_artifact: whether an artifact folder lies in the store, to be published.
         recipe, speedup, speedup_ci, drift, latency_ms, task_metric: as in Outcome.
         candidates: one for each that was judged.
+        peak_bytes: of the judge's child.
+        tried_bytes: of a failure of memory, as much as was not enough.
     """
 
     key: str
@@ -135,6 +150,8 @@ class JudgeResult:
     candidates: tuple[CandidateReport, ...] = ()
     host: Mapping[str, Any] | None = None
     judge_s: float = 0.0
+    peak_bytes: int = 0
+    tried_bytes: int | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:
@@ -173,13 +190,11 @@ def probe(num_threads: int) -> ClassFacts:
         RuntimeError: torch cannot be imported there.
     """
     with tempfile.TemporaryDirectory(prefix="coldpress-probe-") as folder:
-        work = Path(folder)
-        end = run_isolated(
-            _probe_child, (), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory_bytes=_memory_bytes(Limits())
-        )
+        work, memory = Path(folder), _memory(Limits())
+        end = run_isolated(_probe_child, (), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory=memory)
     if end.kind != "ok":
         raise RuntimeError(f"the worker cannot be probed: {end.message}\n{end.log_tail}")
-    return ClassFacts(num_threads=num_threads, toolchain=end.value)
+    return ClassFacts(num_threads=num_threads, toolchain=end.value, memory_bytes=memory.limit_bytes)
 
 
 def _probe_child() -> Mapping[str, Any]:
@@ -193,11 +208,13 @@ def build(request: BuildRequest) -> BuildResult:
     done = candidate_folder(request.store, request.key)
     if done.is_dir():
         return BuildResult(key=request.key, recipe=request.recipe, cached=True)
-    with _staging(request.store) as staging:
-        end = _isolated(_build_child, request, staging, request.store, request.key, request.entry.limits)
+    with staging_folder(request.store) as staging:
+        end = _isolated(_build_child, request, staging)
         if end.kind == "ok":
-            (staging / "candidate" / WALL_TIME).write_text(str(end.wall_s))
-            _move(staging / "candidate", done)
+            with contextlib.suppress(FileNotFoundError):
+                (staging / "candidate" / WALL_TIME).write_text(str(end.wall_s))
+            if not move_whole(staging / "candidate", done):
+                end = replace(end, **REMOVED)
         return BuildResult(
             key=request.key,
             recipe=request.recipe,
@@ -207,6 +224,7 @@ def build(request: BuildRequest) -> BuildResult:
             log_tail=end.log_tail,
             wall_s=end.wall_s,
             peak_bytes=end.peak_bytes,
+            tried_bytes=end.tried_bytes,
         )
 
 
@@ -233,24 +251,33 @@ def judge(request: JudgeRequest) -> JudgeResult:
     done = judged_folder(request.store, request.key)
     if done.is_dir():
         return JudgeResult.from_json(json.loads((done / "result.json").read_text()))
-    with _staging(request.store) as staging:
-        end = _isolated(_judge_child, request, staging, request.store, request.key, request.entry.limits)
+    with staging_folder(request.store) as staging:
+        end = _isolated(_judge_child, request, staging)
         if end.kind != "ok":
-            return JudgeResult(
-                key=request.key,
-                verdict="failed",
-                reason=end.message,
-                failure=end.failure,
-                code=end.code,
-                log_tail=end.log_tail,
-                judge_s=end.wall_s,
-            )
-        result: JudgeResult = replace(end.value, judge_s=end.wall_s)
+            return _failed_judge(request, end)
+        result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
         if result.verdict != "unstable":  # kept until it is published: a driver may die before all classes of a model are judged
-            (staging / "judged").mkdir(exist_ok=True)
-            (staging / "judged" / "result.json").write_text(json.dumps(asdict(result)))
-            _move(staging / "judged", done)
+            with contextlib.suppress(FileNotFoundError):
+                if not result.has_artifact:
+                    (staging / "judged").mkdir(exist_ok=True)
+                (staging / "judged" / "result.json").write_text(json.dumps(asdict(result)))
+            if not move_whole(staging / "judged", done):
+                return _failed_judge(request, replace(end, **REMOVED))
         return result
+
+
+def _failed_judge(request: JudgeRequest, end: End) -> JudgeResult:
+    return JudgeResult(
+        key=request.key,
+        verdict="failed",
+        reason=end.message,
+        failure=end.failure,
+        code=end.code,
+        log_tail=end.log_tail,
+        judge_s=end.wall_s,
+        peak_bytes=end.peak_bytes,
+        tried_bytes=end.tried_bytes,
+    )
 
 
 def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
@@ -344,50 +371,15 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
     )
 
 
-def _isolated(child: Any, request: Any, staging: Path, store: str, key: str, limits: Limits) -> End:
-    log = log_path(store, key)
+def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path) -> End:
+    log = log_path(request.store, request.key)
     log.unlink(missing_ok=True)
-    return run_isolated(
-        child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory_bytes=_memory_bytes(limits)
-    )
+    limits = request.entry.limits
+    memory = _memory(limits, cuda=device_class(request.device_class).kind == "cuda")
+    return run_isolated(child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
 
 
-def _memory_bytes(limits: Limits) -> int:
-    if limits.memory_gb is not None:
-        return int(limits.memory_gb * 1e9)
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
-
-
-@contextlib.contextmanager
-def _staging(store: str) -> Any:
-    """A folder in the store, gone afterwards."""
-    root = Path(store) / WORK / "staging"
-    root.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_owner_prefix()}{os.getpid()}~", dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_abandoned(store: str) -> None:
-    """Remove the staging folders of workers of this machine that were killed."""
-    mine = _owner_prefix()
-    for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(mine)}*"):
-        pid = int(folder.name.removeprefix(mine).partition("~")[0])
-        if not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _owner_prefix() -> str:
-    return f"{platform.node()}~"
-
-
-def _move(source: Path, dest: Path) -> None:
-    """Move a folder to its name in one step; when another worker was first, its folder stays."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.replace(source, dest)
-    except OSError:
-        if not dest.is_dir():
-            raise
+def _memory(limits: Limits, *, cuda: bool = False) -> Memory:
+    asked = limits.memory_gb is not None
+    limit_bytes = int(limits.memory_gb * 1e9) if limits.memory_gb is not None else int(machine_bytes() * MEMORY_SHARE)
+    return Memory(limit_bytes=limit_bytes, asked=asked, bounds_requests=not cuda)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +18,23 @@ import psutil
 import pytest
 
 from freezer.errors import BuildError, CaptureError, SpecError
-from pipeline.isolate import LOG_LIMIT_BYTES, End, run_isolated
+from pipeline import isolate
+from pipeline.ending import End
+from pipeline.isolate import Memory, run_isolated
+from pipeline.keeper import LOG_LIMIT_BYTES, SCRATCH
+from tests.pipeline import faults
+
+DAMAGED = "damaged.pt"
+FIRST_START_S = 60
+"""The first child of a process waits for its forkserver, which imports torch."""
 
 
-def isolated(tmp_path: Path, function: Callable[..., Any], *args: Any, timeout_s: float = 60, memory_gb: float = 4) -> End:
-    return run_isolated(
-        function, args, folder=tmp_path, log=tmp_path / "log", timeout_s=timeout_s, memory_bytes=int(memory_gb * 1e9)
-    )
+def isolated(
+    tmp_path: Path, function: Callable[..., Any], *args: Any, timeout_s: float = 60, memory_gb: float = 4, asked: bool = True
+) -> End:
+    memory = Memory(limit_bytes=int(memory_gb * 1e9), asked=asked)
+    (tmp_path / "staging").mkdir(exist_ok=True)
+    return run_isolated(function, args, folder=tmp_path / "staging", log=tmp_path / "log", timeout_s=timeout_s, memory=memory)
 
 
 def add(a: int, b: int) -> tuple[int, int]:
@@ -45,6 +57,10 @@ def raise_compiler_error() -> None:
     raise BuildError("inductor: CppCompileError: fatal error: error writing to /tmp/x.s: No space left on device")
 
 
+def raise_compiler_was_killed() -> None:
+    raise BuildError("inductor: g++: fatal error: Killed signal terminated program cc1plus")
+
+
 def raise_spec_error() -> None:
     raise SpecError("no dim")
 
@@ -52,14 +68,6 @@ def raise_spec_error() -> None:
 def raise_plain() -> None:
     print("about to fail")
     raise KeyError("weights")
-
-
-def segfault() -> None:
-    os.kill(os.getpid(), 11)
-
-
-def leave() -> None:
-    os._exit(7)
 
 
 def hang_with_children(pid_file: str) -> None:
@@ -73,23 +81,9 @@ def leave_a_child(pid_file: str) -> None:
     Path(pid_file).write_text(str(child.pid))
 
 
-def eat() -> None:
-    kept = []
-    while True:
-        kept.append(bytearray(20_000_000))
-
-
-def talk() -> None:
-    while True:
-        print("x" * 1_000_000)
-
-
 def gone(pid: int) -> bool:
-    for _ in range(50):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False
+    """Whether a process is gone now, not even a zombie."""
+    return not psutil.pid_exists(pid)
 
 
 def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
@@ -97,7 +91,7 @@ def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
     assert (end.kind, end.value[0], end.failure, end.log_tail) == ("ok", 3, None, "")
     assert end.value[1] != os.getpid()
     assert (tmp_path / "log").read_text() == "adding\n"
-    assert 0 < end.wall_s < 60
+    assert 0 < end.wall_s < FIRST_START_S
 
 
 @pytest.mark.parametrize(
@@ -107,15 +101,36 @@ def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
         (raise_spec_error, "error", "spec", "no dim"),
         (raise_disk_full, "error", "disk", "it did not work"),
         (raise_compiler_error, "error", "disk", "No space left"),
+        (raise_compiler_was_killed, "error", "memory", "asked for more memory than its 4.0 GB .*cc1plus.*raise limits.memory_gb"),
         (raise_plain, "error", "error", "KeyError: 'weights'"),
-        (segfault, "crash", "crash", "died of SIGSEGV"),
-        (leave, "crash", "crash", "left with exit code 7"),
+        (faults.raise_without_words, "error", "error", "_SpeechlessError: no message"),
+        (faults.segfault, "crash", "crash", "died of SIGSEGV"),
+        (faults.abort, "crash", "crash", "died of SIGABRT"),
+        (faults.recurse, "crash", "crash", "died of SIGSEGV"),
+        (faults.kill_itself, "crash", "crash", "died of SIGKILL"),
+        (faults.leave, "crash", "crash", "left with exit code 7"),
+        (faults.become_another_program, "crash", "crash", "left with exit code 0 without a result"),
+        (faults.close_everything, "crash", "crash", "left with exit code 0 without a result"),
+        (faults.close_its_output, "error", "error", "OSError: .*Bad file descriptor"),
+        (faults.open_everything, "error", "error", "Too many open files"),
+        (faults.ask_for_input, "error", "error", "EOFError"),
+        (faults.return_a_lambda, "error", "error", "its result cannot be handed over: .*lambda"),
+        (faults.return_what_cannot_be_read, "error", "error", "its result cannot be read: RuntimeError: not here"),
+        (faults.return_much, "error", "error", "a result of more than 67 MB"),
     ],
 )
 def test_failures_are_typed(tmp_path: Path, function: Callable[[], None], kind: str, failure: str, message: str) -> None:
     end = isolated(tmp_path, function)
-    assert (end.kind, end.failure) == (kind, failure)
-    assert message in end.message
+    assert (end.kind, end.failure) == (kind, failure), end
+    assert re.search(message, end.message), end.message
+    assert end.code is not None
+
+
+def test_a_damaged_file_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / DAMAGED).write_bytes(b"PK\x03\x04" + bytes(1000))
+    end = isolated(tmp_path, faults.load_damage, str(tmp_path / DAMAGED))
+    assert (end.kind, end.failure) == ("error", "error")
+    assert end.log_tail.splitlines()[-1].startswith("RuntimeError: PytorchStreamReader")
 
 
 def test_the_end_of_the_log_comes_with_a_failure(tmp_path: Path) -> None:
@@ -124,12 +139,85 @@ def test_the_end_of_the_log_comes_with_a_failure(tmp_path: Path) -> None:
     assert end.log_tail.endswith("KeyError: 'weights'")
 
 
-def test_a_hang_is_stopped_in_time_with_all_its_children(tmp_path: Path) -> None:
-    end = isolated(tmp_path, hang_with_children, str(tmp_path / "pids"), timeout_s=3)
+def test_a_crash_says_where_it_was(tmp_path: Path) -> None:
+    tail = isolated(tmp_path, faults.segfault).log_tail
+    assert "Fatal Python error: Segmentation fault" in tail
+    assert f'faults.py", line {faults.segfault.__code__.co_firstlineno + 2} in segfault' in tail
+
+
+def test_a_hang_is_stopped_in_time_with_all_its_children_and_says_where_it_was(tmp_path: Path) -> None:
+    end = isolated(tmp_path, hang_with_children, str(tmp_path / "pids"), timeout_s=1)
     assert (end.kind, end.failure) == ("timeout", "timeout")
     assert "raise limits.timeout_s" in end.message
-    assert end.wall_s < 10
+    assert 1 <= end.wall_s < 5
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    assert "in hang_with_children" in end.log_tail
+    assert end.log_tail.endswith("coldpress: stopped (timeout); still running: sleep 1000")
+
+
+@pytest.mark.parametrize("function", [faults.spin, faults.stop_itself])
+def test_what_ignores_signals_or_is_stopped_ends_in_time(tmp_path: Path, function: Callable[[], None]) -> None:
+    end = isolated(tmp_path, function, timeout_s=0.5)
+    assert (end.kind, end.failure) == ("timeout", "timeout")
+    assert end.wall_s < 5
+
+
+def test_a_compiler_that_hangs_is_named(tmp_path: Path) -> None:
+    compiler = tmp_path / "slow-g++"
+    compiler.write_text("#!/bin/sh\ntrap '' TERM\nsleep 1000 &\nsleep 1000\n")
+    compiler.chmod(0o755)
+    end = isolated(tmp_path, faults.hang_in_a_compiler, str(compiler), timeout_s=1)
+    assert end.kind == "timeout"
+    assert f"still running: /bin/sh {compiler} -O2 x.cpp; sleep 1000; sleep 1000" in end.log_tail
+
+
+@pytest.mark.parametrize("then", ["return", "hang", "crash"])
+def test_what_leaves_its_session_and_its_parent_is_ended_too(tmp_path: Path, then: str) -> None:
+    end = isolated(tmp_path, faults.detach, str(tmp_path / "pids"), then, timeout_s=1.5)
+    assert end.kind == {"return": "ok", "hang": "timeout", "crash": "crash"}[then]
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) == 2
+    assert all(gone(int(pid)) for pid in pids)
+
+
+def test_a_child_that_kills_its_keeper_is_a_crash_and_leaves_nothing(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.kill_its_parent, str(tmp_path / "pids"))
+    assert (end.kind, end.failure) == ("crash", "crash")
+    assert "the process that watches it was killed" in end.message
+    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from pipeline import isolate
+from pipeline.isolate import Memory, run_isolated
+from tests.pipeline import faults
+
+isolate.PRELOAD = ["pipeline.keeper"]  # torch, which takes seconds, is not needed here
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    given = {"folder": folder, "log": folder / "log", "timeout_s": 60, "memory": Memory(limit_bytes=4 * 10**9)}
+    run_isolated(faults.detach, (str(folder / "pids"), "hang"), **given)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_worker_that_is_killed_takes_everything_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "system").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path / "system")}
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)], env=env, stderr=subprocess.DEVNULL
+    ) as worker:
+        faults.wait_for_lines(tmp_path / "pids", 2, timeout_s=60)
+        below = psutil.Process(worker.pid).children(recursive=True)
+        assert len(below) >= 5, "a forkserver, a keeper, a child and two that left it"
+        worker.send_signal(number)
+        worker.wait(30)
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert alive == []
+    assert [path.name for path in (tmp_path / "system").iterdir() if path.name.startswith(SCRATCH)] == []
 
 
 SLOW_START = """
@@ -142,7 +230,7 @@ isolate.PRELOAD = ["slow_to_import"]
 isolate.START_LIMIT_S = float(sys.argv[2])
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    given = {"folder": folder, "log": folder / "log", "timeout_s": 3, "memory_bytes": 4 * 10**9}
+    given = {"folder": folder, "log": folder / "log", "timeout_s": 3, "memory": isolate.Memory(limit_bytes=4 * 10**9)}
     try:
         end = isolate.run_isolated(add, (1, 2), **given)
         print(end.kind, end.wall_s < 3)
@@ -181,15 +269,132 @@ def test_children_that_are_left_behind_end_with_the_item(tmp_path: Path) -> None
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_memory_without_end_is_stopped(tmp_path: Path) -> None:
-    end = isolated(tmp_path, eat, memory_gb=1.2)
-    assert (end.kind, end.failure) == ("memory", "memory")
-    assert end.peak_bytes > 1.2e9
-    assert "used more than 1.2 GB" in end.message
+def test_the_first_that_comes_back_from_a_fork_is_the_result(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.return_twice)
+    assert end.kind == "ok"
+    assert end.value > 0, "the parent's"
 
 
-def test_output_without_end_is_stopped(tmp_path: Path) -> None:
-    end = isolated(tmp_path, talk)
+@pytest.mark.parametrize("function", [faults.eat, faults.eat_in_children])
+def test_memory_without_end_is_stopped(tmp_path: Path, function: Callable[[], None]) -> None:
+    end = isolated(tmp_path, function, memory_gb=1.2)
+    assert (end.kind, end.failure, end.code) == ("memory", "memory", "CP-MEMORY")
+    assert 1.2e9 < end.peak_bytes < 4e9
+    assert end.tried_bytes == 1.2e9
+    assert "used more than 1.2 GB; raise limits.memory_gb" in end.message
+
+
+def test_much_memory_at_once_is_refused_before_it_is_taken(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.eat_at_once, 12 * 10**9, memory_gb=1.2, asked=False)
+    assert (end.kind, end.failure, end.code) == ("error", "memory", "CP-MEMORY-NODE")
+    assert end.peak_bytes < 1.2e9, "nothing of it was ever resident"
+    assert re.search(r"asked for more memory than its 1.2 GB and some spare \(MemoryError: .*\), what one item may", end.message)
+    assert "kept = bytearray(num_bytes)" in end.log_tail, "the line that asked for it"
+
+
+def test_a_child_is_taken_first_and_leaves_no_core(tmp_path: Path) -> None:
+    core, data, score = isolated(tmp_path, faults.limits, memory_gb=3).value
+    assert (core, score) == (0, 1000)
+    assert data == Memory(limit_bytes=3 * 10**9).data_bytes
+    memory = Memory(limit_bytes=3 * 10**9, bounds_requests=False)
+    end = run_isolated(faults.limits, (), folder=tmp_path, log=tmp_path / "log", timeout_s=60, memory=memory)
+    assert end.value[1] == -1
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (faults.kill_itself, "ran out of memory when it used .* GB \\(the kernel ended it\\)"),
+        (raise_capture_error, "\\(the kernel ended one of its processes: no graph\\)"),
+    ],
+)
+def test_what_the_kernel_kills_for_memory_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable[[], None], message: str
+) -> None:
+    kills = iter((3, 4))
+    monkeypatch.setattr(isolate, "_oom_kills", lambda: next(kills))
+    end = isolated(tmp_path, function)
+    assert (end.failure, end.code) == ("memory", "CP-MEMORY-NODE")
+    assert re.search(message, end.message), end.message
+
+
+def test_the_kernels_count_of_kills_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 17\noom_kill_x 3\n")
+    monkeypatch.setattr(isolate, "VMSTAT", tmp_path / "vmstat")
+    assert isolate._oom_kills() == 17
+    monkeypatch.setattr(isolate, "VMSTAT", tmp_path / "nothing")
+    assert isolate._oom_kills() == 0
+
+
+def test_forks_without_end_are_stopped(tmp_path: Path) -> None:
+    before = set(psutil.pids())
+    end = isolated(tmp_path, faults.fork_for_ever)
+    assert (end.kind, end.failure, end.code) == ("processes", "processes", "CP-PROCESSES")
+    assert re.search(r"had \d+ processes at a time, expected at most 100", end.message)
+    new = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
+    assert sum("forkserver" in " ".join(process.info["cmdline"] or []) for process in new) <= 1
+
+
+def test_output_without_end_is_stopped_and_fills_no_disk(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.talk)
     assert (end.kind, end.failure) == ("output", "output")
-    assert (tmp_path / "log").stat().st_size < 50 * LOG_LIMIT_BYTES
+    assert (tmp_path / "log").stat().st_size == LOG_LIMIT_BYTES
     assert len(end.log_tail) <= 20_000
+
+
+def test_output_within_the_limit_is_kept_whole(tmp_path: Path) -> None:
+    assert isolated(tmp_path, faults.talk, 30_000_000).kind == "ok"
+    assert (tmp_path / "log").stat().st_size == 30_000_000
+
+
+def test_temporary_files_of_every_kind_go_with_the_child(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.fill_its_temporary_folder, 3_000_000, str(tmp_path / "places"))
+    assert (end.kind, end.message.split(" without")[0]) == ("crash", "the process left with exit code 3")
+    places = [Path(line) for line in (tmp_path / "places").read_text().splitlines()]
+    assert len({place for place in places if place.name.startswith(SCRATCH)}) == 1
+    assert {place.parent.name if not place.name.startswith(SCRATCH) else place.name for place in places} == {places[0].name}
+    assert len(str(places[0])) < 60, "sockets within it have names of at most 108 characters"
+    assert not any(os.path.lexists(place) for place in places)
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_a_staging_folder_that_the_child_removes_is_its_own_loss(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.remove_its_folder, str(tmp_path / "staging"))
+    assert (end.kind, end.value) == ("ok", 1)
+
+
+FULL = """
+import sys
+from pathlib import Path
+from pipeline import isolate
+from pipeline.isolate import Memory, run_isolated
+from tests.pipeline import faults
+
+isolate.PRELOAD = ["pipeline.keeper"]
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    memory = Memory(limit_bytes=4 * 10**9)
+    end = run_isolated(faults.fill_the_disk, (), folder=folder, log=Path(sys.argv[2]), timeout_s=60, memory=memory)
+    print(end.kind, end.code, end.message)
+"""
+MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not MOUNTS, reason="needs the right to mount a small disk")
+def test_temporary_files_that_fill_the_disk_are_stopped_before_it_is_full(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    (tmp_path / "disk").mkdir()
+    script = f'mount -t tmpfs -o size=200m tmpfs {tmp_path}/disk && exec "$@"'
+    command = [sys.executable, str(tmp_path / "full.py"), str(tmp_path / "disk"), str(tmp_path / "log")]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.startswith("disk CP-DISK its temporary files filled the disk"), done.stdout + done.stderr
+
+
+def test_a_dangling_scratch_of_a_dead_machine_is_swept(tmp_path: Path) -> None:
+    stale = Path(tempfile.gettempdir()) / f"{SCRATCH}stale"
+    stale.symlink_to(tmp_path / "nothing")
+    isolated(tmp_path, add, 1, 2)
+    assert not stale.is_symlink()

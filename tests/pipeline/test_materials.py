@@ -18,8 +18,8 @@ from freezer.errors import InfrastructureError, SourceError
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.spec import Dim
 from pipeline.catalog import Catalog, read_catalog, read_registry
+from pipeline.ending import code_of
 from pipeline.entry import Entry
-from pipeline.isolate import code_of
 from pipeline.keys import FileDigests, source_key
 from pipeline.materials import Materials
 from pipeline.shipping import module_closure, ship

@@ -1,0 +1,125 @@
+"""How a child ended: one typed End for every way, with its code and a sentence for people."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from freezer.errors import ColdpressError, FreezeError, InfrastructureError, StoreError, UsageError
+
+CODES = {
+    "timeout": "CP-TIMEOUT",
+    "memory": "CP-MEMORY",
+    "crash": "CP-CRASH",
+    "output": "CP-LOG-SIZE",
+    "processes": "CP-PROCESSES",
+    "disk": "CP-DISK",
+    "infrastructure": "CP-INFRASTRUCTURE",
+}
+"""Codes of failures of the circumstances, which no exception of ours stands for."""
+
+NODE_MEMORY = "CP-MEMORY-NODE"
+"""The code of a failure of memory where the machine had no more, whatever the item was allowed."""
+
+EndKind = Literal["ok", "error", "timeout", "memory", "crash", "output", "processes", "disk"]
+
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator: (?:can't|not enough)|CUDA out of memory|std::bad_alloc|[Cc]annot allocate memory|"
+    r"out of memory allocating|virtual memory exhausted|Killed signal terminated program"
+)
+"""What torch, C++ and gcc say for want of memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a child ended.
+
+    Attributes:
+        kind: `ok`; `error`: it raised; the others: it was stopped, or died.
+        value: what the function returned.
+        failure: the type of the failed outcome: a FreezeError's kind, or `kind` itself.
+        code: of the failure, in docs/errors.md.
+        message: one sentence for people.
+        log_tail: the last lines that the child printed.
+        peak_bytes: the largest resident memory of the child and its own children that was seen.
+        tried_bytes: of a failure of memory, as much as was not enough.
+        wall_s: from the moment it had started to its end.
+    """
+
+    kind: EndKind
+    value: Any = None
+    failure: str | None = None
+    code: str | None = None
+    message: str = ""
+    log_tail: str = ""
+    peak_bytes: int = 0
+    tried_bytes: int | None = None
+    wall_s: float = 0.0
+
+
+def failure_of(error: BaseException) -> str:
+    """The type of the failed outcome that an exception makes."""
+    if _is_of_the_disk(error):
+        return "disk"
+    if _is_of_memory(error):
+        return "memory"
+    if isinstance(error, FreezeError):
+        return error.kind
+    if isinstance(error, InfrastructureError | StoreError):
+        return "infrastructure"
+    return "spec" if isinstance(error, UsageError) else "error"
+
+
+def code_of(error: BaseException) -> str:
+    """The code of the failed outcome that an exception makes."""
+    if isinstance(error, ColdpressError) and failure_of(error) not in ("disk", "memory"):
+        return error.code
+    return CODES.get(failure_of(error), ColdpressError.code)
+
+
+def message_of(error: BaseException) -> str:
+    """An exception in one sentence."""
+    if isinstance(error, ColdpressError):
+        return str(error)
+    lines = _text(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[-1]}"
+
+
+def _is_of_the_disk(error: BaseException) -> bool:
+    """Whether a full or broken disk is behind an exception; compilers tell of it in their output alone."""
+    return any(
+        (isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO))
+        or os.strerror(errno.ENOSPC) in _text(one)
+        for one in _chain(error)
+    )
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    """Whether a want of memory is behind an exception; torch and compilers tell of it in their messages alone."""
+    return any(
+        isinstance(one, MemoryError)
+        or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
+        or type(one).__name__ == "OutOfMemoryError"
+        or _OUT_OF_MEMORY.search(_text(one)) is not None
+        for one in _chain(error)
+    )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of the user's whose text cannot be made
+        return ""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what it came from; a chain may be a ring."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

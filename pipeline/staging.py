@@ -1,0 +1,64 @@
+"""Staging: folders for work under way in the store, which are gone afterwards, whatever a model has made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from freezer.store import WORK
+
+REMOVE_LIMIT_S = 60.0
+
+
+@contextlib.contextmanager
+def staging_folder(store: str) -> Iterator[Path]:
+    """A folder in the store, gone afterwards."""
+    root = Path(store) / WORK / "staging"
+    root.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_owner_prefix()}{os.getpid()}~", dir=root))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder whatever a model has made of it: folders that may not be read, or nested beyond Python's depth."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True, timeout=REMOVE_LIMIT_S)
+
+
+def remove_abandoned(store: str) -> None:
+    """Remove the staging folders of workers of this machine that were killed."""
+    mine = _owner_prefix()
+    for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(mine)}*"):
+        pid = int(folder.name.removeprefix(mine).partition("~")[0])
+        if not Path(f"/proc/{pid}").exists():
+            remove_tree(folder)
+
+
+def _owner_prefix() -> str:
+    return f"{platform.node()}~"
+
+
+def move_whole(source: Path, dest: Path) -> bool:
+    """Move a folder to its name in one step; when another worker was first, its folder stays. False if the child removed it."""
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(source, dest)
+    except OSError:
+        if not source.exists():
+            return dest.is_dir()
+        if not dest.is_dir():
+            raise
+    return True
