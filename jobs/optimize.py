@@ -56,6 +56,9 @@ def main(
         bool, typer.Option("--wait-for-nodes", help="Wait for nodes of classes that have none: an autoscaler is asked for them.")
     ] = False,
     wait_limit: Annotated[float, typer.Option(help="With --wait-for-nodes, how long, in seconds.", min=0)] = WAIT_S,
+    lift_quarantine: Annotated[
+        bool, typer.Option("--lift-quarantine", help="Try again what crashed in earlier campaigns and has not changed since.")
+    ] = False,
     mlflow_artifacts: Annotated[
         Literal["copy", "reference"], typer.Option(help="Whether MLflow holds whole artifacts, or references to the store.")
     ] = "copy",
@@ -87,6 +90,7 @@ def main(
             filter_string=filter_,
             trust=trust,
             keep_going=keep_going,
+            lift_quarantine=lift_quarantine,
             explain=explain,
             mlflow_artifacts=mlflow_artifacts,
             wait_s=wait_limit if wait_for_nodes else None,

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.device_class import DEVICE_CLASSES, PORTABLE, available_threads, detect, device_class
 from freezer.errors import InfrastructureError
+from pipeline.policy import kind_of_ray
 
 LABEL = "coldpress.dev/"
 OBJECT_STORE_BYTES = 100_000_000
@@ -67,12 +68,14 @@ class Done:
 
     Attributes:
         lost: whether its worker or node was lost with it, and not just the task.
+        kind: of the failure, in pipeline/policy.py.
     """
 
     handle: Handle
     value: Any = None
     failure: str | None = None
     lost: bool = False
+    kind: str = "infrastructure"
 
 
 class Cluster:
@@ -159,10 +162,10 @@ class Cluster:
         try:
             return Done(handle=handle, value=ray.get(handle.ref))
         except ray.exceptions.RayTaskError as error:
-            return Done(handle=handle, failure=f"{type(error.cause).__name__}: {error.cause}")
+            return Done(handle=handle, failure=f"{type(error.cause).__name__}: {error.cause}", kind=kind_of_ray(error, error.cause))
         except ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines() or [""]
-            return Done(handle=handle, failure=f"{type(error).__name__}: {lines[0]}", lost=True)
+            return Done(handle=handle, failure=f"{type(error).__name__}: {lines[0]}", kind=kind_of_ray(error), lost=True)
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
         """Stop tasks: they are interrupted, which ends their children, and killed if that takes longer than `grace_s`."""

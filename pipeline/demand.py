@@ -6,7 +6,7 @@ better than what keeps a node from taking ten large models at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.sources import FILE_KINDS
@@ -30,10 +30,12 @@ class Demand:
     Attributes:
         asked: what Ray is asked for, where a node has as much.
         least: without which there is no hope; a node that has less is no node for it.
+        firm: what is asked for was too little before: where no node has as much, only the largest will do.
     """
 
     asked: int
     least: int
+    firm: bool = False
 
 
 def demand_of(entry: Entry, corrected: int | None = None) -> Demand:
@@ -41,15 +43,15 @@ def demand_of(entry: Entry, corrected: int | None = None) -> Demand:
 
     Args:
         entry: whose files are where it says.
-        corrected: what it needs by experience, in bytes; it counts for more than any estimate.
+        corrected: what it should have by experience, in bytes.
     """
-    given = corrected
-    if given is None and entry.limits.memory_gb is not None:
+    if entry.limits.memory_gb is not None:
         given = int(entry.limits.memory_gb * 1e9)
-    if given is not None:
-        return Demand(asked=given, least=given)
-    weights = _weights_bytes(entry)
-    return Demand(asked=_step(BASE_BYTES + PER_WEIGHT * weights), least=weights)
+        found = Demand(asked=given, least=given)
+    else:
+        weights = _weights_bytes(entry)
+        found = Demand(asked=_step(BASE_BYTES + PER_WEIGHT * weights), least=weights)
+    return found if corrected is None else replace(found, asked=max(corrected, found.asked), firm=True)
 
 
 def _weights_bytes(entry: Entry) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freezer.errors import ColdpressError, InfrastructureError
+from freezer.errors import ColdpressError
 from pipeline.cluster import Done, Handle, Node
 from pipeline.demand import Demand, demand_of
-from pipeline.ending import code_of, failure_of
+from pipeline.ending import CODES, NODE_MEMORY, code_of, failure_of
 from pipeline.events import Event
 from pipeline.fleet import Fleet
 from pipeline.ledger import Ledger
@@ -24,11 +24,9 @@ from pipeline.materials import Materials
 from pipeline.outcome import CandidateReport, Outcome
 from pipeline.placement import Queue, Slot, ask_bytes
 from pipeline.places import Places
-from pipeline.plan import Item, Plan, is_kept
+from pipeline.plan import Item, Plan
+from pipeline.policy import attempts_left, decide, final_sentence, is_kept, memory_for_next, soonest_tried_again
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, build_wall_s, candidate_folder, judge
-
-MAX_ATTEMPTS = 3
-"""Of a task whose worker or node died."""
 
 IDLE_S = 0.5
 
@@ -54,14 +52,15 @@ class _Task:
     Attributes:
         recipe: None of a judge.
         node: where it was last started.
-        avoid: ids of nodes where it failed.
-        memory_bytes: that it needs by experience; None is as its entry says.
+        failures: the kinds of its failures so far, as pipeline/policy.py names them.
+        avoid: ids of nodes to leave out while others serve the class.
+        memory_bytes: to keep free for it; more than any node has means all of the largest. None: as its entry says.
     """
 
     progress: _Progress
     recipe: str | None
-    attempts: int = 0
     node: Node | None = None
+    failures: list[str] = field(default_factory=list)
     avoid: set[str] = field(default_factory=set)
     memory_bytes: int | None = None
 
@@ -95,6 +94,53 @@ def _label(item: Item, recipe: str | None) -> str:
     return " ".join(word for word in (item.entry.name, item.device_class, recipe) if word)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Failed:
+    """A task that failed, whoever says so: Ray, or the task itself of its child.
+
+    Attributes:
+        kind: of the policy.
+        failure, code, message: of the outcome, if it is final.
+        node_id: where it was, if that is known.
+        peak_bytes, tried_bytes: as in isolate's End.
+    """
+
+    kind: str
+    failure: str
+    code: str
+    message: str
+    node_id: str | None = None
+    peak_bytes: int = 0
+    tried_bytes: int | None = None
+
+
+def _failure_in(done: Done, node: Node | None) -> _Failed | None:
+    """What went wrong with a task; None where nothing did."""
+    node_id = node.node_id if node else None
+    if done.failure is not None:
+        failure = {"node-memory": "memory", "disk": "disk"}.get(done.kind, "infrastructure")
+        code = NODE_MEMORY if failure == "memory" else CODES[failure]
+        return _Failed(kind=done.kind, failure=failure, code=code, message=done.failure, node_id=node_id)
+    result: BuildResult | JudgeResult = done.value
+    if result.failure is None:
+        return None
+    return _Failed(
+        kind=result.failure,
+        failure=result.failure,
+        code=result.code or ColdpressError.code,
+        message=result.message if isinstance(result, BuildResult) else result.reason,
+        node_id=node_id,
+        peak_bytes=result.peak_bytes,
+        tried_bytes=result.tried_bytes,
+    )
+
+
+def _final(failed: _Failed, task: _Task) -> str:
+    """The message of a failure that is not tried again."""
+    more = final_sentence(failed.kind, failed.code, len(task.failures))
+    return f"{failed.message}; {more}" if more else failed.message
+
+
 class Executor:
     """Runs the builds and judges of a plan.
 
@@ -115,6 +161,7 @@ class Executor:
         self._ready: Queue[_Task] = Queue()
         self._running: dict[Handle, _Task] = {}
         self._hopeless: deque[tuple[Item, Outcome]] = deque()
+        self._lifted = plan.lift_quarantine
         self._places: Places[_Task] = Places(fleet, self._waiting, self._ready, show)
         for index, item in enumerate(plan.items):
             if item.finished is None:
@@ -143,7 +190,7 @@ class Executor:
     def _enqueue(self, item: Item, index: int) -> None:
         progress = _Progress(item=item, index=index, estimate=demand_of(item.entry))
         for recipe, key in item.builds.items():
-            known = self._known(key.digest, recipe)
+            known = self._known(item, key.digest, recipe)
             if known is not None:
                 progress.results[recipe] = known
             else:
@@ -151,7 +198,7 @@ class Executor:
         if progress.built:
             self._when_built(progress)
 
-    def _known(self, key: str, recipe: str) -> BuildResult | None:
+    def _known(self, item: Item, key: str, recipe: str) -> BuildResult | None:
         """A build that is finished: a candidate in the store, or a failure that only another key can mend."""
         row = self._ledger.find("build", key)
         # What this campaign has built before it was stopped is its own work; so is what no driver came to write a row of.
@@ -159,17 +206,21 @@ class Executor:
         if candidate_folder(self._store, key).is_dir():
             wall_s = build_wall_s(self._store, key) if row is None else own_s
             return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
-        if row is None or row.data["failure"] is None or not is_kept(row.data["failure"], row.data.get("code")):
+        if row is None or row.data["failure"] is None:
+            return None
+        failure, code, tried_bytes = row.data["failure"], row.data.get("code"), row.data.get("tried_bytes")
+        if not is_kept(failure, code, tried_bytes=tried_bytes, memory_bytes=item.memory_bytes, lifted=self._lifted):
             return None
         return BuildResult(
             key=key,
             recipe=recipe,
             cached=True,
-            failure=row.data["failure"],
-            code=row.data.get("code"),
+            failure=failure,
+            code=code,
             message=row.data["message"],
             log_tail=row.data["log_tail"],
             wall_s=own_s,
+            tried_bytes=tried_bytes,
         )
 
     def _start(self) -> None:
@@ -255,34 +306,49 @@ class Executor:
     def _ended(self, done: Done) -> tuple[Item, Outcome] | None:
         """Take in a task that ended; an outcome when it was the item's last."""
         task = self._running.pop(done.handle)
-        task.attempts += 1
-        if done.failure is not None and task.attempts < MAX_ATTEMPTS:
-            self._show(Event(kind="note", text=f"{task.what}: {done.failure}; attempt {task.attempts + 1} of {MAX_ATTEMPTS}"))
-            (self._waiting if task.recipe else self._ready).appendleft(task)
-            return None
+        failed = _failure_in(done, task.node)
+        if failed is not None:
+            task.failures.append(failed.kind)
+            if self._try_again(task, failed):
+                return None
         if task.recipe is not None:
-            self._build_ended(task, done)
+            self._build_ended(task, done, failed)
             return None
         item = task.progress.item
-        result = done.value
-        if done.failure is not None:
-            result = JudgeResult(
-                key=item.judge.digest,
-                verdict="failed",
-                reason=done.failure,
-                failure="infrastructure",
-                code=InfrastructureError.code,
-            )
+        result: JudgeResult = done.value
+        if failed is not None:
+            result = done.value or JudgeResult(key=item.judge.digest, verdict="failed", reason="", judge_s=0.0)
+            reason = _final(failed, task)
+            result = replace(result, reason=reason, failure=failed.failure, code=failed.code, tried_bytes=failed.tried_bytes)
         self._show(Event(kind="judged", what=task.what, text=f"{result.verdict} in {result.judge_s:.1f} s"))
         return item, outcome_of(item, result, task.progress.results)
 
-    def _build_ended(self, task: _Task, done: Done) -> None:
+    def _try_again(self, task: _Task, failed: _Failed) -> bool:
+        """Queue a failed task for another attempt, if the policy has one for it."""
+        left = attempts_left(task.failures, failed.kind, failed.code)
+        if not left:
+            return False
+        decision, how = decide(failed.kind, failed.code), ""
+        if decision.elsewhere and failed.node_id is not None:
+            task.avoid.add(failed.node_id)
+            how = ", on another node if there is one"
+        if decision.more_memory:
+            task.memory_bytes = memory_for_next(task.memory_bytes, max(failed.peak_bytes, failed.tried_bytes or 0))
+            how = f", with {task.memory_bytes / 1e9:.1f} GB kept free" if task.memory_bytes else how
+        number = len(task.failures) + 1
+        text = f"{task.what}: {failed.failure}: {failed.message}; attempt {number} of {number - 1 + left}{how}"
+        self._show(Event(kind="note", text=text))
+        queue = self._waiting if task.recipe else self._ready
+        (queue.append if decision.later else queue.appendleft)(task)
+        task.node = None
+        return True
+
+    def _build_ended(self, task: _Task, done: Done, failed: _Failed | None) -> None:
         progress, recipe = task.progress, str(task.recipe)
         result: BuildResult = done.value
-        if done.failure is not None:
-            key = progress.item.builds[recipe].digest
-            failed = InfrastructureError(done.failure)
-            result = BuildResult(key=key, recipe=recipe, failure="infrastructure", code=failed.code, message=str(failed))
+        if failed is not None:
+            result = done.value or BuildResult(key=progress.item.builds[recipe].digest, recipe=recipe)
+            result = replace(result, failure=failed.failure, code=failed.code, message=_final(failed, task))
         self._keep_build(progress, recipe, result)
 
     def _keep_build(self, progress: _Progress, recipe: str, result: BuildResult) -> None:
@@ -301,6 +367,7 @@ class Executor:
                 "log_tail": result.log_tail,
                 "wall_s": result.wall_s,
                 "peak_bytes": result.peak_bytes,
+                "tried_bytes": result.tried_bytes,
             },
         )
         text = f"failed: {result.failure}: {result.message}" if result.failure else f"in {result.wall_s:.1f} s"
@@ -327,6 +394,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) 
         failure=result.failure,
         code=result.code,
         log_tail=result.log_tail,
+        tried_bytes=result.tried_bytes,
         speedup=result.speedup,
         speedup_ci=result.speedup_ci,
         drift=result.drift,
@@ -344,7 +412,8 @@ def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
     if not builds:
         reason = "no other recipe than eager was asked for that fits this class"
         return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
-    first = next(iter(builds.values()))
+    # What may go well another time decides whether the next campaign tries again: the kept ones are in the ledger by themselves.
+    first = min(builds.values(), key=lambda found: soonest_tried_again(str(found.failure), found.code))
     recipes: dict[str, list[str]] = {}
     for recipe, found in builds.items():
         recipes.setdefault(found.message, []).append(recipe)
@@ -358,6 +427,7 @@ def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
         code=first.code,
         reason=reason,
         log_tail=first.log_tail,
+        tried_bytes=first.tried_bytes,
         build_s=sum(found.wall_s for found in builds.values()),
         candidates=tuple(_report(found) for found in builds.values()),
     )

@@ -83,6 +83,7 @@ class Fleet:
         self._examined: dict[str, _Examined] = {}
         self._doubted: dict[str, Handle] = {}
         self._toolchains: dict[str, Mapping[str, Any]] = {}
+        self._memory_bytes: dict[str, int | None] = {}
         self._asked: dict[str, list[Handle]] = {}
         self._next = 0.0
 
@@ -102,11 +103,14 @@ class Fleet:
         return GONE_S if self.wait_s is None else self.wait_s
 
     def facts(self) -> Mapping[str, ClassFacts]:
-        """What the workers of each class build with, and the thread count to build for: the cores of its smallest node."""
+        """What the workers of each class build with, the thread count to build for: the cores of its smallest node, and the most
+        memory that an item may use.
+        """
         return {
             name: ClassFacts(
                 num_threads=min(node.num_cpus for node in self._used.values() if name in node.classes),
                 toolchain=self._toolchains[name],
+                memory_bytes=self._memory_bytes[name],
             )
             for name in _classes(self._used.values())
         }
@@ -259,6 +263,7 @@ class Fleet:
             if said:
                 usual = counted.most_common(1)[0][0]
                 self._toolchains[name] = next(facts.toolchain for facts in said if repr(facts.toolchain) == usual)
+                self._memory_bytes[name] = max((facts.memory_bytes or 0 for facts in said), default=0) or None
 
     def _admit(self, item: _Examined) -> None:
         """Use a node that has shown what it is, for the classes that it fits; or say why not."""

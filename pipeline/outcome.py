@@ -72,6 +72,7 @@ class Outcome:
         code: of a failed or rejected outcome, in docs/errors.md.
         failure: the type of a failed outcome: source, capture, build, judge, timeout, memory, crash.
         log_tail: of a failed outcome, the last lines of its log.
+        tried_bytes: of a failure of memory, as much as was not enough.
         num_threads: the deciding thread count.
         drift, latency_ms, speedup, speedup_ci: of `recipe`, the latter at that count and the first point; latency_ms has eager_p50,
             p50, p90, p99.
@@ -111,6 +112,7 @@ class Outcome:
     host: Mapping[str, Any] = field(default_factory=dict)
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    tried_bytes: int | None = None
 
     @property
     def failed(self) -> bool:

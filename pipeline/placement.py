@@ -174,11 +174,21 @@ def fits(task: Placeable, node: Node, nodes: Iterable[Node]) -> bool:
     """Whether a task may run on a node; on one where it failed only if no other is left."""
     if not _can(task, node):
         return False
+    if task.demand.firm and _has_less(node, task.demand.asked) and any(_can(task, o) and _is_larger(o, node) for o in nodes):
+        return False
     return node.node_id not in task.avoid or not any(_can(task, other) for other in nodes if other.node_id not in task.avoid)
 
 
 def _can(task: Placeable, node: Node) -> bool:
     return serves(task, node) and (node.memory_bytes is None or task.demand.least <= node.memory_bytes)
+
+
+def _has_less(node: Node, size: int) -> bool:
+    return node.memory_bytes is not None and node.memory_bytes < size
+
+
+def _is_larger(node: Node, other: Node) -> bool:
+    return other.memory_bytes is not None and not _has_less(node, other.memory_bytes + 1)
 
 
 def serves(task: Placeable, node: Node) -> bool:

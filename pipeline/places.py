@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.cluster import ClusterBoard, Done, Node
+from pipeline.ending import CODES
 from pipeline.events import Event
 from pipeline.fleet import MAX_ASKED, Fleet
-from pipeline.isolate import CODES
 from pipeline.placement import Placeable, Queue, Slot, begins_turn, by_load, ends_turn, missing, serves
 from pipeline.turns import REST_S, Turns
 

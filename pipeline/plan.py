@@ -16,21 +16,11 @@ from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, sou
 from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
 from pipeline.parts import Row
+from pipeline.policy import decide, is_kept
 from pipeline.tasks import ClassFacts
 
 PORTABLE_TIME_LIMIT_S = 4.0
 """Of sampling a portable artifact, whose speed is reported and decides nothing."""
-
-NEVER_KEPT = ("timeout", "memory", "output", "crash", "disk", "error", "infrastructure")
-"""Failures of the circumstances, not of the model: tried again by the next campaign."""
-
-NEVER_KEPT_CODES = ("CP-FETCH", "CP-FETCH-DIGEST", "CP-REGISTRY", "CP-OBJDUMP", "CP-ENVIRONMENT")
-"""Of what could not be had from elsewhere, or of how a worker is set up: it may be mended the next time."""
-
-
-def is_kept(failure: str | None, code: str | None) -> bool:
-    """Whether a failure stands until its key changes."""
-    return failure not in NEVER_KEPT and code not in NEVER_KEPT_CODES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +33,7 @@ class Item:
         judge: the key of its judge.
         finished: its outcome, when an earlier campaign has it.
         why: for `--explain`, what makes it differ from the nearest finished outcome.
+        memory_bytes: what its builds and its judge may use; None if nobody knows.
     """
 
     entry: Entry
@@ -55,6 +46,7 @@ class Item:
     finished: Outcome | None
     why: str
     further_threads: tuple[int, ...] = ()
+    memory_bytes: int | None = None
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -77,10 +69,12 @@ class Plan:
 
     Attributes:
         unplaced: models and classes that no node serves, and why, where the others were told to go on.
+        lift_quarantine: whether what crashed in earlier campaigns is tried again.
     """
 
     items: tuple[Item, ...]
     unplaced: tuple[Unplaced, ...] = ()
+    lift_quarantine: bool = False
 
 
 def make_plan(
@@ -95,6 +89,7 @@ def make_plan(
     digests: FileDigests,
     policy: SamplingPolicy,
     keep_going: bool = False,
+    lift_quarantine: bool = False,
 ) -> Plan:
     """The plan of a campaign.
 
@@ -107,6 +102,7 @@ def make_plan(
         digests: of files.
         policy: of sampling.
         keep_going: pass over classes that no node serves, or none with as many threads as an entry asks for.
+        lift_quarantine: try again what crashed in earlier campaigns.
 
     Raises:
         InfrastructureError: a class is asked for that no node can serve, or a thread count that not all of its nodes have.
@@ -123,9 +119,10 @@ def make_plan(
                     raise problem
                 unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
                 continue
-            items.append(_item(entry, name, facts[name], source, samples, recipes or entry.recipes, store, ledger, policy))
+            wanted = recipes or entry.recipes
+            items.append(_item(entry, name, facts[name], source, samples, wanted, store, ledger, policy, lift_quarantine))
     digests.save()
-    return Plan(items=tuple(items), unplaced=tuple(unplaced))
+    return Plan(items=tuple(items), unplaced=tuple(unplaced), lift_quarantine=lift_quarantine)
 
 
 def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError | None:
@@ -180,6 +177,7 @@ def _item(
     store: Store,
     ledger: Ledger,
     policy: SamplingPolicy,
+    lifted: bool,
 ) -> Item:
     if name == PORTABLE:
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
@@ -207,7 +205,8 @@ def _item(
         further_threads=further,
         entry=entry,
     )
-    finished, why = _finished(entry, name, source, judge, builds, store, ledger)
+    memory_bytes = int(entry.limits.memory_gb * 1e9) if entry.limits.memory_gb is not None else facts.memory_bytes
+    finished, why = _finished(entry, name, source, judge, builds, store, ledger, memory_bytes, lifted)
     return Item(
         entry=entry,
         device_class=name,
@@ -219,11 +218,20 @@ def _item(
         policy=policy,
         finished=finished,
         why=why,
+        memory_bytes=memory_bytes,
     )
 
 
 def _finished(
-    entry: Entry, name: str, source: Key, judge: Key, builds: Mapping[str, Key], store: Store, ledger: Ledger
+    entry: Entry,
+    name: str,
+    source: Key,
+    judge: Key,
+    builds: Mapping[str, Key],
+    store: Store,
+    ledger: Ledger,
+    memory_bytes: int | None,
+    lifted: bool,
 ) -> tuple[Outcome | None, str]:
     """The finished outcome of a judge key, if it still holds, and why or why not in one line."""
     row = ledger.find("outcome", judge.digest, model=entry.name)
@@ -233,11 +241,24 @@ def _finished(
             return None, f"the same work was done under the name {other.model!r}"
         return None, _why_new(source, judge, builds, ledger.nearest("outcome", entry.name, name))
     outcome = Outcome.from_json(row.data["outcome"])
-    if not is_kept(outcome.failure, outcome.code) or outcome.verdict == "unstable":
-        return None, f"was {outcome.verdict} ({outcome.failure or 'disturbed'}), which is never kept"
+    if outcome.verdict == "unstable":
+        return None, "was unstable (disturbed), which is never kept"
+    tried = outcome.tried_bytes
+    if not is_kept(outcome.failure, outcome.code, tried_bytes=tried, memory_bytes=memory_bytes, lifted=lifted):
+        return None, f"was failed ({outcome.failure}), {_not_kept(str(outcome.failure), outcome.code)}"
     if outcome.version is not None and outcome.version not in store.versions(entry.name):
         return None, f"version {outcome.version} is gone from the store"
     return replace(outcome.as_cached(), tags=dict(entry.tags), registered_name=entry.registered_name), "unchanged"
+
+
+def _not_kept(failure: str, code: str | None) -> str:
+    match decide(failure, code).kept:
+        case "quarantine":
+            return "whose quarantine is lifted"
+        case "memory":
+            return "and may use more memory now"
+        case _:
+            return "which is never kept"
 
 
 def _why_new(source: Key, judge: Key, builds: Mapping[str, Key], nearest: Row | None) -> str:

@@ -56,6 +56,7 @@ class Config:
         device_classes, recipes: take the place of the entries' own; empty leaves them.
         only: a glob over names of entries.
         keep_going: let good entries run when others are bad.
+        lift_quarantine: try again what crashed in earlier campaigns.
         explain: plan, say what would be done and why, and stop.
         mlflow_artifacts: whether MLflow holds whole artifacts, or references.
         policy: of sampling.
@@ -73,6 +74,7 @@ class Config:
     filter_string: str | None = None
     trust: bool = False
     keep_going: bool = False
+    lift_quarantine: bool = False
     explain: bool = False
     mlflow_artifacts: ArtifactMode = "copy"
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
@@ -154,6 +156,7 @@ def _plan(config: Config, entries: Sequence[Entry], fleet: Fleet, store: Store, 
         digests=digests,
         policy=config.policy,
         keep_going=config.keep_going,
+        lift_quarantine=config.lift_quarantine,
     )
 
 

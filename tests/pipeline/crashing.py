@@ -24,16 +24,17 @@ from freezer.artifact import Artifact, write_artifact
 from freezer.limits import SamplingPolicy
 from freezer.store import Store
 from pipeline import tasks
-from pipeline.cluster import Cluster, Done, Handle, Node
+from pipeline.cluster import Done, Handle
+from pipeline.ending import End
 from pipeline.events import LineDisplay
-from pipeline.fleet import Fleet
-from pipeline.isolate import End
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.plan import make_plan
 from pipeline.run import Config, _Campaign
+from pipeline.staging import remove_abandoned
 from tests.pipeline.campaigns import FACTS, entry
+from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE
 
 CAMPAIGN = "crash"
@@ -52,11 +53,11 @@ IN_MLFLOW = (
 )
 
 
-class InProcess(Cluster):
+class InProcess(NoRay):
     """A cluster of this process: a task is done when it is started."""
 
     def __init__(self) -> None:
-        self.joined, self.home = False, "elsewhere"
+        super().__init__()
         self._ended: list[Done] = []
 
     def start(self, function: Callable[..., Any], *args: Any, **_: Any) -> Handle:
@@ -73,17 +74,6 @@ class InProcess(Cluster):
 
     def cancel(self, handles: Sequence[Handle], **_: Any) -> None:
         """Nothing runs."""
-
-
-class OneNode(Fleet):
-    """Its one node, which nobody need examine, and which stays."""
-
-    def __init__(self, store: Path) -> None:
-        super().__init__(InProcess(), lambda _: None, store=store, files=store, wait_s=None)
-        self._used = {"here": Node(node_id="here", num_cpus=2, classes=(HERE, "portable"))}
-
-    def tick(self) -> None:
-        """Nothing changes."""
 
 
 class Instants:
@@ -142,7 +132,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
     tasks._isolated = child_of(artifacts)
     display = LineDisplay(Console(file=io.StringIO()))
     with Ledger(store, CAMPAIGN) as ledger:
-        tasks.remove_abandoned(str(store.root))
+        remove_abandoned(str(store.root))
         digests = FileDigests(store.root / ".coldpress" / "digests.json")
         entries = [entry(name, folder, tags={"team": "a"}, registered_name=None, speedup_min=1.05) for name in MODELS]
         plan = make_plan(
@@ -157,7 +147,9 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
             policy=SamplingPolicy(),
         )
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
-        campaign = _Campaign(config, plan, OneNode(store.root), store, ledger, Materials(store.root, uri, digests), display)
+        campaign = _Campaign(
+            config, plan, OneNode(InProcess(), store.root), store, ledger, Materials(store.root, uri, digests), display
+        )
         campaign.start((), 1_700_000_000.0)
         return campaign.finish((), 1_700_000_000.0).exit_code
 

@@ -15,7 +15,8 @@ from freezer.store import Store
 from pipeline.execute import failed_outcome
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
-from pipeline.plan import is_kept, make_plan
+from pipeline.plan import make_plan
+from pipeline.policy import is_kept
 from pipeline.tasks import BuildResult
 from tests.pipeline.campaigns import FACTS, entry
 from tests.steps import HERE, python

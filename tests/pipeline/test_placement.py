@@ -148,6 +148,16 @@ def test_what_is_too_large_for_every_node_is_said_and_an_estimate_takes_a_whole_
     assert ask_bytes(Demand(asked=50, least=9), node("a", memory_bytes=None)) is None
 
 
+def test_what_had_too_little_memory_goes_to_the_largest_node_where_none_has_enough() -> None:
+    small, large = node("small", V3, memory_bytes=4 * 10**9), node("large", V3, memory_bytes=8 * 10**9)
+    again = Work(V3, demand=Demand(asked=20 * 10**9, least=0, firm=True))
+    assert not fits(again, small, [small, large])
+    assert fits(again, large, [small, large])
+    assert fits(again, small, [small]), "it is the largest"
+    assert fits(Work(V3, demand=Demand(asked=20 * 10**9, least=0)), small, [small, large]), "an estimate"
+    assert fits(Work(V3, demand=Demand(asked=3 * 10**9, least=0, firm=True)), small, [small, large]), "it has enough"
+
+
 def test_what_was_taken_back_comes_first_and_what_was_given_up_is_gone() -> None:
     a, b, c = Work(V3, index=1), Work(V3, index=2), Work(ANY, index=3)
     queue = queue_of(a, b, c)
