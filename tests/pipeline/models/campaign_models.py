@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -53,3 +54,14 @@ class Halves(nn.Module):
 def halves() -> nn.Module:
     """A model whose float64 run is impossible."""
     return Halves()
+
+
+def good_until(flag: str) -> nn.Module:
+    """A good model, until a file says what is to go wrong when it is loaded."""
+    what = Path(flag).read_text() if Path(flag).exists() else ""
+    kept = []
+    while what == "spin":
+        pass
+    while what == "eat":
+        kept.append(b"x" * 20_000_000)
+    return good()
