@@ -170,7 +170,7 @@ def test_explain_names_what_changed(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "failure"), [("failed", "timeout"), ("failed", "crash"), ("failed", "disk"), ("unstable", None)]
+    ("verdict", "failure"), [("failed", "timeout"), ("failed", "error"), ("failed", "disk"), ("unstable", None)]
 )
 def test_what_the_circumstances_did_is_tried_again(
     plan: Callable[..., Plan], empty: Store, ledger: Ledger, verdict: str, failure: str | None
