@@ -7,7 +7,19 @@ from itertools import pairwise
 
 from pipeline.cluster import Node
 from pipeline.demand import Demand
-from pipeline.placement import JUDGE_BATCH, LOOK_AHEAD, WINDOW, Queue, Slot, ask_bytes, begins_turn, by_load, ends_turn, missing
+from pipeline.placement import (
+    JUDGE_BATCH,
+    LOOK_AHEAD,
+    WINDOW,
+    Queue,
+    Slot,
+    ask_bytes,
+    begins_turn,
+    by_load,
+    ends_turn,
+    fits,
+    missing,
+)
 
 V3, V4, GPU, ANY = "cpu-x86-64-v3", "cpu-x86-64-v4", "cuda-sm90", "portable"
 
