@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from freezer.device_class import DEVICE_CLASSES, PORTABLE, detect
+from freezer.device_class import DEVICE_CLASSES, PORTABLE, detect, device_class
 from freezer.errors import InfrastructureError
 from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.events import Event
@@ -57,6 +57,14 @@ class _Examined:
     since: float
     handles: dict[str, Handle]
     found: dict[str, Done] = field(default_factory=dict)
+
+    def probed(self, name: str) -> Done | None:
+        """What it builds with for a class; None for a GPU that it does not give out."""
+        return self.found.get(_probe_of(name) if device_class(name).kind == "cuda" else "probe")
+
+
+def _probe_of(name: str) -> str:
+    return f"probe {name}"
 
 
 class Fleet:
@@ -213,7 +221,10 @@ class Fleet:
         if self.cluster.joined:
             paths = (str(self._mark), str(self._files))
             handles["look"] = self.cluster.glance(_looker(), *paths, name="look", device_class_=name, node=node)
-        handles["probe"] = self.cluster.start(probe, node.num_cpus, name=f"probe {name}", device_class_=name, node=node)
+        on_gpu = [given for given in node.classes if device_class(given).kind == "cuda" and node.num_gpus]
+        on_cpu = name if device_class(name).kind != "cuda" else PORTABLE
+        for what, of in (("probe", on_cpu), *((_probe_of(of), of) for of in on_gpu)):
+            handles[what] = self.cluster.start(probe, of, node.num_cpus, name=f"probe {of}", device_class_=of, node=node)
         self._examined[node.node_id] = _Examined(node=node, since=time.monotonic(), handles=handles)
 
     def _collect(self, timeout_s: float) -> None:
@@ -258,7 +269,8 @@ class Fleet:
     def _settle_toolchains(self, examined: Collection[_Examined]) -> None:
         """For each class the toolchain that most of its nodes have; portable is built by any node."""
         for name in _classes([item.node for item in examined]):
-            said = [item.found["probe"].value for item in examined if name in item.node.classes and item.found["probe"].value]
+            probed = [item.probed(name) for item in examined if name in item.node.classes]
+            said = [done.value for done in probed if done is not None and done.value]
             counted = Counter(repr(facts.toolchain) for facts in said)
             if said:
                 usual = counted.most_common(1)[0][0]
@@ -267,20 +279,16 @@ class Fleet:
 
     def _admit(self, item: _Examined) -> None:
         """Use a node that has shown what it is, for the classes that it fits; or say why not."""
-        node, probed = item.node, item.found["probe"]
-        failure = next((done.failure for done in item.found.values() if done.failure is not None), None)
+        node = item.node
+        failure = next(
+            (item.found[what].failure for what in ("look", "probe") if what in item.found and item.found[what].failure), None
+        )
         if failure is not None:
             why: str | None = f"{failure}; it is asked again in {AGAIN_S:g} s"
         elif not self._sees(item, "store"):
             why = f"it does not see the store's {self._store}"
         else:
-            theirs = probed.value.toolchain
-            fitting = tuple(name for name in node.classes if self._toolchains.get(name, theirs) == theirs)
-            if fitting != node.classes:
-                others = ", ".join(name for name in node.classes if name not in fitting)
-                self._note(
-                    f"node {node.node_id[:12]} is not used for {others}: it builds with {theirs}, others of the class do not"
-                )
+            fitting = tuple(name for name in node.classes if self._fits(item, name))
             node = replace(node, classes=fitting)
             why = None if fitting else "it builds with other tools than the others"
         if why is not None:
@@ -291,6 +299,19 @@ class Fleet:
         self._used[node.node_id] = node
         if self._next:
             self._note(f"node {node.node_id[:12]} joined, for {', '.join(node.classes)}")
+
+    def _fits(self, item: _Examined, name: str) -> bool:
+        """Whether a node builds for a class with what the others of the class build with; says so where it does not."""
+        probed, why = item.probed(name), ""
+        if probed is None:
+            why = "it has no GPU that Ray gives out; start it with --num-gpus"
+        elif probed.failure is not None:
+            why = probed.failure
+        elif self._toolchains.get(name, probed.value.toolchain) != probed.value.toolchain:
+            why = f"it builds with {probed.value.toolchain}, others of the class do not"
+        if why:
+            self._note(f"node {item.node.node_id[:12]} is not used for {name}: {why}")
+        return not why
 
     def _sees(self, item: _Examined, what: Literal["store", "files"]) -> bool:
         """Whether a node sees a file or folder as it is here; a local Ray sees all."""

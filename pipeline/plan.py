@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freezer.device_class import PORTABLE, auto_classes
+from freezer.device_class import PORTABLE, auto_classes, device_class
 from freezer.errors import InfrastructureError
 from freezer.limits import SamplingPolicy
-from freezer.recipes import RECIPES, Recipe, select
+from freezer.recipes import RECIPES, Recipe, made_for, select
 from freezer.store import Store
 from pipeline.entry import Entry
 from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, source_key
@@ -186,7 +186,7 @@ def _item(
         recipe.name: build_key(
             entry,
             source,
-            recipe,
+            made_for(recipe, device_class(name).kind),
             device_class=name,
             num_threads=num_threads,
             toolchain=facts.toolchain,

@@ -81,14 +81,14 @@ class Publisher:
             if latest.source_key == source_key:
                 carried = {name: image for name, image in latest.images.items() if name not in judged_now}
         for _, outcome in gathered:
-            if outcome.verdict != "published":
+            if not _has_artifact_of_its_own(outcome):
                 continue
             known = outcome if outcome.cached else self._of_another(outcome)
-            if known is not None:
+            folder = judged_folder(str(self._store.root), outcome.judge_key) / "artifact"
+            if known is not None and known.version is not None:
                 before = self._store.version(f"{model}:{known.version}")
                 carried[outcome.device_class] = before.images[outcome.device_class]
-            else:
-                folder = judged_folder(str(self._store.root), outcome.judge_key) / "artifact"
+            elif known is None and (outcome.verdict == "published" or folder.is_dir()):  # what keeps eager may not be captured
                 artifacts[outcome.device_class] = Artifact.read(folder)
         if not artifacts and all(outcome.cached for _, outcome in gathered):
             return None
@@ -121,7 +121,7 @@ class Publisher:
             return None
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
         known = Outcome.from_json(row.data["outcome"]) if row is not None else None
-        return known if known is not None and known.verdict == "published" and known.version is not None else None
+        return known if known is not None and _has_artifact_of_its_own(known) and known.version is not None else None
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Keep new and changed outcomes in the ledger, together; then their judged folders may go: the files are in the store."""
@@ -148,7 +148,12 @@ class Publisher:
 
 
 def _is_new(outcome: Outcome) -> bool:
-    return outcome.verdict == "published" and not outcome.cached
+    return _has_artifact_of_its_own(outcome) and not outcome.cached
+
+
+def _has_artifact_of_its_own(outcome: Outcome) -> bool:
+    """Whether an outcome comes with an artifact for its class; for GPUs also where eager is kept (freezer/kept_eager.py)."""
+    return outcome.verdict == "published" or (outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda")
 
 
 def _parts(item: Item) -> dict[str, Any]:
@@ -164,7 +169,7 @@ def _final(outcome: Outcome, version: Version | None) -> Outcome:
     serving = outcome.device_class
     if outcome.verdict == "kept-eager" and device_class(serving).kind == "cpu":
         serving = PORTABLE
-    elif outcome.verdict != "published":
+    elif not _has_artifact_of_its_own(outcome):
         return outcome
     image = version.images.get(serving)
     return outcome if image is None else replace(outcome, artifact=image["digest"], version=version.number)

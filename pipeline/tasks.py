@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from freezer.judge import Judgement, Trial
     from freezer.migration import Migration
     from freezer.subject import Subject
+    from freezer.target import Target
 
 DRIFT = "CP-DRIFT"
 """The code of a rejected outcome."""
@@ -183,24 +184,28 @@ def log_path(store: str, key: str) -> Path:
     return Path(store) / WORK / "logs" / f"{key}.log"
 
 
-def probe(num_threads: int) -> ClassFacts:
+def probe(name: str, num_threads: int) -> ClassFacts:
     """What this worker builds with, from a child under the worker's own limits.
+
+    Args:
+        name: of the device class; one for GPUs has the driver's and the GPU's names too.
+        num_threads: that the worker gives out.
 
     Raises:
         RuntimeError: torch cannot be imported there.
     """
     with tempfile.TemporaryDirectory(prefix="coldpress-probe-") as folder:
-        work, memory = Path(folder), _memory(Limits())
-        end = run_isolated(_probe_child, (), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory=memory)
+        work, memory = Path(folder), _memory(Limits(), cuda=device_class(name).kind == "cuda")
+        end = run_isolated(_probe_child, (name,), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory=memory)
     if end.kind != "ok":
         raise RuntimeError(f"the worker cannot be probed: {end.message}\n{end.log_tail}")
     return ClassFacts(num_threads=num_threads, toolchain=end.value, memory_bytes=memory.limit_bytes)
 
 
-def _probe_child() -> Mapping[str, Any]:
-    from freezer.target import toolchain
+def _probe_child(name: str) -> Mapping[str, Any]:
+    from freezer.target import target_here, toolchain
 
-    return toolchain()
+    return toolchain(target_here(name, 1).device) if device_class(name).kind == "cuda" else toolchain()
 
 
 def build(request: BuildRequest) -> BuildResult:
@@ -239,7 +244,7 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
     target = target_here(request.device_class, (request.num_threads, *request.further_threads))
     folder = staging / "candidate"
     folder.mkdir()
-    subject = load_subject(request.entry)
+    subject = load_subject(request.entry, target)
     recipe = RECIPES[request.recipe]
     # This process ends with the build. Inductor needs the memory of a large model; the others rather another way after a failure.
     discard = is_large(subject.model) and all(lowering == "inductor" for _, lowering in recipe.ways)
@@ -284,26 +289,31 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     from freezer.assemble import assemble
     from freezer.build import Candidate
     from freezer.judge import judge as judge_candidates
+    from freezer.kept_eager import VERDICT, keep_eager, serves_itself
     from freezer.python_modules import find_function
     from freezer.sources import weights_digest
     from freezer.target import host_fingerprint, target_here
 
     come_first()
     entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
-    subject = load_subject(entry)
+    subject = load_subject(entry, target)
     candidates = [Candidate.read(candidate_folder(request.store, key)) for key in request.builds.values()]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
-    if judgement.winner is not None:
-        provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
-        folder = staging / "judged" / "artifact"
-        settings: dict[str, Any] = {"limits": entry.limits, "policy": request.policy, "failures": request.failures}
-        assemble(subject, judgement, target, provenance=provenance, dest=folder, **settings)
-    return _summary(request, judgement, host_fingerprint())
+    provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
+    settings: dict[str, Any] = {"limits": entry.limits, "policy": request.policy, "failures": request.failures}
+    settings["provenance"] = provenance
+    folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
+    if has_artifact:
+        assemble(subject, judgement, target, dest=folder, **settings)
+    elif judgement.verdict == VERDICT and serves_itself(target):
+        artifact, served = keep_eager(subject, target, work=staging, out=folder, **settings)
+        judgement, has_artifact = replace(judgement, reason=f"{judgement.reason}; {served}"), artifact is not None
+    return replace(_summary(request, judgement, host_fingerprint(target.device)), has_artifact=has_artifact)
 
 
-def load_subject(entry: Entry) -> Subject:
-    """The subject of an entry; see `freezer.freeze.load_subject`."""
+def load_subject(entry: Entry, target: Target | None = None) -> Subject:
+    """The subject of an entry, on the device of a target if one is given; see `freezer.freeze.load_subject`."""
     from freezer.freeze import load_subject as load
 
     samples = Path(entry.samples) if entry.samples else None
@@ -316,6 +326,7 @@ def load_subject(entry: Entry) -> Subject:
         preserve=entry.preserve,
         reset=entry.reset,
         points=entry.points,
+        **({"device": target.device} if target else {}),
     )
 
 
@@ -333,7 +344,6 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
         verdict=judgement.verdict,
         reason=judgement.reason,
         code=DRIFT if judgement.verdict == "rejected" else None,
-        has_artifact=judgement.winner is not None,
         recipe=best.candidate.recipe if best else None,
         speedup=best.speedup.value if best and best.speedup else None,
         speedup_ci=(best.speedup.low, best.speedup.high) if best and best.speedup else None,

@@ -43,21 +43,21 @@ class Interval:
         return self.node_id == other.node_id and self.start < other.end and other.start < self.end
 
 
-def watcher(kind: str, task: Callable[[Any], Any], store: str) -> Callable[[Any], Any]:
+def watcher(kind: str, task: Callable[..., Any], store: str) -> Callable[..., Any]:
     """A task that leaves its interval in the store. It travels by value, being of `__main__`."""
 
-    def watched(request: Any) -> Any:
+    def watched(*request: Any) -> Any:
         import ray
 
         start = time.time()
         try:
-            return task(request)
+            return task(*request)
         finally:
             folder = Path(store) / "intervals"
             folder.mkdir(exist_ok=True)
             found = {
                 "kind": kind,
-                "what": f"{request.entry.name} {request.device_class}" if kind != "probe" else "",
+                "what": f"{request[0].entry.name} {request[0].device_class}" if kind != "probe" else "",
                 "campaign": Path(store).name,
                 "node_id": ray.get_runtime_context().get_node_id(),
                 "start": start,
@@ -87,9 +87,9 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     """Run the campaign; the exit code."""
     given = dict(option.split("=", 1) for option in options)
     pipeline.fleet.GONE_S = float(given.pop("gone_s", pipeline.fleet.GONE_S))
-    pipeline.execute.build = watcher("build", pipeline.tasks.build, store)  # type: ignore[assignment, attr-defined]
-    pipeline.execute.judge = watcher("judge", pipeline.tasks.judge, store)  # type: ignore[assignment, attr-defined]
-    pipeline.fleet.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[assignment, attr-defined]
+    pipeline.execute.build = watcher("build", pipeline.tasks.build, store)  # type: ignore[attr-defined]
+    pipeline.execute.judge = watcher("judge", pipeline.tasks.judge, store)  # type: ignore[attr-defined]
+    pipeline.fleet.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[attr-defined]
     typed: dict[str, Any] = {
         name: float(value) if name == "wait_s" else tuple(value.split(",")) if name in {"device_classes", "recipes"} else value
         for name, value in given.items()

@@ -130,6 +130,34 @@ def test_kept_eager_on_a_cpu_is_served_by_the_portable_artifact(
     assert [outcome.artifact for outcome in final] == [images["portable"]["digest"]] * 2
 
 
+@pytest.mark.parametrize("captured", [True, False])
+def test_kept_eager_on_a_gpu_is_served_by_an_artifact_of_its_own(
+    entry: Entry, empty: Store, ledger: Ledger, portable: Frozen, captured: bool
+) -> None:
+    gpu = "cuda-sm90"
+    made = make_plan(
+        [replace(entry, device_classes=(gpu,))],
+        {gpu: FACTS, "portable": FACTS},
+        auto=[gpu, "portable"],
+        device_classes=(),
+        recipes=(),
+        store=empty,
+        ledger=ledger,
+        digests=FileDigests(empty.root / "digests.json"),
+        policy=SamplingPolicy(),
+    )
+    here, anywhere = made.items
+    assert here.builds["torchscript-frozen"].parts["recipe"]["settings"]["precision"], "TF32 is part of the key"
+    publisher = Publisher(made, empty, ledger)
+    own = Artifact(folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, device_class=gpu))
+    publisher.add(here, judged(here, "kept-eager", empty, own if captured else None))
+    served, _ = publisher.add(anywhere, judged(anywhere, "published", empty, portable.artifact))
+    images = empty.version("mlp").images
+    assert set(images) == ({gpu, "portable"} if captured else {"portable"})
+    assert served.artifact == (images[gpu]["digest"] if captured else None)
+    assert not judged_folder(str(empty.root), here.judge.digest).exists()
+
+
 def test_nothing_is_published_of_a_model_that_fails_and_what_was_published_stays(
     plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:

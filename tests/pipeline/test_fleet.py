@@ -1,0 +1,74 @@
+"""Fleets: what nodes are asked before they are used, and for which classes each is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster import Done, Handle, Node
+from pipeline.events import Event
+from pipeline.fleet import Fleet, assembled
+from pipeline.tasks import ClassFacts
+from tests.pipeline.one_node import NoRay
+
+V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
+PLAIN = {"torch": "2.13.0", "driver": None}
+ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
+
+
+class Answers(NoRay):
+    """A cluster whose nodes answer a probe at once; those in `broken` have no driver that works."""
+
+    def __init__(self, nodes: Sequence[Node], broken: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._nodes, self._broken, self._ended = list(nodes), broken, list[Done]()
+
+    def nodes(self) -> list[Node]:
+        return self._nodes
+
+    def start(self, function: Callable[..., Any], *args: Any, device_class_: str, node: Node | None = None, **_: Any) -> Handle:
+        assert node is not None
+        handle = Handle((node.node_id, device_class_))
+        facts = ClassFacts(num_threads=args[1], toolchain=ON_GPU if device_class_ == GPU else PLAIN, memory_bytes=8 * 10**9)
+        failed = device_class_ == GPU and node.node_id in self._broken
+        value, failure = (None, "RuntimeError: no driver") if failed else (facts, None)
+        self._ended.append(Done(handle=handle, value=value, failure=failure))
+        return handle
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        return [done for done in self._ended if done.handle in handles]
+
+
+def node(name: str, *classes: str, num_gpus: int = 0) -> Node:
+    return Node(node_id=name, num_cpus=4, classes=(*classes, "portable"), num_gpus=num_gpus)
+
+
+def fleet_of(folder: Path, cluster: Answers) -> tuple[Fleet, list[str]]:
+    notes: list[str] = []
+
+    def show(event: Event) -> None:
+        notes.append(event.text)
+
+    with assembled(Fleet(cluster, show, store=folder, files=folder, wait_s=None), ()) as fleet:
+        return fleet, notes
+
+
+def test_a_gpu_is_asked_what_it_builds_with_and_its_node_too(tmp_path: Path) -> None:
+    fleet, notes = fleet_of(tmp_path, Answers([node("a", GPU, V4, num_gpus=1), node("b", V4)]))
+    facts = fleet.facts()
+    assert {name: found.toolchain for name, found in facts.items()} == {GPU: ON_GPU, V4: PLAIN, "portable": PLAIN}
+    assert facts[V4].memory_bytes == 8 * 10**9
+    assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable")]
+    assert notes == []
+
+
+def test_a_node_whose_gpu_does_not_work_is_used_for_its_cpu(tmp_path: Path) -> None:
+    nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1), node("c", GPU, V4)]
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, broken=["b"]))
+    assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable"), (V4, "portable")]
+    assert notes == [
+        f"node b is not used for {GPU}: RuntimeError: no driver",
+        f"node c is not used for {GPU}: it has no GPU that Ray gives out; start it with --num-gpus",
+    ]
+    assert fleet.facts()[GPU].toolchain == ON_GPU
