@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from freezer.device_class import PORTABLE, device_class
 from freezer.errors import ColdpressError
 from pipeline.cluster import Done, Handle, Node
 from pipeline.demand import Demand, demand_of
@@ -162,6 +163,7 @@ class Executor:
         self._running: dict[Handle, _Task] = {}
         self._hopeless: deque[tuple[Item, Outcome]] = deque()
         self._lifted = plan.lift_quarantine
+        self._classes = {item.device_class for item in plan.items}
         self._places: Places[_Task] = Places(fleet, self._waiting, self._ready, show)
         for index, item in enumerate(plan.items):
             if item.finished is None:
@@ -272,7 +274,7 @@ class Executor:
             build,
             request,
             name=f"build {task.what}",
-            device_class_=item.device_class,
+            device_class_=self._limits_of(item, slot),
             node=slot.node,
             memory_bytes=ask_bytes(demand_of(entry, task.memory_bytes), slot.node),
         )
@@ -300,8 +302,16 @@ class Executor:
         self._show(Event(kind="judge", what=task.what))
         self._places.enter(task, slot)
         name = f"judge {task.what}"
-        handle = self._fleet.cluster.start_alone(judge, request, name=name, device_class_=item.device_class, node=slot.node)
+        limits_of = self._limits_of(item, slot)
+        handle = self._fleet.cluster.start_alone(judge, request, name=name, device_class_=limits_of, node=slot.node)
         self._running[handle] = task
+
+    def _limits_of(self, item: Item, slot: Slot) -> str:
+        """The class under whose limits a task runs; what is portable runs in a worker that another class has warmed."""
+        if item.device_class != PORTABLE:
+            return item.device_class
+        warm = (name for name in slot.node.classes if name in self._classes and device_class(name).kind == "cpu")
+        return next(warm, PORTABLE)
 
     def _ended(self, done: Done) -> tuple[Item, Outcome] | None:
         """Take in a task that ended; an outcome when it was the item's last."""
