@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -20,9 +18,12 @@ from freezer.device_class import PORTABLE, best_level, detect
 from freezer.store import WORK
 from pipeline.catalog import read_catalog
 from pipeline.outcome import Outcome
+from pipeline.parts import read_rows
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(examples.broken.__file__).with_name("broken.yaml")
+
+LEVEL = best_level(detect().classes)
 
 REASONS = {
     "routes-to-experts": ("broken.py:62", "self.experts[chosen](x)"),
@@ -65,11 +66,14 @@ def test_prepare_makes_each_file_once(tags: dict[str, dict[str, str]], capsys: p
 
 
 @pytest.mark.cluster
-def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_path: Path) -> None:
-    done = _run(tmp_path)
+@pytest.mark.parametrize(
+    "classes", [(PORTABLE,), pytest.param((PORTABLE, str(LEVEL)), marks=pytest.mark.slow)], ids=["portable", "all"]
+)
+def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_path: Path, classes: tuple[str, ...]) -> None:
+    done = _run(tmp_path, classes)
     assert done.returncode == 1, done.stdout + done.stderr
     found = _outcomes(tmp_path / "store")
-    assert set(found) == {(name, device_class) for name in tags for device_class in (PORTABLE, str(best_level(detect().classes)))}
+    assert set(found) == {(name, device_class) for name in tags for device_class in classes}
     wrong = [
         f"{outcome.model} {outcome.device_class}: got {_ending(outcome)}: {outcome.coded_reason}"
         for outcome in found.values()
@@ -80,10 +84,10 @@ def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_p
     assert not wrong, "\n".join(wrong)
 
 
-def _run(folder: Path) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, classes: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """A campaign with quick sampling; a home of its own, since a local Ray writes a token into it."""
     script = ROOT / "tests" / "pipeline" / "drive.py"
-    paths = [BROKEN, folder / "store", f"sqlite:///{folder}/mlflow.db", "broken", folder / "out.json"]
+    paths = [BROKEN, folder / "store", f"sqlite:///{folder}/mlflow.db", "broken", folder / "out.json", *classes]
     environment = {**os.environ, "HOME": str(folder), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), *(str(path) for path in paths)]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
@@ -91,8 +95,8 @@ def _run(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _outcomes(store: Path) -> dict[tuple[str, str], Outcome]:
     """All outcomes of a store, with the types of their failures, which only the ledger has."""
-    rows = [row for path in (store / WORK / "ledger").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    found = [Outcome.from_json(json.loads(row["data"])["outcome"]) for row in rows if row["kind"] == "outcome"]
+    rows = read_rows(store / WORK / "ledger")
+    found = [Outcome.from_json(row.data["outcome"]) for row in rows if row.kind == "outcome"]
     return {(outcome.model, outcome.device_class): outcome for outcome in found}
 
 

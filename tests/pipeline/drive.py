@@ -1,4 +1,4 @@
-"""`python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN [JSON]`: a campaign with quick, tolerant sampling.
+"""`python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN JSON [CLASS ...]`: a campaign with quick, tolerant sampling.
 
 The same call as jobs.optimize makes, for tests on machines that do other things meanwhile: figures mean nothing here, verdicts do.
 """
@@ -17,12 +17,13 @@ from pipeline.run import Config, run
 POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
 
 
-def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str | None = None) -> int:
+def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str, *device_classes: str) -> int:
     """Run the campaign; the exit code."""
-    config = Config(catalog=catalog, store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY)
+    config = Config(
+        catalog=catalog, store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY, device_classes=device_classes
+    )
     report = run(config, LineDisplay(Console(width=200)))
-    if json is not None:
-        report.write_json(Path(json))
+    report.write_json(Path(json))
     return report.exit_code
 
 

@@ -24,7 +24,7 @@ from tests.pipeline.shown import shown, without_ids
 from tests.steps import HERE
 
 ROOT = Path(__file__).parents[2]
-NUM_QUICK, NUM_SLOW = 5, 60
+NUM_QUICK, NUM_SLOW = 3, 60
 
 Trial = Callable[[Path, int], tuple[int, int]]
 
