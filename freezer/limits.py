@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -55,4 +55,4 @@ class SamplingPolicy:
 
     def to_json(self) -> dict[str, Any]:
         """The policy as a judge's key and the manifest hold it."""
-        return {**asdict(self), "percentiles": list(self.percentiles)}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"percentiles": list(self.percentiles)}

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from freezer.destinations import check_file, made_parent
-from freezer.errors import CatalogError, InfrastructureError, StoreError, UsageError
+from freezer.errors import CatalogError, InfrastructureError, IntegrityError, StoreError, UsageError
 from freezer.recipes import select
 from freezer.store import NAME
 from pipeline.catalog import is_registry
@@ -104,7 +104,7 @@ def main(
     except (CatalogError, UsageError) as error:
         say(errors, error.coded)
         sys.exit(USAGE)
-    except (InfrastructureError, StoreError) as error:
+    except (InfrastructureError, StoreError, IntegrityError) as error:
         say(errors, error.coded)
         sys.exit(INFRASTRUCTURE)
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from freezer.errors import CatalogError, ColdpressError, InfrastructureError, StoreError
+from freezer.errors import CatalogError, ColdpressError, InfrastructureError, IntegrityError, StoreError
 from freezer.limits import SamplingPolicy
 from freezer.store import WORK, Store
 from pipeline.campaign_record import CampaignRecord, Continued, members_of, planned_members
@@ -208,7 +208,7 @@ class _Campaign:
                     self._take(item, outcome, opening.result)
             except KeyboardInterrupt:
                 self._interrupted = True
-            except (StoreError, InfrastructureError) as error:
+            except (StoreError, InfrastructureError, IntegrityError) as error:
                 self._failures.append(str(error))
             opening.result()
 

@@ -100,6 +100,50 @@ class Raylet:
                 process.kill()
 
 
+class Network:
+    """A network namespace with one cable to this machine, for a raylet that can be cut off.
+
+    Args:
+        name: of the namespace; at most 11 characters.
+        subnet: the third number of its addresses.
+    """
+
+    def __init__(self, name: str, subnet: int) -> None:
+        self.name, self.here, self.there = name, f"10.77.{subnet}.1", f"10.77.{subnet}.2"
+
+    def __enter__(self) -> Network:
+        cable = ("type", "veth", "peer", "name", f"{self.name}-n")
+        self._ip("netns", "add", self.name)
+        self._ip("link", "add", f"{self.name}-h", *cable)
+        self._ip("link", "set", f"{self.name}-n", "netns", self.name)
+        self._ip("addr", "add", f"{self.here}/30", "dev", f"{self.name}-h")
+        self._ip("link", "set", f"{self.name}-h", "up")
+        for words in (("addr", "add", f"{self.there}/30", "dev", f"{self.name}-n"), ("link", "set", f"{self.name}-n", "up")):
+            self._ip("-n", self.name, *words)
+        self._ip("-n", self.name, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ip("netns", "del", self.name)
+
+    def cut(self) -> None:
+        """Pull the cable."""
+        self._ip("link", "set", f"{self.name}-h", "down")
+
+    def heal(self) -> None:
+        """Plug it in again."""
+        self._ip("link", "set", f"{self.name}-h", "up")
+
+    @staticmethod
+    def allowed() -> bool:
+        """Whether this process may make one."""
+        done = subprocess.run(["unshare", "--net", "ip", "link", "show"], capture_output=True, check=False)
+        return os.geteuid() == 0 and done.returncode == 0
+
+    def _ip(self, *words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
 class RayCluster:
     """A cluster; the first raylet that is started is its head.
 
@@ -110,6 +154,7 @@ class RayCluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
+        self.ip = LOOPBACK
         self.raylets: list[Raylet] = []
         self._temporary = Path(tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp"))
 
@@ -125,7 +170,7 @@ class RayCluster:
     @property
     def address(self) -> str:
         """As `--address` takes it."""
-        return f"{LOOPBACK}:{self.port}"
+        return f"{self.ip}:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -141,6 +186,7 @@ class RayCluster:
         options: Sequence[str] = (),
         before: Sequence[str] = (),
         head: bool | None = None,
+        network: Network | None = None,
     ) -> Raylet:
         """Start a raylet, and wait until it runs.
 
@@ -151,6 +197,7 @@ class RayCluster:
             options: of `ray start` besides.
             before: a command that runs it: `unshare ...`, `ip netns exec ...`.
             head: whether it is the head; the first is.
+            network: that it lives in; the head must be on `Network.here` then (`ip`).
         """
         head = not self.raylets if head is None else head
         log = self.folder / f"raylet-{len(self.raylets)}.log"
@@ -160,10 +207,17 @@ class RayCluster:
             else [f"--address={self.address}"]
         )
         labels = [f"--labels={','.join(f'coldpress.dev/{name}=true' for name in classes)}"] if classes else []
+        ip = network.there if network else self.ip
+        inside = ["ip", "netns", "exec", network.name] if network else []
         command = [
+            *inside,
             *before,
             *(str(Path(sys.executable).with_name("ray")), "start", *place, *labels, "--block", "--disable-usage-stats"),
-            *(f"--node-ip-address={LOOPBACK}", f"--num-cpus={num_cpus}", "--object-store-memory=100000000"),
+            *(
+                f"--node-ip-address={ip}",
+                f"--num-cpus={num_cpus}",
+                "--object-store-memory=100000000",
+            ),
             *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
             *([f"--temp-dir={self._temporary}"] if head else []),
             *options,
