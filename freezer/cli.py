@@ -53,6 +53,10 @@ ThreadsOption = Annotated[
 ]
 
 
+KeysOption = Annotated[
+    list[Path] | None,
+    typer.Option("--key", help="A public key, PEM, that must have signed what is served. Repeatable: any."),
+]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", help="Where to run: cpu, cuda or cuda:N. Default: what the artifact is made for.")
 ]
@@ -210,6 +214,23 @@ def pull(
 
 
 @app.command()
+def sign(
+    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    key: Annotated[Path, typer.Option(help="A private EC key on P-256, PEM without a password.")],
+    store: StoreOption = "./store",
+    device_class_: Annotated[
+        str, typer.Option("--device-class", help="Sign the artifact of this class alone. Default: those of all.")
+    ] = "all",
+) -> None:
+    """Sign what a store has published, after its digests were compared; pulled folders hold the signatures too."""
+    opened = Store.open(store)
+    version = opened.version(model)
+    for name in sorted(version.images) if device_class_ == "all" else [device_class_]:
+        done = "signed" if opened.sign(version, name, key) else "signed by this key before"
+        console.print(f"{version.model}:{version.number} for {name}: {done}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def verify(
     reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
     store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
@@ -222,11 +243,12 @@ def verify(
         Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: the store's.")
     ] = None,
     device: DeviceOption = None,
+    key: KeysOption = None,
 ) -> None:
     """Compare every digest, and run the golden inputs on this machine."""
     from freezer.verify import verify as verify_here
 
-    asked: dict[str, Any] = {"device_class": device_class_, "threads": threads, "device": device}
+    asked: dict[str, Any] = {"device_class": device_class_, "threads": threads, "device": device, "trusted_keys": key or ()}
     found = verify_here(_folder_or_name(reference), store=store, speed=speed, portable=portable, **asked)
     for refusal in found.ladder:
         console.print(f"passed over {refusal}", markup=False, highlight=False, soft_wrap=True)
@@ -306,6 +328,7 @@ def run(
     output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
     threads: ThreadsOption = None,
     device: DeviceOption = None,
+    key: KeysOption = None,
 ) -> None:
     """Run a frozen model on a file of inputs."""
     if output.suffix not in (".safetensors", ".npz"):
@@ -316,7 +339,7 @@ def run(
     from freezer.outputs import leaves_of
     from freezer.samples import read_samples
 
-    model = load(folder, threads=threads, strict=True, device=device)
+    model = load(folder, threads=threads, strict=True, device=device, trusted_keys=key or ())
     sets = read_samples(input_)
     tensors: dict[str, Tensor] = {}
     for index, given in enumerate(sets):

@@ -21,7 +21,7 @@ class Refusal:
     Attributes:
         rung: the device class.
         reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `torch_untried`,
-            `tampered`, `does_not_open`, `canary`; and of GPUs those of cuda_needs.py.
+            `unsigned`, `tampered`, `does_not_open`, `canary`; and of GPUs those of cuda_needs.py.
         got, expected: what was found and what the artifact needs.
     """
 

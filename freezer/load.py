@@ -12,13 +12,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, folder_of
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
 from freezer.build import lowering_module
 from freezer.canary import run_canary
 from freezer.cuda_devices import cuda_here, current, device_of, with_index
@@ -40,15 +41,33 @@ from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_
 from freezer.manifest import Manifest, Payload
 from freezer.moving import CPU
 from freezer.payload_choice import counts_of, is_exact, set_within
+from freezer.signing import Signatures, problem_of, read_keys
 from freezer.store import Store
 from freezer.thread_budget import thread_budget
 from freezer.thread_count import own_count
 from freezer.thread_count import threads as using
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
 logger = logging.getLogger("coldpress")
 
-Rung = tuple[str, Callable[[], Manifest], Callable[[], Artifact]]
-"""A device class, what reads its manifest, and what fetches its files; both raise IntegrityError."""
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A published artifact that this machine could run. What it calls raises IntegrityError.
+
+    Attributes:
+        name: of the device class.
+        manifest: reads its manifest.
+        signatures: reads what vouches for it, and manifest.json byte for byte.
+        fetch: gives its files.
+    """
+
+    name: str
+    manifest: Callable[[], Manifest]
+    signatures: Callable[[], tuple[Signatures | None, bytes]]
+    fetch: Callable[[], Artifact]
 
 
 def load(
@@ -62,6 +81,7 @@ def load(
     canary: bool = True,
     device: str | None = None,
     cuda_graphs: bool = False,
+    trusted_keys: Sequence[str | Path] = (),
 ) -> FrozenModel:
     """The frozen model for this machine.
 
@@ -80,6 +100,8 @@ def load(
             artifact that serves is made for: of a CUDA class the current GPU where it is of the class, else the first that is.
         cuda_graphs: on a GPU, capture each call that a payload of one size serves, and replay it ever after; calls of one size then
             run one after the other. For a model that neither changes state nor draws.
+        trusted_keys: PEM files of public keys, one of which must have signed what is opened (`coldpress sign`). None asks for no
+            signature.
 
     Raises:
         CudaGraphsError: calls of what serves cannot be captured.
@@ -91,15 +113,17 @@ def load(
         ladder: list[Refusal] = []
         num_threads, where = budget_here(threads), None if device is None else with_index(device)
         aside = unserved_gpus(reference, store) if device_class == "auto" else []
-        for name, read, fetch in find_rungs(reference, store, device_class, stack):
+        keys = read_keys(trusted_keys)
+        for rung in find_rungs(reference, store, device_class, stack):
             try:
                 limit = limit_isa and not (strict and ladder)
-                found = refusal_here(read(), num_threads, limit_isa=limit, canary=canary, device=where)
+                found = refuse_unsigned(rung, keys) if keys else None
+                found = found or refusal_here(rung.manifest(), num_threads, limit_isa=limit, canary=canary, device=where)
                 if found is None and strict and ladder:
                     continue  # it might serve, and is not asked to
                 if found is None:
                     return open_artifact(
-                        fetch(),
+                        rung.fetch(),
                         num_threads,
                         asked=threads is not None,
                         ladder=(*aside, *ladder),
@@ -110,7 +134,7 @@ def load(
             except (StoreUnreachableError, CudaGraphsError):
                 raise
             except Exception as error:  # whatever a payload raises is this rung's failure, and the next one is tried
-                found = _why(name, error)
+                found = _why(rung.name, error)
             ladder.append(found)
             logger.warning("%s is refused: %s", reference, found)
         ladder = [*aside, *ladder]
@@ -146,7 +170,14 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
                 f"{_why_not(artifact.manifest.device_class)}",
                 [_not_of_this_machine(artifact.manifest.device_class)],
             )
-        yield artifact.manifest.device_class, lambda: artifact.manifest, lambda: artifact
+
+        def own() -> tuple[Signatures | None, bytes]:
+            data = (artifact.folder / MANIFEST).read_bytes()
+            if Manifest.from_bytes(data, origin=str(folder)) != artifact.manifest:
+                raise IntegrityError(f"{folder / MANIFEST} was changed while it was read; pull the artifact again")
+            return Signatures.read(artifact.folder), data
+
+        yield Rung(artifact.manifest.device_class, lambda: artifact.manifest, own, lambda: artifact)
         return
     opened = Store.open(store or "store")
     version = opened.version(str(reference))
@@ -166,7 +197,19 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
             return opened.materialize(version, name, Path(scratch))
 
-        yield name, partial(opened.manifest, version, name), fetch
+        def signatures(name: str = name) -> tuple[Signatures | None, bytes]:
+            return opened.signatures(version, name), opened.manifest_bytes(version, name)
+
+        yield Rung(name, partial(opened.manifest, version, name), signatures, fetch)
+
+
+def refuse_unsigned(rung: Rung, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
+    """Why none of the trusted keys vouches for a rung; None where one does."""
+    problem = problem_of(*rung.signatures(), keys)
+    if problem is None:
+        return None
+    expected = f"one by {'the trusted key' if len(keys) == 1 else f'any of {len(keys)} trusted keys'}"
+    return Refusal(rung=rung.name, reason="unsigned", got=problem, expected=expected)
 
 
 def _why_not(name: str) -> str:

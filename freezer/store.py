@@ -17,7 +17,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from freezer.artifact import (
 )
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.manifest import FileRef, Manifest, Payload, digest_bytes
+from freezer.signing import ANNOTATION, MEDIA_SIGNATURE, SIGNATURE, Signatures, Signed, is_by, signed_with
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 """What a model may be called: an OCI path component and an MLflow name at once."""
@@ -44,12 +46,16 @@ NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 ARTIFACT_TYPE = "application/vnd.coldpress.frozen.v1"
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
 MEDIA_IMAGE = "application/vnd.oci.image.manifest.v1+json"
+MEDIA_CONFIG = "application/vnd.oci.image.config.v1+json"
 DEVICE_CLASS = "dev.coldpress.device-class"
 MODEL = "dev.coldpress.model"
 VERSION = "dev.coldpress.version"
 SOURCE_KEY = "dev.coldpress.source-key"
 TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
+SIGNED = ".sig"
+"""The end of the tag of an image with signatures; `sha256-HEX` before it names what they are of."""
+
 WORK = ".coldpress"
 """The folder of a store that is no model: ledger, candidates, locks."""
 
@@ -123,7 +129,7 @@ class Store:
             raise NotPublishedError(f"model {model!r} is not in store {self.root}; published are: {known}")
         descriptor = tags.get(tag or "latest")
         if descriptor is None:
-            known = ", ".join(sorted(tags))
+            known = ", ".join(sorted(name for name in tags if not name.endswith(SIGNED)))
             raise NotPublishedError(f"model {model!r} has no version {tag!r} in store {self.root}; it has: {known}")
         index = json.loads(self._blob(model, descriptor))
         return Version(
@@ -135,9 +141,12 @@ class Store:
 
     def manifest(self, version: Version, device_class: str) -> Manifest:
         """The manifest of one artifact of a version."""
-        image = self._image(version, device_class)
         origin = f"{version.model}:{version.number} for {device_class}"
-        return Manifest.from_bytes(self._blob(version.model, image["config"]), origin=origin)
+        return Manifest.from_bytes(self.manifest_bytes(version, device_class), origin=origin)
+
+    def manifest_bytes(self, version: Version, device_class: str) -> bytes:
+        """The manifest.json of one artifact of a version, byte for byte."""
+        return self._blob(version.model, self._image(version, device_class)["config"])
 
     def file(self, version: Version, item: FileRef) -> Path:
         """The store's own copy of one file of a version's artifact, its digest verified; read it, never write it.
@@ -174,6 +183,7 @@ class Store:
             if (dest / MANIFEST).exists() and (dest / MANIFEST).read_bytes() == manifest_bytes:
                 artifact = Artifact.read(dest)
                 artifact.verify()
+                self._pull_signatures(version, device_class, dest)
                 return artifact
             raise UsageError(f"{dest} is not empty; name a new folder with --dest")
         dest.parent.mkdir(parents=True, exist_ok=True)
@@ -183,11 +193,78 @@ class Store:
                 self._copy_layer(version.model, layer, staging)
             (staging / MANIFEST).write_bytes(manifest_bytes)
             Artifact.read(staging).verify()
+            self._pull_signatures(version, device_class, staging)
             staging.chmod(0o755)
             os.replace(staging, dest)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         return Artifact.read(dest)
+
+    def _pull_signatures(self, version: Version, device_class: str, folder: Path) -> None:
+        found = self.signatures(version, device_class)
+        if found is not None:
+            _write_atomic(folder / SIGNATURE, found.to_bytes())
+
+    def signatures(self, version: Version, device_class: str) -> Signatures | None:
+        """The signatures of one artifact of a version; None where nobody has signed it.
+
+        Raises:
+            IntegrityError: a blob is not what was written.
+        """
+        self._image(version, device_class)
+        found = self._tags(version.model).get(_signature_tag(version.images[device_class]))
+        if found is None:
+            return None
+        layers = json.loads(self._blob(version.model, found))["layers"]
+        signed = (Signed(self._blob(version.model, layer), b64decode(layer["annotations"][ANNOTATION])) for layer in layers)
+        return Signatures(image=self._blob(version.model, version.images[device_class]), signed=tuple(signed))
+
+    def sign(self, version: Version, device_class: str, key: Path) -> bool:
+        """Sign one artifact of a version; whether anything was written: what the key has signed before stays as it is.
+
+        Args:
+            version: of `version()`.
+            device_class: one of its classes.
+            key: a private EC key on P-256, PEM.
+
+        Raises:
+            IntegrityError: the artifact is damaged, and nothing that should be vouched for.
+            StoreUnreachableError: the store cannot be written.
+            UsageError: the key is not as it must be.
+        """
+        model, image = version.model, version.images.get(device_class, {})
+        for item in self.manifest(version, device_class).contents:
+            verify_file(self._blob_path(model, item.digest), digest=item.digest, size_bytes=item.size_bytes)
+        new = signed_with(key, image_digest=image["digest"], model=model)
+        try:
+            with self._locked(model):
+                before = self.signatures(version, device_class)
+                signed = before.signed if before is not None else ()
+                if any(is_by(one, key) for one in signed):
+                    return False
+                self._write_signatures(model, image, (*signed, new))
+        except OSError as error:
+            raise StoreUnreachableError(f"store {self.root} cannot be written: {error}") from error
+        return True
+
+    def _write_signatures(self, model: str, image: Mapping[str, Any], signed: Sequence[Signed]) -> None:
+        layers = [
+            {
+                **self._write_blob(model, one.payload, MEDIA_SIGNATURE),
+                "annotations": {ANNOTATION: b64encode(one.signature).decode()},
+            }
+            for one in signed
+        ]
+        diffs = [layer["digest"] for layer in layers]
+        config = {"architecture": "", "os": "", "config": {}, "rootfs": {"type": "layers", "diff_ids": diffs}}
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MEDIA_IMAGE,
+            "config": self._write_blob(model, _json_bytes(config), MEDIA_CONFIG),
+            "layers": layers,
+        }
+        descriptor = self._write_blob(model, _json_bytes(manifest), MEDIA_IMAGE)
+        self._write_layout(model, {**self._tags(model), _signature_tag(image): descriptor})
 
     def materialize(self, version: Version, device_class: str, scratch: Path) -> Artifact:
         """An artifact folder in `scratch` whose files are links to the store's own blobs; read it, never write it."""
@@ -269,7 +346,11 @@ class Store:
             "annotations": {MODEL: model, VERSION: str(number), SOURCE_KEY: source_key},
         }
         descriptor = self._write_blob(model, _json_bytes(index), MEDIA_INDEX)
-        tags = {**self._tags(model), str(number): descriptor, "latest": descriptor}
+        self._write_layout(model, {**self._tags(model), str(number): descriptor, "latest": descriptor})
+        return Version(model=model, number=number, source_key=source_key, images=images)
+
+    def _write_layout(self, model: str, tags: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write index.json, which shows all tags at once; under the model's lock."""
         layout = {
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
@@ -278,8 +359,7 @@ class Store:
                 for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), int(tag) if tag.isdigit() else 0))
             ],
         }
-        _write_atomic(folder / "index.json", _json_bytes(layout))
-        return Version(model=model, number=number, source_key=source_key, images=images)
+        _write_atomic(self.root / model / "index.json", _json_bytes(layout))
 
     def _holds(self, version: Version, device_class: str, artifact: Artifact) -> bool:
         if device_class not in version.images:
@@ -396,6 +476,10 @@ class Store:
         with (locks / model).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _signature_tag(image: Mapping[str, Any]) -> str:
+    return f"{image['digest'].replace(':', '-')}{SIGNED}"
 
 
 def _remove_partial(folder: Path) -> None:

@@ -11,9 +11,10 @@ from freezer.artifact import folder_of
 from freezer.canary import CanaryFigure, run_canary
 from freezer.cuda_devices import with_index
 from freezer.device_class import PORTABLE, detect
-from freezer.errors import IncompatibleError, UsageError
+from freezer.errors import IncompatibleError, IntegrityError, UsageError
 from freezer.ladder import Refusal, rungs
-from freezer.load import budget_here, find_rungs, open_artifact, refusal_here
+from freezer.load import budget_here, find_rungs, open_artifact, refusal_here, refuse_unsigned
+from freezer.signing import read_keys
 from freezer.speed import check_speed, portable_of
 from freezer.speed_check import SpeedCheck
 from freezer.store import Store
@@ -47,19 +48,20 @@ def verify(
     speed: bool = False,
     portable: Path | None = None,
     device: str | None = None,
+    trusted_keys: Sequence[str | Path] = (),
 ) -> Verification:
     """Verify what `load` would serve here: every digest, the input contract, the canary.
 
     Unlike `load`, it passes over a rung only for what its manifest says; damaged bytes and a failing canary are raised.
 
     Args:
-        reference, store, device_class, threads, device: as of `load`.
+        reference, store, device_class, threads, device, trusted_keys: as of `load`.
         speed: time it against the portable artifact too. A rung that is refused is then the answer, and none is timed instead.
         portable: folder of the portable artifact; by default it is taken from the store.
 
     Raises:
         IncompatibleError: no rung is made for this machine, thread count and torch; or with `speed` the first is not.
-        IntegrityError, CanaryError: the bytes, or the outputs, are not what was published.
+        IntegrityError, CanaryError: the bytes, or the outputs, are not what was published; or no trusted key has signed it.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:
@@ -67,18 +69,23 @@ def verify(
     num_threads, where = budget_here(threads), None if device is None else with_index(device)
     ladder: list[Refusal] = []
     with ExitStack() as stack:
-        for name, read, fetch in find_rungs(reference, store, device_class, stack):
-            manifest = read()
+        keys = read_keys(trusted_keys)
+        for rung in find_rungs(reference, store, device_class, stack):
+            name, manifest = rung.name, rung.manifest()
             refused = refusal_here(manifest, num_threads, limit_isa=False, device=where)
             if refused is not None:
                 ladder.append(refused)
                 continue
+            if keys and (unsigned := refuse_unsigned(rung, keys)):
+                raise IntegrityError(
+                    f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it", code="CP-UNSIGNED"
+                )
             base = None
             if speed:
                 _check_first(reference, name, ladder, store, wanted=device_class)
                 if name != PORTABLE:
                     base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)
-            artifact = fetch()
+            artifact = rung.fetch()
             artifact.verify()
             model = open_artifact(artifact, num_threads, asked=threads is not None, canary=False, device=where)
             figures = run_canary(artifact, model)
