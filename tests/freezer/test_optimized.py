@@ -177,6 +177,7 @@ def test_the_cold_start_figures_include_it(optimized: Frozen, settings: dict[str
         "spec": manifest.inputs.to_json(),
         "native": manifest.payloads[0].convention == "native",
         "num_threads": 1,
+        "device": "cpu",
     }
     assert python(SPY, json.dumps(request)).split() == [applied, "True", "True"]
     assert manifest.latency is not None
