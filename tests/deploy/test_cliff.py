@@ -20,7 +20,7 @@ from freezer.store import Store
 from tests.deploy.conftest import LEVEL, THREADS, frozen_for
 from tests.steps import copy_of, python
 
-pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
+pytestmark = [pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better"), pytest.mark.slow]
 
 LOWER = {"cpu-x86-64-v4": "AVX2", "cpu-x86-64-v3": "SSE41"}.get(str(LEVEL), "SSE41")
 """What oneDNN is limited to, below what the weights are packed for."""
@@ -80,7 +80,6 @@ def test_an_instruction_set_that_the_weights_are_not_packed_for_is_caught(store:
     assert "answers right, at less than half of its speed" in message
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_another_thread_count_than_the_weights_are_packed_for_is_caught(tmp_path: Path) -> None:
     """The manifest is made to say one thread, so that nothing refuses; the payload was made for two. A MobileNet shows it best."""

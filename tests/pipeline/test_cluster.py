@@ -218,7 +218,7 @@ def built_in(text: str) -> set[str]:
     return {" ".join(line.split()[2:5]) for line in text.splitlines() if line.split()[1:2] == ["built"]}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_stopped_driver_loses_nothing_and_repeats_no_finished_build(tmp_path: Path, how: signal.Signals) -> None:
     slow_catalog(tmp_path, 3)
     command = [sys.executable, "-u", *drive(tmp_path)[1:], PORTABLE]
@@ -302,6 +302,7 @@ def test_a_class_that_no_node_serves_is_an_error_before_any_work(tmp_path: Path)
 
 
 @pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4, to be told to be a lesser one")
+@pytest.mark.slow
 def test_a_worker_told_to_be_of_a_lesser_class_builds_and_judges_under_its_limits(tmp_path: Path) -> None:
     write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
     done = optimize(tmp_path, "--device-class", "cpu-x86-64-v3", "--json", str(tmp_path / "out.json"))

@@ -247,6 +247,7 @@ def test_a_wrong_token_and_a_wrong_address_are_told_in_a_sentence(head: Head, tm
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_job_is_attached_to_while_it_runs_and_submitted_anew_when_it_has_ended(head: Head, tmp_path: Path) -> None:
     write_catalog(tmp_path, HANGS)
     prefix = job_prefix("c", str(tmp_path / "store"))
