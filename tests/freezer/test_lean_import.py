@@ -42,6 +42,9 @@ def test_what_only_reads_imports_no_torch(module: str) -> None:
     assert imported_by(f"import freezer.{module}") == "[]"
 
 
+LIBRARIES = "import typer.main, rich.console, archspec.cpu"
+
+
 def commands(store: Store, tmp_path: Path) -> dict[str, list[str]]:
     return {
         "classes": ["classes"],
@@ -57,7 +60,12 @@ def test_commands_that_only_read_import_no_torch_and_answer_at_once(command: str
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "freezer.store" in modules
     assert not modules & {"torch", "numpy", "pyarrow", "ray", "mlflow"}, "pydantic may be there: typer itself takes it"
-    assert any(cpu_seconds_of([sys.executable, "-c", MAIN, *arguments]) < 0.5 for _ in range(3)), "the best of three"
+    # 0.4 s where this was written. Against the libraries that any such command needs, since machines differ and are disturbed.
+    pairs = [
+        (cpu_seconds_of([sys.executable, "-c", MAIN, *arguments]), cpu_seconds_of([sys.executable, "-c", LIBRARIES]))
+        for _ in range(3)
+    ]
+    assert min(own / libraries for own, libraries in pairs) < 5, pairs
 
 
 def cpu_seconds_of(command: list[str]) -> float:
@@ -72,12 +80,12 @@ def test_loading_adds_little_to_the_import_of_torch() -> None:
     code = """
 import time
 import torch
-started = time.process_time()
+of_torch = time.process_time()
 import freezer
 freezer.load
-print(time.process_time() - started)
+print((time.process_time() - of_torch) / of_torch)
 """
-    assert any(float(python(code)) < 0.2 for _ in range(3))
+    assert min(float(python(code)) for _ in range(3)) < 0.15
 
 
 def test_serving_and_freezing_need_neither_ray_nor_mlflow_nor_pydantic(scripted: Frozen) -> None:
