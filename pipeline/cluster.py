@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,6 @@ class Cluster:
         name: str,
         device_class_: str,
         node: Node | None = None,
-        avoid: Collection[str] = (),
         memory_bytes: int | None = None,
     ) -> Handle:
         """Start a task on one core, of a CUDA class on one GPU besides.
@@ -112,12 +111,9 @@ class Cluster:
             name: for people who look at Ray.
             device_class_: whose limits it runs under.
             node: to run on; None is any node that serves the class. Where it dies, so does the task.
-            avoid: ids of nodes to stay away from, where `node` is None.
             memory_bytes: to reserve.
         """
         selector = {} if device_class_ == PORTABLE or node else {f"{LABEL}{device_class_}": "true"}
-        if avoid and node is None:
-            selector["ray.io/node-id"] = f"!in({','.join(sorted(avoid))})"
         num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
         options = _options(num_cpus=1, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node, selector=selector)
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)

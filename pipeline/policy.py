@@ -68,7 +68,6 @@ POLICY: Mapping[str, Decision] = {
     "set-up": Decision(attempts=2, elsewhere=True, later=True),
     "task": Decision(attempts=2, elsewhere=True),
     "cancelled": Decision(attempts=2),
-    "unplaceable": Decision(),
 }
 """By kind of failure."""
 
@@ -96,7 +95,7 @@ RAY: Mapping[str, str] = {
     "ObjectStoreFullError": "object",
     "RuntimeEnvSetupError": "set-up",
     "TaskCancelledError": "cancelled",
-    "TaskUnschedulableError": "unplaceable",
+    "TaskUnschedulableError": "node",  # tasks are bound to their nodes: it is gone
     "RayTaskError": "task",
 }
 """Ray's exceptions, by name, and the kinds of failure that they are; a subclass is what its base is, any other `infrastructure`."""

@@ -62,7 +62,7 @@ def test_the_kinds_are_rays_own_exceptions() -> None:
         (ray.exceptions.OutOfMemoryError("x"), "node-memory"),
         (ray.exceptions.OwnerDiedError("00" * 28, None, ""), "object"),
         (ray.exceptions.RaySystemError("x"), "infrastructure"),
-        (ray.exceptions.TaskUnschedulableError("x"), "unplaceable"),
+        (ray.exceptions.TaskUnschedulableError("x"), "node"),
     ],
 )
 def test_what_ray_raises_is_told_apart(error: Exception, kind: str) -> None:
