@@ -1,6 +1,6 @@
 """Measure again the three cliffs of packed weights, instruction set, thread count and shape; and that the loader avoids them.
 
-    python -m benchmarks.cliffs [--repeats 3] [--only threads] [--out benchmarks/results/cliffs-2026-11-20.md]
+    python -m benchmarks.cliffs [--repeats 3] [--only threads] [--out benchmarks/results/cliffs-2026-11-22.md]
 
 A payload is fast only where it was made for, and this measures how much slower it is elsewhere. Every build and every
 measurement is a process of its own whose environment holds a class's limits before Python starts, since oneDNN reads them once.
