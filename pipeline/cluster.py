@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class Cluster:
         self, function: Callable[..., Any], args: tuple[Any, ...], *, name: str, device_class_: str, options: Mapping[str, Any]
     ) -> Handle:
         environ = {**device_class(device_class_).limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        remote = ray.remote(function).options(max_retries=0, name=name, runtime_env={"env_vars": environ}, **options)
+        remote = _remote(function).options(max_retries=0, name=name, runtime_env={"env_vars": environ}, **options)
         return Handle(remote.remote(*args))
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
@@ -203,6 +204,12 @@ def connect(address: str | None) -> Iterator[Cluster]:
         yield Cluster(joined=bool(joined))
     finally:
         ray.shutdown()
+
+
+@lru_cache(maxsize=16)
+def _remote(function: Callable[..., Any]) -> Any:
+    """Ray's form of a function: made once, since Ray sends the code of each to the cluster."""
+    return ray.remote(function)
 
 
 def _own_code() -> dict[str, Any] | None:

@@ -170,21 +170,25 @@ class Executor:
                 self._enqueue(item, index)
         self.num_builds = len(self._waiting)
 
+    def may_disturb(self) -> bool:
+        """Whether no judge runs where the driver stands; asked from other threads too."""
+        return not self._places.judges_here()
+
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
         """Each item's outcome, as it is reached; not published yet. Stopping the iteration stops everything that runs."""
         cluster = self._fleet.cluster
         try:
             while self._waiting or self._ready or self._running or self._hopeless:
                 self._start()
-                while self._hopeless and not self._places.judges_here():
+                while self._hopeless and self.may_disturb():
                     yield self._hopeless.popleft()
-                for done in cluster.wait(list(self._running), timeout_s=0.5) if self._running else ():
+                if not self._running and (self._waiting or self._ready):
+                    time.sleep(IDLE_S)  # until a node comes, or another campaign's turn is over
+                for done in cluster.wait(list(self._running), timeout_s=IDLE_S) if self._running else ():
                     self._places.leave(self._running[done.handle], done)
                     found = self._ended(done)
                     if found is not None:
                         self._hopeless.append(found)
-                if (self._waiting or self._ready) and not self._running:
-                    time.sleep(IDLE_S)  # until a node comes, or another campaign's turn is over
         finally:
             self._places.close()
             cluster.cancel(list(self._running))
@@ -239,7 +243,7 @@ class Executor:
 
     def _may_bring(self, task: _Task) -> bool:
         """Whether a task's materials may be brought now: that is work, which would disturb a judge where the driver stands."""
-        return not self._places.judges_here() or self._materials.is_ready(task.progress.item.entry)
+        return self.may_disturb() or self._materials.is_ready(task.progress.item.entry)
 
     def _end(self, task: _Task, failure: str, code: str, why: str) -> None:
         """End a task that was not started: a build of its item, or the whole item."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from pipeline.publish import Publisher
 from pipeline.report import Report
 from pipeline.staging import remove_abandoned
 from pipeline.tracker import ArtifactMode, Tracker
+from pipeline.tracker_process import TrackerProcess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +126,13 @@ def run(config: Config, display: Display) -> Report:
             bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
             if config.explain:
                 return _explained(config, plan, bad, display, started)
-            campaign = _Campaign(config, plan, fleet, store, ledger, materials, display)
-            campaign.start(bad, started)
-            return campaign.finish(bad, started)
+            executor = Executor(plan, fleet, str(store.root), ledger, materials, display.show)
+            with TrackerProcess(
+                config.tracking_uri, config.campaign, config.store, mode=config.mlflow_artifacts, may_work=executor.may_disturb
+            ) as tracker:
+                campaign = _Campaign(config, plan, executor, store, ledger, tracker, display)
+                campaign.start(bad, started)
+                return campaign.finish(bad, started)
 
 
 def _read(config: Config) -> Catalog:
@@ -172,16 +176,14 @@ class _Campaign:
         self,
         config: Config,
         plan: Plan,
-        fleet: Fleet,
+        executor: Executor,
         store: Store,
         ledger: Ledger,
-        materials: Materials,
+        tracker: Tracker | TrackerProcess,
         display: Display,
     ) -> None:
-        self._config, self._plan, self._display, self._ledger = config, plan, display, ledger
-        self._publisher = Publisher(plan, store, ledger)
-        self._executor = Executor(plan, fleet, str(store.root), ledger, materials, display.show)
-        self._tracker = Tracker(config.tracking_uri, config.campaign, store, mode=config.mlflow_artifacts)
+        self._config, self._plan, self._executor, self._display, self._ledger = config, plan, executor, display, ledger
+        self._publisher, self._tracker = Publisher(plan, store, ledger), tracker
         self._final: dict[tuple[str, str], Outcome] = {}
         self._failures: list[str] = []
         self._interrupted = False
@@ -198,26 +200,23 @@ class _Campaign:
             )
         )
         self._display.plan(len(self._plan.items), self._executor.num_builds)
-        with ThreadPoolExecutor(max_workers=1) as background:  # MLflow opens while the first builds run
-            opening = background.submit(self._tracker.start, self._config.catalog, self._continued.started)
-            try:
-                for item in self._plan.items:
-                    if item.finished is not None:
-                        self._take(item, item.finished, opening.result)
-                for item, outcome in self._executor.outcomes():
-                    self._take(item, outcome, opening.result)
-            except KeyboardInterrupt:
-                self._interrupted = True
-            except (StoreError, InfrastructureError, IntegrityError) as error:
-                self._failures.append(str(error))
-            opening.result()
+        try:
+            self._tracker.start(self._config.catalog, self._continued.started)
+            for item in self._plan.items:
+                if item.finished is not None:
+                    self._take(item, item.finished)
+            for item, outcome in self._executor.outcomes():
+                self._take(item, outcome)
+        except KeyboardInterrupt:
+            self._interrupted = True
+        except (StoreError, InfrastructureError, IntegrityError) as error:
+            self._failures.append(str(error))
 
-    def _take(self, item: Item, outcome: Outcome, tracker_ready: object) -> None:
+    def _take(self, item: Item, outcome: Outcome) -> None:
         """Take an outcome in; when it was the model's last, publish it, then log it."""
         final = [self._continued.reached(done) for done in self._publisher.add(item, outcome)]
         self._final |= {(done.model, done.device_class): done for done in final}  # they are, whatever becomes of MLflow
-        if final and callable(tracker_ready):
-            tracker_ready()
+        if final:
             self._tracker.log(final)
         for done in final:
             self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))

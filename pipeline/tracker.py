@@ -149,11 +149,16 @@ class Tracker:
         except InfrastructureError as error:
             self._projection, self.broke_off = None, True
             self.failures.append(
-                f"MLflow: {error}; the store and the ledger are complete, and `{self._replay_command()}` brings MLflow up to date"
+                f"MLflow: {error}; the store and the ledger are complete, and `{self._replay()}` brings MLflow up to date"
             )
         return None
 
-    def _replay_command(self) -> str:
-        uri = without_password(self._uri)
-        words = ["python", "-m", "jobs.replay", self._campaign, "--store", str(self._store.root), "--tracking-uri", uri]
-        return shlex.join([*words, *(("--mlflow-artifacts", self._mode) if self._mode != "copy" else ())])
+    def _replay(self) -> str:
+        return replay_command(self._uri, self._campaign, str(self._store.root), self._mode)
+
+
+def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:
+    """What brings MLflow up to date with a campaign, as a person types it; without the password of its URI."""
+    uri = without_password(tracking_uri)
+    words = ["python", "-m", "jobs.replay", campaign, "--store", store, "--tracking-uri", uri]
+    return shlex.join([*words, *(("--mlflow-artifacts", mode) if mode != "copy" else ())])

@@ -27,12 +27,14 @@ from pipeline import tasks
 from pipeline.cluster import Done, Handle
 from pipeline.ending import End
 from pipeline.events import LineDisplay
+from pipeline.execute import Executor
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.plan import make_plan
 from pipeline.run import Config, _Campaign
 from pipeline.staging import remove_abandoned
+from pipeline.tracker import Tracker
 from tests.pipeline.campaigns import FACTS, entry
 from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE
@@ -147,9 +149,9 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
             policy=SamplingPolicy(),
         )
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
-        campaign = _Campaign(
-            config, plan, OneNode(InProcess(), store.root), store, ledger, Materials(store.root, uri, digests), display
-        )
+        materials = Materials(store.root, uri, digests)
+        executor = Executor(plan, OneNode(InProcess(), store.root), str(store.root), ledger, materials, display.show)
+        campaign = _Campaign(config, plan, executor, store, ledger, Tracker(uri, CAMPAIGN, store, mode="copy"), display)
         campaign.start((), 1_700_000_000.0)
         return campaign.finish((), 1_700_000_000.0).exit_code
 

@@ -1,0 +1,183 @@
+"""The tracker in a process of its own, so that neither MLflow's work nor its waiting is the driver's.
+
+    driver: start, log, finish  ->  a queue  ->  a thread, one call at a time  ->  the process: tracker.Tracker
+
+What is logged is final and in the ledger already, so the driver goes on at once, up to AHEAD calls ahead of MLflow. While a judge
+runs where the driver stands, no call is passed on. The process ends with its driver, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+from freezer.errors import ColdpressError
+from freezer.store import Store
+from pipeline.outcome import Outcome
+from pipeline.processes import die_with
+from pipeline.tracker import ArtifactMode, Tracker, replay_command
+from pipeline.tracking.connection import resolve
+
+AHEAD = 16
+"""Models whose outcomes wait to be logged, until the driver waits too: an interrupt should not take long."""
+
+LOOK_S = 0.05
+"""Between two looks at whether work may go on."""
+
+END_S = 10.0
+"""How long the process may take to end when there is nothing more to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Told:
+    """What the process answers to each call: the tracker's failures so far, and what the call raised."""
+
+    failures: tuple[str, ...]
+    error: ColdpressError | None
+
+
+class TrackerProcess:
+    """MLflow for one campaign, as `Tracker`, written by another process. Use it as a context manager.
+
+    Args:
+        tracking_uri: of MLflow.
+        campaign: its name.
+        store: URI of the store.
+        mode: whether MLflow holds whole artifacts, or references to the store.
+        may_work: whether work is allowed now; asked before each call.
+
+    Raises:
+        UsageError: the tracking URI is none.
+    """
+
+    def __init__(
+        self, tracking_uri: str, campaign: str, store: str, *, mode: ArtifactMode, may_work: Callable[[], bool] = lambda: True
+    ) -> None:
+        resolve(tracking_uri)
+        self._made_of = (tracking_uri, campaign, store, mode)
+        self._may_work = may_work
+        self._calls: queue.Queue[tuple[Any, ...] | None] = queue.Queue(maxsize=AHEAD)
+        self._told = _Told(failures=(), error=None)
+        self._hurries = self._stops = False
+        self._thread = threading.Thread(target=self._pass_on, name="tracker", daemon=True)
+
+    def __enter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
+            self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._pipe: Connection[Any, Any] = Connection(ours.detach())
+        self._pipe.send(self._made_of)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it; what was not logged by then is left to the next start, or to a replay."""
+        self._stops = self._hurries = True
+        self._process.kill()
+        self._process.wait(END_S)
+        self._put(None)
+        self._thread.join()
+        self._pipe.close()
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What went wrong so far, one sentence each; see Tracker."""
+        return self._told.failures
+
+    def start(self, catalog: str, started: float) -> None:
+        """Open MLflow and the campaign's parent run; see Tracker."""
+        self._call("start", catalog, started)
+
+    def log(self, outcomes: Sequence[Outcome]) -> None:
+        """Log the final outcomes of one model as reached now; see Tracker. Waits only where MLflow is far behind.
+
+        Raises:
+            ColdpressError: an earlier call could not be done at all: mlflow is not installed.
+        """
+        self._call("log", tuple(outcomes), reached=time.time())
+
+    def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float) -> None:
+        """Wait until everything is logged, and write the summary; see Tracker.
+
+        Raises:
+            ColdpressError: as of `log`.
+        """
+        self._hurries = True
+        self._call("finish", tuple(outcomes), exit_code, interrupted=interrupted, finished=finished)
+        self._put(None)
+        self._thread.join()
+        self._check()
+
+    def _call(self, name: str, *args: Any, **named: Any) -> None:
+        self._check()
+        self._put((name, args, named))
+
+    def _check(self) -> None:
+        if self._told.error is not None:
+            raise self._told.error
+
+    def _put(self, call: tuple[Any, ...] | None) -> None:
+        """Queue a call; none is taken any more once the thread has ended."""
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._calls.put(call, timeout=1)
+                break
+
+    def _pass_on(self) -> None:
+        """Pass calls on, one at a time, until the last."""
+        try:
+            while (call := self._calls.get()) is not None and not self._stops:
+                while not self._hurries and not self._may_work():
+                    time.sleep(LOOK_S)
+                self._pipe.send(call)
+                self._told = self._pipe.recv()
+        except (EOFError, OSError):
+            if not self._stops:
+                self._told = _Told(failures=(*self.failures, self._died()), error=None)
+
+    def _died(self) -> str:
+        uri, campaign, store, mode = self._made_of
+        code = self._process.wait(END_S)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return (
+            f"the process that writes to MLflow {how}; the store and the ledger are complete, and "
+            f"`{replay_command(uri, campaign, store, mode)}` brings MLflow up to date"
+        )
+
+
+def serve(handle: int, parent: int) -> None:
+    """Be the process: do what is asked until the other end is closed.
+
+    Args:
+        handle: of the socket to the driver.
+        parent: the driver's process, with which this one ends.
+    """
+    die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the driver, who says what is left to do
+        signal.signal(number, signal.SIG_IGN)
+    pipe: Connection[Any, Any] = Connection(handle)
+    tracking_uri, campaign, store, mode = pipe.recv()
+    tracker = Tracker(tracking_uri, campaign, Store.open(store), mode=mode)
+    while True:
+        try:
+            name, args, named = pipe.recv()
+        except EOFError:
+            return
+        error: ColdpressError | None = None
+        try:
+            getattr(tracker, name)(*args, **named)
+        except ColdpressError as raised:
+            error = raised
+        pipe.send(_Told(failures=tuple(tracker.failures), error=error))
