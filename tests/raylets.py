@@ -7,7 +7,8 @@
         node.kill()                     # SIGKILL, as if the machine had died
         cluster.start(...)              # a node that joins late
 
-Everything listens on 127.0.0.1. Ray's files lie in a folder of /tmp itself: paths of its sockets must stay below 108 characters.
+Everything listens on 127.0.0.1, and ends with the process that started it, however that ends. Ray's files lie in a folder of /tmp
+itself: paths of its sockets must stay below 108 characters.
 """
 
 from __future__ import annotations
@@ -29,6 +30,18 @@ import psutil
 ROOT = Path(__file__).parents[1]
 START_S = 90.0
 LOOPBACK = "127.0.0.1"
+TEMPORARY = "cp-ray-"
+
+DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM")
+"""Runs a command that gets SIGTERM when its parent dies, even of `kill -9`; `ray start --block` then ends all that it started."""
+
+
+def _remove_abandoned() -> None:
+    """Remove what tests that were killed have left."""
+    for folder in Path("/tmp").glob(f"{TEMPORARY}*-*"):
+        pid = folder.name.removeprefix(TEMPORARY).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_port() -> int:
@@ -156,7 +169,8 @@ class RayCluster:
         self.port = free_port()
         self.ip = LOOPBACK
         self.raylets: list[Raylet] = []
-        self._temporary = Path(tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp"))
+        _remove_abandoned()
+        self._temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-", dir="/tmp"))
 
     def __enter__(self) -> RayCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -212,6 +226,7 @@ class RayCluster:
         command = [
             *inside,
             *before,
+            *DIES_WITH_US,
             *(str(Path(sys.executable).with_name("ray")), "start", *place, *labels, "--block", "--disable-usage-stats"),
             *(
                 f"--node-ip-address={ip}",
@@ -243,7 +258,7 @@ class RayCluster:
     def popen(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a driver of the cluster; what it prints comes through its stdout."""
         return subprocess.Popen(
-            command,
+            [*DIES_WITH_US, *command],
             env={**self.environment, "RAY_ADDRESS": self.address, **(environ or {})},
             cwd=self.folder,
             stdout=subprocess.PIPE,
