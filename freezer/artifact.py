@@ -7,10 +7,10 @@ is named in the manifest with its digest; nothing is opened before its digest wa
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from freezer.durable import move, sync, write_whole
 from freezer.errors import IntegrityError, NotPublishedError
 from freezer.manifest import FileRef, Manifest, Payload, digest_file
 
@@ -96,13 +96,12 @@ def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
     Raises:
         FileExistsError: `dest` holds something.
     """
-    (staging / MANIFEST).write_bytes(manifest.to_bytes())
     for item in manifest.contents:
-        fsync_file(staging / item.path)
-    fsync_file(staging / MANIFEST)
+        sync(staging / item.path)
+    write_whole(staging / MANIFEST, manifest.to_bytes())
     if dest.exists() and any(dest.iterdir()):
         raise FileExistsError(f"{dest} is not empty; name a new folder")
-    os.replace(staging, dest)
+    move(staging, dest)
     return Artifact(folder=dest, manifest=manifest)
 
 
@@ -138,21 +137,3 @@ def check_inside(path: str, *, origin: str) -> None:
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
         raise IntegrityError(f"{origin} names {path!r}, which is outside the artifact's folder")
-
-
-def link_or_copy(source: Path, dest: Path) -> None:
-    """Give a file a second name, or copy it where the file system cannot."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, dest)
-    except OSError:
-        shutil.copyfile(source, dest)
-
-
-def fsync_file(path: Path) -> None:
-    """Wait until a file's or folder's content is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

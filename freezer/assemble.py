@@ -22,12 +22,12 @@ from freezer.artifact import (
     OWN_OUTPUTS,
     Artifact,
     file_ref,
-    link_or_copy,
     write_artifact,
 )
 from freezer.build import Candidate
 from freezer.cuda_needs import cuda_needs
 from freezer.drift import Gate
+from freezer.durable import link_or_copy
 from freezer.evidence import write_evidence, write_texts
 from freezer.freezing_record import freezing_record
 from freezer.judge import Judgement, Trial

@@ -12,7 +12,6 @@ version. Any tool that reads OCI layouts (skopeo, oras, cosign) reads a store.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -25,12 +24,13 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from freezer.artifact import MANIFEST, Artifact, check_inside
+from freezer.durable import move, write_whole
 from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
 from freezer.images import DEVICE_CLASS, SOURCE_KEY, TITLE, VERSION, write_image, write_index, write_signatures
 from freezer.layout import INDEX, Layout
 from freezer.manifest import FileRef, Manifest
 from freezer.signing import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
-from freezer.store_files import LocalFiles, write_atomic
+from freezer.store_files import LocalFiles
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 """What a model may be called: an OCI path component and an MLflow name at once."""
@@ -173,7 +173,7 @@ class Store:
             Artifact.read(staging).verify()
             self._pull_signatures(version, device_class, staging)
             staging.chmod(0o755)
-            os.replace(staging, dest)
+            move(staging, dest)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         return Artifact.read(dest)
@@ -181,7 +181,7 @@ class Store:
     def _pull_signatures(self, version: Version, device_class: str, folder: Path) -> None:
         found = self.signatures(version, device_class)
         if found is not None:
-            write_atomic(folder / SIGNATURE, found.to_bytes())
+            write_whole(folder / SIGNATURE, found.to_bytes(), mode=0o644)
 
     def signatures(self, version: Version, device_class: str) -> Signatures | None:
         """The signatures of one artifact of a version; None where nobody has signed it.

@@ -7,15 +7,14 @@ FileNotFoundError where there is no such file.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from freezer.artifact import fsync_file, link_or_copy, verify_file
+from freezer.artifact import verify_file
+from freezer.durable import copy_whole, link_whole, retried, write_whole
 from freezer.errors import IntegrityError
 
 
@@ -84,19 +83,12 @@ class LocalFiles:
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, in the place of one that is there."""
-        write_atomic(self._root / path, data)
+        write_whole(self._root / path, data, mode=0o644)
 
     def put(self, path: str, source: Path) -> None:
         """Link a file that this store's own workers made; copy any other, which its owner may change later."""
-        dest = self._root / path
-        partial = dest.with_name(f".{dest.name}.partial")
-        if self._work in source.parents:
-            link_or_copy(source, partial)
-        else:
-            shutil.copyfile(source, partial)
-        partial.chmod(0o444)
-        fsync_file(partial)
-        os.replace(partial, dest)
+        keep = link_whole if self._work in source.parents else copy_whole
+        keep(source, self._root / path, mode=0o444)
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
         """Whether a file is there and has that content, by its digest."""
@@ -129,22 +121,6 @@ class LocalFiles:
         """Keep all others that lock the same name out."""
         locks = self._work / "locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with (locks / name).open("a") as file:
+        with retried(lambda: (locks / name).open("a")) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a local file, whole or not at all; it is on the disk when this returns."""
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).chmod(0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    fsync_file(path.parent)

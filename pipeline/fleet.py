@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from freezer.device_class import DEVICE_CLASSES, PORTABLE, detect, device_class
+from freezer.durable import write_whole
 from freezer.errors import InfrastructureError
 from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.events import Event
@@ -134,7 +135,7 @@ class Fleet:
         """
         nodes = self._waited_for(wanted)
         self._mark.parent.mkdir(parents=True, exist_ok=True)
-        self._mark.write_text("a node that sees this file sees the store\n")
+        write_whole(self._mark, b"a node that sees this file sees the store\n")
         for node in nodes:
             self._examine(node, next((name for name in node.classes if name in wanted), node.classes[0]))
         while any(len(item.found) < len(item.handles) for item in self._examined.values()):

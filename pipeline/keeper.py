@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+from freezer.durable import retried
 from pipeline.child import run_child
 from pipeline.processes import children, command_of, descendants, kill_descendants, oom_score, reap, set_subreaper, tree_bytes
 from pipeline.staging import remove_tree
@@ -123,7 +124,7 @@ class _Watch:
 
     def __init__(self, payload: bytes, folder: Path, scratch: Path, log: str, bounds: Bounds, worker: Connection) -> None:
         self._folder, self._bounds, self._worker = folder, bounds, worker
-        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._log = retried(lambda: os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
         self._logged = 0
         self._result = bytearray()
         self._peak = 0

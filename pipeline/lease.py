@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from freezer.durable import WAITS_S, retried, write_whole
 from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
 
 HEARTBEAT_S = 5.0
@@ -111,7 +112,7 @@ def read_holder(path: Path) -> Holder | None:
         OSError: it cannot be read.
     """
     try:
-        data: Mapping[str, Any] = json.loads(path.read_bytes())
+        data: Mapping[str, Any] = json.loads(retried(path.read_bytes))
         return Holder(**{field.name: data[field.name] for field in fields(Holder)})
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
@@ -158,7 +159,7 @@ def campaign_lock(folder: Path, campaign: str, tell: Callable[[str], None] = lam
     path = lease_path(folder, campaign)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / f"lock-{campaign}").open("a")
+        lock = retried(lambda: (folder / f"lock-{campaign}").open("a"))
     except OSError as error:
         raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
     with lock:
@@ -234,7 +235,7 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         """End the heartbeats, and give the lease back if it is still this process's."""
         self._ended.set()
-        self._thread.join(2 * POLL_S)
+        self._thread.join(2 * POLL_S + sum(WAITS_S))  # at once, unless its disk fails just now
         with contextlib.suppress(OSError):
             if self._is_ours():
                 self._path.unlink()
@@ -269,13 +270,7 @@ class Lease:
         Raises:
             OSError: it cannot be written.
         """
-        partial = self._path.with_name(f".{self._path.name}.{self._holder.token}")
-        try:
-            partial.write_text(json.dumps(asdict(self._holder)))
-            os.replace(partial, self._path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        write_whole(self._path, json.dumps(asdict(self._holder)).encode(), synced=False)
 
     def _keep_alive(self) -> None:
         """Heartbeats until the end, or until the lease is another's; a disk that is full for a while stops none of them."""

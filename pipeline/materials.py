@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from freezer.durable import move
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, SourceError
 from freezer.fetch import fetch, identity, is_url
 from freezer.sources import FILE_KINDS, Source, fetched
@@ -167,7 +168,7 @@ class Materials:
             samples = folder.with_name(f"{folder.name}-example.safetensors")
             unfinished = folder.with_name(f".{os.getpid()}-{folder.name}.safetensors")
             save_file(described.samples, unfinished)
-            os.replace(unfinished, samples)
+            move(unfinished, samples)
         return replace(entry, spec=spec, samples=samples, fill_up=True)
 
 

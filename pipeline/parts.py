@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freezer.artifact import fsync_file
+from freezer.durable import retried, write_whole
 from freezer.errors import StoreUnreachableError
 
 SUFFIX, OLD_SUFFIX = ".arrow", ".parquet"
@@ -146,16 +145,9 @@ def write_part(folder: Path, name: str, content: bytes) -> Part:
         StoreUnreachableError: it cannot be written (a full disk); there is no file then.
     """
     path = folder / f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
-    partial = folder / f".{path.name}.partial"
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        fsync_file(folder)
+        write_whole(path, content)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StoreUnreachableError(f"the ledger {folder} cannot be written: {error}") from error
     return Part(content, path)
 
@@ -212,7 +204,7 @@ def _read(path: Path) -> Part | None:
             table = pq.read_table(path, schema=_SCHEMA)
             columns = (table.column(name).to_pylist() for name in _SCHEMA.names)
             return Part(encode(Row(*values) for values in zip(*columns, strict=True)), path)
-        content = path.read_bytes()
+        content = retried(path.read_bytes)
         if f"{zlib.crc32(content):08x}" != path.name.split(".")[-2]:
             raise pa.ArrowInvalid("its bytes are not those that were written")
         return Part(content, path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import shutil
 import sysconfig
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from freezer.durable import move
 from freezer.manifest import digest_file
 from freezer.python_modules import module_file
 from freezer.sources import FILE_KINDS
@@ -129,7 +129,7 @@ def _once(dest: Path, fill: Callable[[Path], object]) -> None:
     try:
         fill(partial)
         partial.chmod(0o755)
-        os.replace(partial, dest)
+        move(partial, dest)
     except OSError:
         if not dest.is_dir():
             raise

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from freezer.durable import move, retried
 from freezer.store import WORK
 
 REMOVE_LIMIT_S = 60.0
@@ -22,7 +23,7 @@ def staging_folder(store: str) -> Iterator[Path]:
     """A folder in the store, gone afterwards."""
     root = Path(store) / WORK / "staging"
     root.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_owner_prefix()}{os.getpid()}~", dir=root))
+    folder = Path(retried(lambda: tempfile.mkdtemp(prefix=f"{_owner_prefix()}{os.getpid()}~", dir=root)))
     try:
         yield folder
     finally:
@@ -55,7 +56,7 @@ def move_whole(source: Path, dest: Path) -> bool:
     """Move a folder to its name in one step; when another worker was first, its folder stays. False if the child removed it."""
     dest.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.replace(source, dest)
+        move(source, dest)
     except OSError:
         if not source.exists():
             return dest.is_dir()

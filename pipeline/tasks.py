@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.device_class import device_class
+from freezer.durable import write_whole
 from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
@@ -217,7 +218,7 @@ def build(request: BuildRequest) -> BuildResult:
         end = _isolated(_build_child, request, staging)
         if end.kind == "ok":
             with contextlib.suppress(FileNotFoundError):
-                (staging / "candidate" / WALL_TIME).write_text(str(end.wall_s))
+                write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
             if not move_whole(staging / "candidate", done):
                 end = replace(end, **REMOVED)
         return BuildResult(
@@ -265,7 +266,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
             with contextlib.suppress(FileNotFoundError):
                 if not result.has_artifact:
                     (staging / "judged").mkdir(exist_ok=True)
-                (staging / "judged" / "result.json").write_text(json.dumps(asdict(result)))
+                write_whole(staging / "judged" / "result.json", json.dumps(asdict(result)).encode())
             if not move_whole(staging / "judged", done):
                 return _failed_judge(request, replace(end, **REMOVED))
         return result

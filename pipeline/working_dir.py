@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from freezer.artifact import link_or_copy
+from freezer.durable import link_or_copy
 from freezer.errors import UsageError
 
 MAX_BYTES = 500 * 1024 * 1024

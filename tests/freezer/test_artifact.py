@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from freezer.artifact import MANIFEST, Artifact, check_inside, file_ref, link_or_copy, write_artifact
+from freezer.artifact import MANIFEST, Artifact, check_inside, file_ref, write_artifact
 from freezer.errors import IntegrityError, NotPublishedError
 from tests.steps import flip_a_byte, rewritten, write_plain_artifact
 
@@ -88,24 +87,3 @@ def test_writing_never_takes_a_folder_that_holds_something(artifact: Artifact, t
 def test_a_file_is_recorded_as_it_is(artifact: Artifact) -> None:
     found = file_ref(artifact.folder, "payloads/all.pt2", "type")
     assert (found.digest, found.size_bytes) == (artifact.manifest.payloads[0].digest, 7)
-
-
-def test_a_file_gets_a_second_name(tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"content")
-    link_or_copy(tmp_path / "one", tmp_path / "folder" / "two")
-    assert (tmp_path / "folder" / "two").read_bytes() == b"content"
-    assert (tmp_path / "one").samefile(tmp_path / "folder" / "two")
-
-
-def test_a_file_is_copied_where_it_cannot_be_linked(tmp_path: Path) -> None:
-    shared = Path("/dev/shm")
-    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("no second file system at /dev/shm")
-    (tmp_path / "one").write_bytes(b"content")
-    dest = shared / f"coldpress-test-{os.getpid()}"
-    try:
-        link_or_copy(tmp_path / "one", dest)
-        assert dest.read_bytes() == b"content"
-        assert dest.stat().st_dev != tmp_path.stat().st_dev
-    finally:
-        dest.unlink(missing_ok=True)
