@@ -13,9 +13,10 @@ import typer
 from rich.console import Console
 
 from freezer.destinations import check_file, made_parent
-from freezer.errors import CatalogError, InfrastructureError, IntegrityError, StoreError, UsageError
+from freezer.errors import UsageError
 from freezer.recipes import select
 from freezer.store import NAME
+from jobs.exits import exiting, say
 from pipeline.catalog import is_registry
 from pipeline.events import display_for
 from pipeline.fleet import WAIT_S
@@ -25,7 +26,6 @@ from pipeline.report import print_next_steps, print_report
 from pipeline.run import BadEntriesError, Config, run
 
 LOG_WIDTH = 160
-USAGE, INFRASTRUCTURE, INTERRUPTED = 2, 3, 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -69,7 +69,7 @@ def main(
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)  # a job's log has no width; 80 columns would cut the table
     signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with exiting(errors, interrupted="interrupted before anything was started"):
         name = campaign or campaign_name(catalog)
         check_campaign(name)
         if in_job():
@@ -95,21 +95,12 @@ def main(
             mlflow_artifacts=mlflow_artifacts,
             wait_s=wait_limit if wait_for_nodes else None,
         )
-        report = run(config, display_for(console))
-    except BadEntriesError as error:
-        for problem in error.problems:
-            say(errors, problem.coded)
-        say(errors, error.coded)
-        sys.exit(USAGE)
-    except (CatalogError, UsageError) as error:
-        say(errors, error.coded)
-        sys.exit(USAGE)
-    except (InfrastructureError, StoreError, IntegrityError) as error:
-        say(errors, error.coded)
-        sys.exit(INFRASTRUCTURE)
-    except KeyboardInterrupt:
-        say(errors, "interrupted before anything was started")
-        sys.exit(INTERRUPTED)
+        try:
+            report = run(config, display_for(console))
+        except BadEntriesError as error:
+            for problem in error.problems:
+                say(errors, problem.coded)
+            raise
     if not explain:
         print_report(report, console)
         print_next_steps(report.outcomes, console, store=store, tracking_uri=tracking_uri)
@@ -143,11 +134,6 @@ def campaign_name(catalog: str) -> str:
         return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
     stem = Path(catalog).stem.lower()
     return stem if NAME.fullmatch(stem) else datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-
-
-def say(console: Console, text: str) -> None:
-    """Print an error."""
-    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from freezer.errors import InfrastructureError, StoreError, UsageError
+from freezer.errors import UsageError
 from freezer.store import Store
+from jobs.exits import exiting
+from pipeline.exit_codes import INFRASTRUCTURE, OK
 from pipeline.replay import replay
-
-USAGE, INFRASTRUCTURE, INTERRUPTED = 2, 3, 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -29,7 +29,7 @@ def main(
 ) -> None:
     """Log a campaign's outcomes to MLflow, as far as it does not show them already. Doing it again changes nothing."""
     console, errors = Console(), Console(stderr=True)
-    try:
+    with exiting(errors, interrupted="interrupted; the same command goes on from here"):
         if every == (campaign is not None):
             raise UsageError("name one campaign, or all with --all")
         done = replay(
@@ -39,20 +39,7 @@ def main(
             mode=mlflow_artifacts,
             say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
         )
-    except UsageError as error:
-        _say(errors, error.coded)
-        sys.exit(USAGE)
-    except (InfrastructureError, StoreError) as error:
-        _say(errors, error.coded)
-        sys.exit(INFRASTRUCTURE)
-    except KeyboardInterrupt:
-        _say(errors, "interrupted; the same command goes on from here")
-        sys.exit(INTERRUPTED)
-    sys.exit(INFRASTRUCTURE if done.failures else 0)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(INFRASTRUCTURE if done.failures else OK)
 
 
 if __name__ == "__main__":

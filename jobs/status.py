@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from freezer.errors import InfrastructureError, StoreError, UsageError
 from freezer.store import Store
+from jobs.exits import exiting, say
 from pipeline.status import campaign_status, in_words, iso
-
-USAGE, INFRASTRUCTURE, INTERRUPTED = 2, 3, 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,22 +26,14 @@ def main(
 ) -> None:
     """Say where a campaign stands: from the ledger, while it runs, when it has ended, and when its driver died."""
     out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
-    try:
-        status = campaign_status(Store.open(store), campaign, tell=lambda text: _say(errors, text, "dim"))
+    with exiting(errors):
+        status = campaign_status(Store.open(store), campaign, tell=lambda text: say(errors, text, "dim"))
         job = None
         if address is not None:
             from pipeline.submission import Jobs, job_prefix  # imports ray
 
             known = Jobs(address, ca=ca).find(job_prefix(campaign, store))
             job = known[-1] if known else None
-    except UsageError as error:
-        _say(errors, error.coded)
-        sys.exit(USAGE)
-    except (InfrastructureError, StoreError) as error:
-        _say(errors, error.coded)
-        sys.exit(INFRASTRUCTURE)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
     if json:
         sys.stdout.write(json_text.dumps({**status.to_json(), "job": job.to_json() if job else None}, indent=1) + "\n")
         return
@@ -54,10 +44,6 @@ def main(
         out.print(f"job {job.id}: {job.status}, started {iso(job.started)}{ended}; {job.message}")
     elif address is not None:
         out.print(f"the cluster at {address} has no job of this campaign; the store must be named as it was when it was submitted")
-
-
-def _say(console: Console, text: str, style: str = "red") -> None:
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

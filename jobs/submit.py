@@ -13,15 +13,15 @@ import typer
 from rich.console import Console
 
 from freezer.device_class import DEVICE_CLASSES
-from freezer.errors import InfrastructureError, UsageError
+from freezer.errors import UsageError
 from freezer.recipes import select
 from jobs import optimize
+from jobs.exits import exiting
 from pipeline.catalog import is_registry
+from pipeline.exit_codes import INTERRUPTED, OK
 from pipeline.lease import check_campaign
 from pipeline.submission import Job, Jobs, job_prefix
 from pipeline.working_dir import gather, stage
-
-USAGE, INFRASTRUCTURE, INTERRUPTED = 2, 3, 130
 
 OPTIMIZE = "python -m jobs.optimize"
 
@@ -47,17 +47,8 @@ def main(
 ) -> None:
     """Run a campaign as a job of a Ray cluster. All other arguments are those of `python -m jobs.optimize`, CATALOG among them."""
     out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
-    try:
+    with exiting(errors, interrupted="interrupted before the job was submitted"):
         sys.exit(_submit(context.args, address, detach, include or [], _environ(env or []), ca, python, out))
-    except UsageError as error:
-        optimize.say(errors, error.coded)
-        sys.exit(USAGE)
-    except InfrastructureError as error:
-        optimize.say(errors, error.coded)
-        sys.exit(INFRASTRUCTURE)
-    except KeyboardInterrupt:
-        optimize.say(errors, "interrupted before the job was submitted")
-        sys.exit(INTERRUPTED)
 
 
 def _submit(
@@ -90,7 +81,7 @@ def _submit(
     status = shlex.join(["python", "-m", "jobs.status", campaign, "--store", options["store"], "--address", address])
     if detach:
         out.print(f"detached; {status}")
-        return 0
+        return OK
     return _follow(jobs, job, out, status)
 
 

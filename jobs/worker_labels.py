@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json as json_
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,12 @@ from typing import Annotated, Any
 
 import psutil
 import typer
+from rich.console import Console
 
 from freezer.device_class import PORTABLE, available_threads, best_level, detect, device_class
 from freezer.errors import UsageError
 from freezer.host import this_host
+from jobs.exits import exiting
 
 LABEL = "coldpress.dev/"
 MEMORY_SHARE = 0.8
@@ -31,8 +32,6 @@ OBJECT_STORE_BYTES = 200_000_000
 
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 """Of a container, below /sys/fs/cgroup: v2, v1."""
-
-USAGE = 2
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -90,11 +89,8 @@ def main(
     json: Annotated[bool, typer.Option("--json", help="Print everything, as JSON.")] = False,
 ) -> None:
     """Print the arguments of `ray start` for this machine: labels, CPUs, GPUs, memory."""
-    try:
+    with exiting(Console(stderr=True)):
         worker = this_worker(device_class_ or ())
-    except UsageError as error:
-        print(error.coded, file=sys.stderr)
-        sys.exit(USAGE)
     if json:
         print(json_.dumps(worker.to_json(), indent=2))
     elif environment:

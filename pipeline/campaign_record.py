@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pipeline.exit_codes import INFRASTRUCTURE
 from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Plan
-
-INFRASTRUCTURE = 3
-"""The exit code of a campaign that broke off, or of which something could not be done here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from freezer.errors import InfrastructureError, UsageError
 from freezer.store import Store
 from pipeline.campaign_record import CampaignRecord, Member
+from pipeline.exit_codes import INTERRUPTED
 from pipeline.lease import campaign_lock
 from pipeline.ledger import keep_newest, ledger_folder
 from pipeline.outcome import Outcome
 from pipeline.parts import Row, part_paths, read_rows
 from pipeline.tracker import ArtifactMode, Tracker
-
-INTERRUPTED = 130
-"""The exit code to show of a campaign that was killed, and told none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +101,7 @@ def _replay_one(
         killed = record.finished is None
         tracker.finish(
             [*(item.outcome for item in members), *record.problems],
-            INTERRUPTED if record.exit_code is None else record.exit_code,
+            INTERRUPTED if record.exit_code is None else record.exit_code,  # one that was killed told none
             interrupted=record.interrupted or killed,
             finished=max([record.started, *(item.time for item in members)]) if killed else record.finished,
         )

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.events import STYLES
+from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.outcome import Outcome
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
@@ -51,10 +52,10 @@ class Report:
     def exit_code(self) -> int:
         """As docs/contract.md says: 130, else 3, else 1, else 0."""
         if self.interrupted:
-            return 130
+            return INTERRUPTED
         if self.infrastructure or any(outcome.failure == "infrastructure" for outcome in self.outcomes):
-            return 3
-        return 1 if any(outcome.failed for outcome in self.outcomes) else 0
+            return INFRASTRUCTURE
+        return FAILED if any(outcome.failed for outcome in self.outcomes) else OK
 
     def to_json(self) -> dict[str, Any]:
         """The content of the `--json` file."""

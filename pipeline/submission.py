@@ -27,8 +27,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from freezer.errors import InfrastructureError, UsageError
-
-INFRASTRUCTURE, INTERRUPTED = 3, 130
+from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, USAGE
 
 STOP_WAIT_S = 60
 """What a job has to end by itself when it is stopped: what is finished goes into the ledger, and MLflow is told."""
@@ -70,8 +69,8 @@ class Job:
         """The exit code of jobs.optimize; 3 where its driver died, or never started."""
         if self.status == "STOPPED":
             return INTERRUPTED
-        code = 0 if self.status == "SUCCEEDED" else self.exit_code
-        return code if code in (0, 1, 2, INFRASTRUCTURE, INTERRUPTED) else INFRASTRUCTURE
+        code = OK if self.status == "SUCCEEDED" else self.exit_code
+        return code if code in (OK, FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED) else INFRASTRUCTURE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
