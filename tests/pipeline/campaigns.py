@@ -11,9 +11,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -25,15 +25,15 @@ from freezer.store import Store
 from pipeline.entry import Entry
 from pipeline.events import LineDisplay
 from pipeline.execute import Executor
-from pipeline.fleet import Fleet
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
-from pipeline.materials import Materials
 from pipeline.outcome import CandidateReport, Outcome
 from pipeline.plan import Item, Plan, make_plan
 from pipeline.report import Report
 from pipeline.run import Config, _Campaign
 from pipeline.tasks import ClassFacts, judged_folder
+from pipeline.tracker import Tracker
+from pipeline.tracker_process import TrackerProcess
 from tests.steps import HERE
 
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})
@@ -82,6 +82,22 @@ def entry(name: str, folder: Path, *, tags: Mapping[str, str], registered_name: 
     )
 
 
+def plan_of(
+    entries: Sequence[Entry],
+    store: Store,
+    ledger: Ledger,
+    *,
+    facts: ClassFacts = FACTS,
+    digests: FileDigests | None = None,
+    classes: Sequence[str] = (HERE, "portable"),
+    **options: Any,
+) -> Plan:
+    """A plan for workers of `classes`, which are alike, and which `auto` stands for; `options` are of make_plan."""
+    settings: dict[str, Any] = {"device_classes": (), "recipes": (), "policy": SamplingPolicy(), **options}
+    settings["digests"] = digests or FileDigests(store.root / "digests.json")
+    return make_plan(entries, dict.fromkeys(classes, facts), auto=classes, store=store, ledger=ledger, **settings)
+
+
 def judged(item: Item, verdict: str, store: Store, artifact: Artifact) -> Outcome:
     """An outcome as a judge gives it, with its artifact where judges leave theirs."""
     if verdict == "published":
@@ -126,37 +142,34 @@ def run_judged(
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
     speedup_min: float = 1.05,
+    apart: bool = False,
 ) -> Report:
-    """Run a campaign to its end; judges leave `artifacts`, by device class, and `after` is called with each outcome's count."""
+    """Run a campaign to its end.
+
+    Judges leave `artifacts`, by device class, and `after` is called with each outcome's count. MLflow is written by this process,
+    or with `apart`, as in any campaign, by another.
+    """
     with Ledger(store, campaign) as ledger:
         digests = FileDigests(store.root / "digests.json")
         made = {"tags": tags or {}, "registered_name": registered_name, "speedup_min": speedup_min}
-        plan = make_plan(
-            [entry(name, store.root.parent, **made) for name in models],  # type: ignore[arg-type]
-            {HERE: FACTS, "portable": FACTS},
-            auto=[HERE],
-            device_classes=(),
-            recipes=(),
-            store=store,
-            ledger=ledger,
-            digests=digests,
-            policy=SamplingPolicy(),
-        )
+        entries = [entry(name, store.root.parent, **made) for name in models]  # type: ignore[arg-type]
+        plan = plan_of(entries, store, ledger, digests=digests)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
         display = LineDisplay(Console(file=io.StringIO()))
-        fleet = cast(Fleet, None)  # nothing is left to be built
-        running = _Campaign(config, plan, fleet, store, ledger, Materials(store.root, uri, digests), display)
-        running._executor = cast(
-            Executor,
-            Judged(
-                plan,
-                lambda item: judged(item, models[item.entry.name][item.device_class], store, artifacts[item.device_class]),
-                after,
-            ),
+        executor = Judged(
+            plan,
+            lambda item: judged(item, models[item.entry.name][item.device_class], store, artifacts[item.device_class]),
+            after,
         )
-        started = 1_700_000_000.0
-        running.start(problems, started)
-        return running.finish(problems, started)
+        with ExitStack() as held:
+            if apart:
+                tracker = held.enter_context(TrackerProcess(uri, campaign, str(store.root), mode="copy"))
+            else:
+                tracker = Tracker(uri, campaign, store, mode="copy")
+            running = _Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display)
+            started = 1_700_000_000.0
+            running.start(problems, started)
+            return running.finish(problems, started)
 
 
 def main(store: str, uri: str, campaign: str, num: str, *folders: str) -> None:

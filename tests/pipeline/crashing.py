@@ -21,7 +21,6 @@ import mlflow
 from rich.console import Console
 
 from freezer.artifact import Artifact, write_artifact
-from freezer.limits import SamplingPolicy
 from freezer.store import Store
 from pipeline import tasks
 from pipeline.cluster import Done, Handle
@@ -31,11 +30,10 @@ from pipeline.execute import Executor
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
-from pipeline.plan import make_plan
 from pipeline.run import Config, _Campaign
 from pipeline.staging import remove_abandoned
 from pipeline.tracker import Tracker
-from tests.pipeline.campaigns import FACTS, entry
+from tests.pipeline.campaigns import entry, plan_of
 from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE
 
@@ -137,17 +135,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         remove_abandoned(str(store.root))
         digests = FileDigests(store.root / ".coldpress" / "digests.json")
         entries = [entry(name, folder, tags={"team": "a"}, registered_name=None, speedup_min=1.05) for name in MODELS]
-        plan = make_plan(
-            entries,
-            {HERE: FACTS, "portable": FACTS},
-            auto=[HERE],
-            device_classes=(),
-            recipes=(),
-            store=store,
-            ledger=ledger,
-            digests=digests,
-            policy=SamplingPolicy(),
-        )
+        plan = plan_of(entries, store, ledger, digests=digests)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
         materials = Materials(store.root, uri, digests)
         executor = Executor(plan, OneNode(InProcess(), store.root), str(store.root), ledger, materials, display.show)

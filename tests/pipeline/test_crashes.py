@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +118,15 @@ def differences(found: Any, expected: Any, where: str = "") -> list[str]:
     return [] if found == expected else [f"{where}: {found!r} instead of {expected!r}"]
 
 
-def killed_and_started_again(run: Trial, folder: Path, *instants: int) -> None:
+def killed_and_started_again(run: Trial, folder: Path, instants: Sequence[int], expected: dict[str, Any]) -> None:
+    """Each start of a campaign is killed at an instant, but for the last one, after which everything is as it should be."""
     for die_at in instants:
         status, _ = run(folder, die_at)
         assert status == signal.SIGKILL
     status, _ = run(folder, 0)
     assert status >> 8 == 1, "the exit code of an undisturbed campaign"
+    assert differences(ended(folder), expected) == [], f"killed at instants {instants}"
+    shutil.rmtree(folder)
 
 
 def test_nothing_is_lost_repeated_or_half_done_by_a_kill(
@@ -134,10 +137,7 @@ def test_nothing_is_lost_repeated_or_half_done_by_a_kill(
     assert expected["partial"] == expected["staging"] == expected["judged"] == expected["lease"] == []
     step = num // NUM_QUICK
     for die_at in range(random.Random(num).randrange(1, step), num + 1, step):
-        folder = tmp_path / str(die_at)
-        killed_and_started_again(run, folder, die_at)
-        assert differences(ended(folder), expected) == [], f"killed at instant {die_at} of {num}"
-        shutil.rmtree(folder)
+        killed_and_started_again(run, tmp_path / str(die_at), [die_at], expected)
 
 
 @pytest.mark.slow
@@ -145,10 +145,7 @@ def test_nothing_is_lost_repeated_or_half_done_by_a_kill(
 def test_no_instant_of_many_is_a_bad_one(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
     num, expected = undisturbed
     for die_at in random.Random(1).sample(range(1, num + 1), NUM_SLOW):
-        folder = tmp_path / str(die_at)
-        killed_and_started_again(run, folder, die_at)
-        assert differences(ended(folder), expected) == [], f"killed at instant {die_at} of {num}"
-        shutil.rmtree(folder)
+        killed_and_started_again(run, tmp_path / str(die_at), [die_at], expected)
 
 
 @pytest.mark.slow
@@ -157,7 +154,5 @@ def test_several_kills_of_one_campaign_are_survived(run: Trial, undisturbed: tup
     num, expected = undisturbed
     draw = random.Random(0)
     for index in range(20):
-        folder = tmp_path / str(index)
-        killed_and_started_again(run, folder, draw.randrange(num // 2, num), draw.randrange(10, 30), draw.randrange(5, 20))
-        assert differences(ended(folder), expected) == [], index
-        shutil.rmtree(folder)
+        instants = [draw.randrange(num // 2, num), draw.randrange(10, 30), draw.randrange(5, 20)]
+        killed_and_started_again(run, tmp_path / str(index), instants, expected)

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from freezer.limits import SamplingPolicy
 from freezer.store import Store
 from pipeline.execute import failed_outcome
-from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
-from pipeline.plan import make_plan
 from pipeline.policy import is_kept
 from pipeline.tasks import BuildResult
-from tests.pipeline.campaigns import FACTS, entry
+from tests.pipeline.campaigns import entry, plan_of
 from tests.steps import HERE, python
 
 BUILD = """
@@ -60,17 +57,7 @@ def test_an_instruction_that_is_smuggled_in_fails_the_build_by_name(tmp_path: Pa
     assert is_kept(result.failure, result.code), "the next campaign would only fail again"
     store = Store.open(str(tmp_path / "planned"), create=True)
     with Ledger(store, "c") as ledger:
-        plan = make_plan(
-            [entry("good", tmp_path, tags={}, registered_name=None, speedup_min=1.05)],
-            {HERE: FACTS, "portable": FACTS},
-            auto=[HERE],
-            device_classes=(HERE,),
-            recipes=(),
-            store=store,
-            ledger=ledger,
-            digests=FileDigests(tmp_path / "digests.json"),
-            policy=SamplingPolicy(),
-        )
+        plan = plan_of([entry("good", tmp_path, tags={}, registered_name=None, speedup_min=1.05)], store, ledger)
         outcome = failed_outcome(plan.items[0], {"inductor-frozen": result})
     assert (outcome.verdict, outcome.failure, outcome.code) == ("failed", "isa_leak", "CP-ISA-LEAK")
     assert "sha_ni" in (outcome.reason or "")

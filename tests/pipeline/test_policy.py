@@ -12,7 +12,7 @@ import pytest
 import ray.exceptions
 
 from freezer.errors import BuildError, CaptureError, FreezeError, JudgeError, LeakError, SourceError
-from freezer.limits import Limits, SamplingPolicy
+from freezer.limits import Limits
 from freezer.store import Store
 from pipeline.cluster import Done, Handle
 from pipeline.ending import CODES, EndKind
@@ -22,7 +22,7 @@ from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.outcome import Outcome
-from pipeline.plan import Item, Plan, make_plan
+from pipeline.plan import Item, Plan
 from pipeline.policy import (
     BY_CODE,
     MOST_ATTEMPTS,
@@ -36,9 +36,9 @@ from pipeline.policy import (
     memory_for_next,
 )
 from pipeline.tasks import BuildResult, ClassFacts, JudgeResult
+from tests.pipeline import campaigns
 from tests.pipeline.campaigns import entry
 from tests.pipeline.one_node import NoRay, OneNode
-from tests.steps import HERE
 
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10 * 10**9)
 
@@ -156,18 +156,7 @@ class Fake(NoRay):
 def plan_of(store: Store, ledger: Ledger, *, memory_gb: float | None = None, facts: ClassFacts = FACTS, lift: bool = False) -> Plan:
     model = entry("m", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
     model = replace(model, limits=Limits(memory_gb=memory_gb))
-    made = make_plan(
-        [model],
-        {HERE: facts, "portable": facts},
-        auto=[HERE],
-        device_classes=("portable",),
-        recipes=(),
-        store=store,
-        ledger=ledger,
-        digests=FileDigests(store.root / "digests.json"),
-        policy=SamplingPolicy(),
-        lift_quarantine=lift,
-    )
+    made = campaigns.plan_of([model], store, ledger, facts=facts, device_classes=("portable",), lift_quarantine=lift)
     assert [item.device_class for item in made.items] == ["portable"]
     assert len(made.items[0].builds) == 1
     return made

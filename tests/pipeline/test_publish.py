@@ -10,21 +10,19 @@ from pathlib import Path
 import pytest
 
 from freezer.artifact import Artifact, write_artifact
-from freezer.limits import Limits, SamplingPolicy
+from freezer.limits import Limits
 from freezer.sources import parse_source
 from freezer.spec import Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from pipeline.entry import Entry
-from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
-from pipeline.plan import Item, Plan, auto_classes_of, make_plan
+from pipeline.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
-from pipeline.tasks import ClassFacts, judged_folder
+from pipeline.tasks import judged_folder
 from tests.conftest import Frozen
+from tests.pipeline.campaigns import plan_of
 from tests.steps import HERE
-
-FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})
 
 
 @pytest.fixture
@@ -60,17 +58,7 @@ def plan(entry: Entry, empty: Store, ledger: Ledger) -> Callable[..., Plan]:
     """Plans the one entry anew, with changes."""
 
     def planned(**changed: object) -> Plan:
-        return make_plan(
-            [replace(entry, **changed)],  # type: ignore[arg-type]
-            {HERE: FACTS, "portable": FACTS},
-            auto=[HERE, "portable"],
-            device_classes=(),
-            recipes=(),
-            store=empty,
-            ledger=ledger,
-            digests=FileDigests(empty.root / "digests.json"),
-            policy=SamplingPolicy(),
-        )
+        return plan_of([replace(entry, **changed)], empty, ledger)  # type: ignore[arg-type]
 
     return planned
 
@@ -135,17 +123,7 @@ def test_kept_eager_on_a_gpu_is_served_by_an_artifact_of_its_own(
     entry: Entry, empty: Store, ledger: Ledger, portable: Frozen, captured: bool
 ) -> None:
     gpu = "cuda-sm90"
-    made = make_plan(
-        [replace(entry, device_classes=(gpu,))],
-        {gpu: FACTS, "portable": FACTS},
-        auto=[gpu, "portable"],
-        device_classes=(),
-        recipes=(),
-        store=empty,
-        ledger=ledger,
-        digests=FileDigests(empty.root / "digests.json"),
-        policy=SamplingPolicy(),
-    )
+    made = plan_of([replace(entry, device_classes=(gpu,))], empty, ledger, classes=(gpu, "portable"))
     here, anywhere = made.items
     assert here.builds["torchscript-frozen"].parts["recipe"]["settings"]["precision"], "TF32 is part of the key"
     publisher = Publisher(made, empty, ledger)

@@ -21,15 +21,15 @@ from pipeline.execute import outcome_of
 from pipeline.keys import FileDigests, Key, build_key, judge_key, source_key
 from pipeline.ledger import Ledger
 from pipeline.outcome import CandidateReport, Outcome
-from pipeline.plan import Plan, make_plan
-from pipeline.tasks import BuildRequest, ClassFacts, JudgeRequest, JudgeResult, build, judge, judged_folder
+from pipeline.plan import Plan
+from pipeline.tasks import BuildRequest, JudgeRequest, JudgeResult, build, judge, judged_folder
 from pipeline.tracking.records import run_records
+from tests.pipeline.campaigns import plan_of
 from tests.pipeline.test_tasks import entry
 from tests.steps import HERE, QUICK
 
 POINTS = ({"batch": 1}, {"batch": 3})
 SPEC = InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=("batch", 16)),), dims=(Dim(name="batch", min=1, max=4),))
-FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})
 
 
 def several(**changes: Any) -> Entry:
@@ -79,18 +79,7 @@ def test_thread_counts_and_points_are_part_of_what_they_change(tmp_path: Path) -
 def planned(one: Entry, folder: Path, *, keep_going: bool = False) -> Plan:
     store = Store.open(str(folder / "store"), create=True)
     with Ledger(store, "c") as ledger:
-        return make_plan(
-            [one],
-            {HERE: FACTS, "portable": FACTS},
-            auto=[HERE],
-            device_classes=(),
-            recipes=(),
-            store=store,
-            ledger=ledger,
-            digests=FileDigests(folder / "digests.json"),
-            policy=SamplingPolicy(),
-            keep_going=keep_going,
-        )
+        return plan_of([one], store, ledger, keep_going=keep_going)
 
 
 def test_every_class_but_portable_is_planned_for_all_counts(tmp_path: Path) -> None:
