@@ -163,6 +163,7 @@ def run_judged(
             after,
         )
         with ExitStack() as held:
+            tracker: Tracker | TrackerProcess
             if apart:
                 tracker = held.enter_context(TrackerProcess(uri, campaign, str(store.root), mode="copy"))
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -209,6 +210,14 @@ def test_a_crash_is_tried_once_more_then_quarantined_until_it_is_lifted(place: S
         assert lifted.items[0].why == "was failed (crash), whose quarantine is lifted"
         _, third, _ = executed(place, ledger, [ended("capture", "CP-CAPTURE")], lifted)
         assert len(third.started) == 1
+
+
+def test_what_can_start_now_starts_now(place: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with Ledger(place, "c") as ledger:
+        _, cluster, _ = executed(place, ledger, [ended("crash", "CP-CRASH")] * 2, plan_of(place, ledger))
+    assert (len(cluster.started), slept) == (2, [])
 
 
 def test_node_deaths_are_bounded_and_told(place: Store) -> None:
