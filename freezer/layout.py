@@ -18,12 +18,16 @@ from typing import Any
 from freezer.artifact import verify_file
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.manifest import FileRef, Payload, digest_bytes
-from freezer.store_files import StoreFiles
+from freezer.store_files import RemoteError, StoreFiles
 
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
 TAG = "org.opencontainers.image.ref.name"
 INDEX = "index.json"
 _BLOBS = "blobs/sha256"
+
+
+class OvertakenError(OSError):
+    """Another writer of a model's tags wrote at the same time, where locks are advisory; the writer should begin again."""
 
 
 class Layout:
@@ -83,6 +87,8 @@ class Layout:
         path = self._path(digest)
         try:
             return self._files.local(path, digest=digest, size_bytes=size_bytes)
+        except FileNotFoundError:
+            raise IntegrityError(f"{self._files.where(path)} is missing; the store is damaged") from None
         except OSError as error:
             raise StoreUnreachableError(f"{self._files.where(path)} cannot be read: {error}") from error
 
@@ -110,6 +116,8 @@ class Layout:
             self._files.fetch(self._path(digest), dest)
         except FileNotFoundError:
             raise IntegrityError(f"blob {digest} of {self._model} is missing; the store is damaged") from None
+        except RemoteError as error:
+            raise StoreUnreachableError(f"blob {digest} of {self._model} cannot be read: {error}") from error
 
     def begin(self) -> None:
         """Make the layout ready for a publisher; under the model's lock."""
@@ -137,7 +145,11 @@ class Layout:
             self._files.put(path, source)
 
     def write_tags(self, tags: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write index.json, which shows all tags at once; under the model's lock."""
+        """Write index.json, which shows all tags at once; under the model's lock.
+
+        Raises:
+            OvertakenError: where the lock is advisory, another writer's index.json has taken the place of this one.
+        """
         layout = {
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
@@ -147,6 +159,12 @@ class Layout:
             ],
         }
         self._files.write(f"{self._model}/{INDEX}", json_bytes(layout))
+        if not self._files.exact:
+            found = self.tags()
+            lost = [tag for tag in tags if tag != "latest" and found.get(tag, {}).get("digest") != tags[tag]["digest"]]
+            if lost:
+                where = self._files.where(f"{self._model}/{INDEX}")
+                raise OvertakenError(f"{where} was written by another at the same time, and lacks {', '.join(lost)}: try again")
 
     def _path(self, digest: str) -> str:
         algorithm, _, value = digest.partition(":")

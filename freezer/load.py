@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ from freezer.errors import (
 )
 from freezer.frozen_model import FrozenModel, OpenPayload
 from freezer.ladder import Refusal, refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
-from freezer.manifest import Manifest, Payload
+from freezer.manifest import FileRef, Manifest, Payload
 from freezer.moving import CPU
 from freezer.payload_choice import counts_of, is_exact, set_within
 from freezer.signing import Signatures, problem_of, read_keys
@@ -61,13 +61,13 @@ class Rung:
         name: of the device class.
         manifest: reads its manifest.
         signatures: reads what vouches for it, and manifest.json byte for byte.
-        fetch: gives its files.
+        fetch: gives its files; of some paths alone, where they are named.
     """
 
     name: str
     manifest: Callable[[], Manifest]
     signatures: Callable[[], tuple[Signatures | None, bytes]]
-    fetch: Callable[[], Artifact]
+    fetch: Callable[[Collection[str] | None], Artifact]
 
 
 def load(
@@ -118,12 +118,15 @@ def load(
             try:
                 limit = limit_isa and not (strict and ladder)
                 found = refuse_unsigned(rung, keys) if keys else None
-                found = found or refusal_here(rung.manifest(), num_threads, limit_isa=limit, canary=canary, device=where)
+                if found is None:
+                    manifest = rung.manifest()
+                    found = refusal_here(manifest, num_threads, limit_isa=limit, canary=canary, device=where)
                 if found is None and strict and ladder:
                     continue  # it might serve, and is not asked to
                 if found is None:
+                    needed = needed_of(manifest, num_threads, canary=canary)
                     return open_artifact(
-                        rung.fetch(),
+                        rung.fetch([item.path for item in needed]),
                         num_threads,
                         asked=threads is not None,
                         ladder=(*aside, *ladder),
@@ -177,7 +180,7 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
                 raise IntegrityError(f"{folder / MANIFEST} was changed while it was read; pull the artifact again")
             return Signatures.read(artifact.folder), data
 
-        yield Rung(artifact.manifest.device_class, lambda: artifact.manifest, own, lambda: artifact)
+        yield Rung(artifact.manifest.device_class, lambda: artifact.manifest, own, lambda _: artifact)
         return
     opened = Store.open(store or "store")
     version = opened.version(str(reference))
@@ -193,9 +196,9 @@ def find_rungs(reference: str | Path, store: str | None, wanted: str, stack: Exi
         names = [wanted]
     for name in names:
 
-        def fetch(name: str = name) -> Artifact:
+        def fetch(paths: Collection[str] | None, name: str = name) -> Artifact:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
-            return opened.materialize(version, name, Path(scratch))
+            return opened.materialize(version, name, Path(scratch), paths=paths)
 
         def signatures(name: str = name) -> tuple[Signatures | None, bytes]:
             return opened.signatures(version, name), opened.manifest_bytes(version, name)
@@ -255,6 +258,12 @@ def refusal_here(
         os.environ.update(limits)
         return refuse_by_isa(manifest, detect())
     return found
+
+
+def needed_of(manifest: Manifest, num_threads: int, *, canary: bool) -> tuple[Payload | FileRef, ...]:
+    """The files of an artifact that are read when it is opened; for the arguments see `open_artifact`."""
+    golden = [item for item in manifest.files if item.path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)] if canary else []
+    return (*set_within(manifest.payloads, num_threads), *golden)
 
 
 def open_artifact(

@@ -1,4 +1,4 @@
-"""A store of artifacts: one OCI image layout per model. Imports no torch.
+"""A store of artifacts: one OCI image layout per model, in a local folder or a bucket. Imports no torch.
 
     STORE/<model>/oci-layout
     STORE/<model>/index.json             tags: one per version, plus latest
@@ -16,27 +16,35 @@ import re
 import shutil
 import tempfile
 from base64 import b64decode
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from freezer.artifact import MANIFEST, Artifact, check_inside
+from freezer.buckets import SCHEMES, open_bucket
 from freezer.durable import move, write_whole
 from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
 from freezer.images import DEVICE_CLASS, SOURCE_KEY, TITLE, VERSION, write_image, write_index, write_signatures
-from freezer.layout import INDEX, Layout
+from freezer.layout import INDEX, Layout, OvertakenError
 from freezer.manifest import FileRef, Manifest
 from freezer.signing import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
-from freezer.store_files import LocalFiles
+from freezer.store_files import LocalFiles, StoreFiles
+
+T = TypeVar("T")
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 """What a model may be called: an OCI path component and an MLflow name at once."""
 
 SIGNED = ".sig"
 """The end of the tag of an image with signatures; `sha256-HEX` before it names what they are of."""
+
+TRIES = 3
+"""Of a write that another overtook, where locks are advisory."""
+
+_OCI = {"oci": "; to a registry it is copied by skopeo or oras"}
 
 WORK = ".coldpress"
 """The folder of a store that is no model: ledger, candidates, locks."""
@@ -59,30 +67,47 @@ class Version:
 
 
 class Store:
-    """A store in a local folder.
+    """A store.
 
-    Reading methods raise StoreUnreachableError when the folder is not there, and NotPublishedError when a model or version is not.
+    Reading methods raise StoreUnreachableError when the store is not there, and NotPublishedError when a model or version is not.
+
+    Args:
+        root: a local folder.
+        files: the same place's operations, where it is none that this machine has as a folder; `root` is nothing then.
+
+    Attributes:
+        uri: what it is opened by.
+        is_local: whether it is a folder, which is `root`.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: StoreFiles | None = None) -> None:
         self.root = root
-        self._files = LocalFiles(root, work=WORK)
+        self.is_local = files is None
+        self._files = files or LocalFiles(root, work=WORK)
+        self.uri = self._files.where()
 
     @classmethod
     def open(cls, uri: str, *, create: bool = False) -> Store:
-        """The store at a URI: a path, or `file:` and a path.
+        """The store at a URI: a path, `file:` and a path, or a place in a bucket as freezer/buckets.py has it.
 
         Args:
             uri: where the store is.
-            create: make the folder if it does not exist.
+            create: make the folder if it does not exist; a bucket must be there.
 
         Raises:
-            StoreUnreachableError: there is no such folder, or it cannot be made.
+            StoreUnreachableError: there is no such folder, or it cannot be made; the bucket is not there, or not reached.
             UsageError: the scheme is not one that this release can reach.
+            MissingDependencyError: it is in a bucket, and pyarrow is not installed.
         """
         scheme, host = urlparse(uri).scheme, urlparse(uri).netloc
+        if scheme in SCHEMES:
+            from freezer.remote_files import RemoteFiles
+
+            return cls(Path(), RemoteFiles(open_bucket(uri), work=WORK))
         if scheme not in ("", "file"):
-            raise UsageError(f"store {uri!r}: scheme {scheme!r} is not supported by this release; name a local folder")
+            raise UsageError(
+                f"store {uri!r}: scheme {scheme!r} is none of a store; name a local folder, s3:// or gs://{_OCI.get(scheme, '')}"
+            )
         if scheme and host not in ("", "localhost"):
             raise UsageError(f"store {uri!r} names the host {host!r}; a local folder is file:PATH or file:///PATH")
         root = Path(url2pathname(urlparse(uri).path) if scheme else uri).absolute()
@@ -109,11 +134,11 @@ class Store:
         tags = self._layout(model).tags()
         if not tags:
             known = ", ".join(self.models()) or "none"
-            raise NotPublishedError(f"model {model!r} is not in store {self.root}; published are: {known}")
+            raise NotPublishedError(f"model {model!r} is not in store {self.uri}; published are: {known}")
         descriptor = tags.get(tag or "latest")
         if descriptor is None:
             known = ", ".join(sorted(name for name in tags if not name.endswith(SIGNED)))
-            raise NotPublishedError(f"model {model!r} has no version {tag!r} in store {self.root}; it has: {known}")
+            raise NotPublishedError(f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}")
         index = json.loads(self._layout(model).blob(descriptor))
         return Version(
             model=model,
@@ -132,7 +157,7 @@ class Store:
         return self._layout(version.model).blob(self._image(version, device_class)["config"])
 
     def file(self, version: Version, item: FileRef) -> Path:
-        """The store's own copy of one file of a version's artifact, its digest verified; read it, never write it.
+        """A local copy of one file of a version's artifact, its digest verified; of a folder its own. Read it, never write it.
 
         Args:
             version: of `version()`.
@@ -215,22 +240,48 @@ class Store:
         for item in self.manifest(version, device_class).contents:
             self._layout(model).verified(digest=item.digest, size_bytes=item.size_bytes)
         new = signed_with(key, image_digest=image["digest"], model=model)
-        try:
-            with self._files.locked(model):
-                before = self.signatures(version, device_class)
-                signed = before.signed if before is not None else ()
-                if any(is_by(one, key) for one in signed):
-                    return False
-                layout = self._layout(model)
-                layout.write_tags({**layout.tags(), _signature_tag(image): write_signatures(layout, (*signed, new))})
-        except OSError as error:
-            raise StoreUnreachableError(f"store {self.root} cannot be written: {error}") from error
-        return True
 
-    def materialize(self, version: Version, device_class: str, scratch: Path) -> Artifact:
-        """An artifact folder in `scratch` whose files are links to the store's own blobs; read it, never write it."""
+        def write() -> bool:
+            before = self.signatures(version, device_class)
+            signed = before.signed if before is not None else ()
+            if any(is_by(one, key) for one in signed):
+                return False
+            layout = self._layout(model)
+            layout.write_tags({**layout.tags(), _signature_tag(image): write_signatures(layout, (*signed, new))})
+            return True
+
+        return self._written(model, write)
+
+    def _written(self, model: str, write: Callable[[], T]) -> T:
+        """What writes a model's tags, done under its lock; done again where that is advisory and another wrote at the same time.
+
+        Raises:
+            StoreUnreachableError: the store cannot be written.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                with self._files.locked(model):
+                    return write()
+            except OvertakenError as error:
+                if not left:
+                    raise StoreUnreachableError(str(error)) from error
+            except OSError as error:
+                raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
+        raise AssertionError("unreachable")
+
+    def materialize(self, version: Version, device_class: str, scratch: Path, *, paths: Collection[str] | None = None) -> Artifact:
+        """An artifact folder in `scratch` whose files are links to the store's own blobs; read it, never write it.
+
+        Args:
+            version: of `version()`.
+            device_class: one of its classes.
+            scratch: an empty folder.
+            paths: of the files that are needed; the others are left out. None means all.
+        """
         image, layout = self._image(version, device_class), self._layout(version.model)
         for layer in image["layers"]:
+            if paths is not None and _title(layer, version.model) not in paths:
+                continue
             path = scratch / _title(layer, version.model)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(layout.local(digest=layer["digest"], size_bytes=layer["size"]))
@@ -265,11 +316,18 @@ class Store:
         """
         if not NAME.fullmatch(model):
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
+        if not self._files.exact:
+            self._send_ahead(model, artifacts.values())
+        return self._written(model, lambda: self._publish(model, source_key, artifacts, carried, judged))
+
+    def _send_ahead(self, model: str, artifacts: Iterable[Artifact]) -> None:
+        """Have the large blobs in the store before the lock is taken, which is not to be held for long."""
         try:
-            with self._files.locked(model):
-                return self._publish(model, source_key, artifacts, carried, judged)
+            for artifact in artifacts:
+                for item in artifact.manifest.contents:
+                    self._layout(model).keep_file(artifact.folder / item.path, item)
         except OSError as error:
-            raise StoreUnreachableError(f"store {self.root} cannot be written: {error}") from error
+            raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
 
     def _publish(
         self,

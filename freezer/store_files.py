@@ -18,8 +18,17 @@ from freezer.durable import copy_whole, link_whole, retried, write_whole
 from freezer.errors import IntegrityError
 
 
+class RemoteError(OSError):
+    """The place that holds a store did not do what it was asked; never raised of a local file."""
+
+
 class StoreFiles(Protocol):
     """A place that holds a store. What is written appears whole or not at all, and is durable when the call returns."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a lock keeps all others out; else it only makes it unlikely that two write at once."""
+        ...
 
     def where(self, path: str = "") -> str:
         """A path as people are told it: absolute, or a URI."""
@@ -58,7 +67,7 @@ class StoreFiles(Protocol):
         ...
 
     def locked(self, name: str) -> AbstractContextManager[None]:
-        """Keep all others that lock the same name out; whether that is exact or advisory is the place's to say."""
+        """Keep all others that lock the same name out, as far as `exact` says."""
         ...
 
 
@@ -69,6 +78,8 @@ class LocalFiles:
         root: of the store.
         work: the folder in it that is no model: it holds the locks, and what lies in it is linked into the store, not copied.
     """
+
+    exact = True
 
     def __init__(self, root: Path, *, work: str) -> None:
         self._root, self._work = root, root / work

@@ -85,7 +85,7 @@ def verify(
                 _check_first(reference, name, ladder, store, wanted=device_class)
                 if name != PORTABLE:
                     base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)
-            artifact = rung.fetch()
+            artifact = rung.fetch(None)
             artifact.verify()
             model = open_artifact(artifact, num_threads, asked=threads is not None, canary=False, device=where)
             figures = run_canary(artifact, model)

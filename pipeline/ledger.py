@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from freezer.errors import StoreUnreachableError
+from freezer.errors import StoreUnreachableError, UsageError
 from freezer.store import WORK, Store
 from pipeline.lease import Lease, LeaseLostError, campaign_lock, check_campaign
 from pipeline.parts import Kind, Part, Row, encode, read_folder, remove_partial, write_part
@@ -38,7 +38,13 @@ LEAST_STEP_S = 1e-6
 
 
 def ledger_folder(store: Store) -> Path:
-    """Where the ledger of a store lies."""
+    """Where the ledger of a store lies.
+
+    Raises:
+        UsageError: the store is no local folder.
+    """
+    if not store.is_local:
+        raise UsageError(f"store {store.uri!r}: campaigns of this release publish to a local folder; copy from there")
     return store.root / WORK / "ledger"
 
 

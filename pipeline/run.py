@@ -31,7 +31,7 @@ from pipeline.execute import Executor
 from pipeline.fleet import Fleet, assembled
 from pipeline.keys import FileDigests
 from pipeline.lease import LeaseLostError
-from pipeline.ledger import Ledger
+from pipeline.ledger import Ledger, ledger_folder
 from pipeline.materials import Materials
 from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan, auto_classes_of, make_plan
@@ -103,6 +103,7 @@ def run(config: Config, display: Display) -> Report:
     catalog = _read(config)
     _refuse_bad_entries(config, catalog.problems)
     store = Store.open(config.store, create=True)
+    ledger_folder(store)
     digests = FileDigests(store.root / WORK / "digests.json")
     materials = Materials(store.root, config.tracking_uri, digests)
     entries, unusable = materials.resolve(catalog.entries)

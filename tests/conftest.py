@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from freezer.judge import Judgement, judge
 from freezer.store import Store
 from freezer.subject import Subject
 from freezer.target import Target, target_here
+from tests.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.models import Mlp, TinyConv, seeded
 from tests.snapshots import model_state, process_state
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, random_inputs, subject_of
@@ -160,3 +162,20 @@ def published(scripted: Frozen, portable: Frozen, tmp_path_factory: pytest.TempP
 def store(published: Store, tmp_path: Path) -> Store:
     """A copy of the published store, to be written and damaged."""
     return Store(Path(shutil.copytree(published.root, tmp_path / "store")))
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    """The address of a server of S3's protocol."""
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a place in an empty bucket, for this process and those that it starts; their caches are the test's own."""
+    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": s3_address, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    make_bucket(s3_address, name)
+    return f"s3://{name}/models"

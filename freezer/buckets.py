@@ -1,0 +1,124 @@
+"""Buckets: what an s3:// or gs:// URI names, opened over pyarrow.fs. pyarrow is imported here, when such a URI is opened.
+
+    s3://BUCKET[/PREFIX][?region=R&endpoint_override=HOST:PORT&scheme=http&anonymous=true&tls_ca_file_path=FILE]
+    gs://BUCKET[/PREFIX][?endpoint_override=HOST:PORT&scheme=http&retry_limit_seconds=S]       gs://anonymous@BUCKET/…
+
+The query is pyarrow's own; `anonymous` is ours, for s3://. Credentials are taken from the environment and never from the URI, which
+is printed and kept: of S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE and what else the AWS SDK reads,
+of Google GOOGLE_APPLICATION_CREDENTIALS. So are AWS_REGION, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+from freezer.errors import MissingDependencyError, StoreUnreachableError, UsageError
+
+SCHEMES = ("s3", "gs")
+
+CONNECT_S, READ_S = 5, 20
+"""Until a server must have taken a connection, and between two pieces of its answer."""
+
+ATTEMPTS = 4
+"""Of one request to S3, the first among them."""
+
+RETRY_LIMIT_S = 30
+"""How long requests to Google's servers are tried again."""
+
+S3_OPTIONS = ("region", "endpoint_override", "scheme", "anonymous", "tls_ca_file_path")
+GS_OPTIONS = ("endpoint_override", "scheme", "retry_limit_seconds")
+
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """A place in a bucket.
+
+    Attributes:
+        uri: that it was opened by.
+        filesystem: pyarrow's.
+        base: BUCKET/PREFIX, where the filesystem finds it.
+        where: the same as a URI, without options.
+    """
+
+    uri: str
+    filesystem: Any
+    base: str
+    where: str
+
+
+def open_bucket(uri: str) -> Bucket:
+    """The place that a URI names; whether it can be reached shows when it is read.
+
+    Raises:
+        UsageError: the URI is none, has an option that is unknown, or holds credentials.
+        MissingDependencyError: pyarrow is not installed.
+        StoreUnreachableError: the region of the bucket cannot be asked for.
+    """
+    parts = urlsplit(uri)
+    options = _options(uri, parts)
+    try:
+        from pyarrow import ArrowException, fs
+    except ImportError:
+        raise MissingDependencyError(f"store {uri!r}: {parts.scheme}:// needs pyarrow; pip install 'coldpress[stores]'") from None
+    base = unquote(f"{parts.netloc.removeprefix('anonymous@')}{parts.path}").strip("/")
+    try:
+        if parts.scheme == "s3":
+            filesystem = _s3(fs, parts.netloc, options)
+        else:
+            query = urlencode({"retry_limit_seconds": RETRY_LIMIT_S, **options})
+            filesystem, _ = fs.FileSystem.from_uri(parts._replace(query=query).geturl())
+    except (ArrowException, ValueError) as error:
+        raise UsageError(f"store {uri!r}: {_first_line(error)}") from error
+    except OSError as error:
+        raise StoreUnreachableError(f"store {uri!r} cannot be reached: {_first_line(error)}; {remedy(parts.scheme)}") from error
+    return Bucket(uri=uri, filesystem=filesystem, base=base, where=f"{parts.scheme}://{base}")
+
+
+def remedy(scheme: str) -> str:
+    """What to look at when a bucket cannot be reached."""
+    where = "AWS_ACCESS_KEY_ID or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL" if scheme == "s3" else "GOOGLE_APPLICATION_CREDENTIALS"
+    return f"check the network, the bucket's name, and that this process has credentials for it ({where})"
+
+
+def _options(uri: str, parts: SplitResult) -> dict[str, str]:
+    if not parts.hostname:
+        raise UsageError(f"store {uri!r} names no bucket; expected {parts.scheme}://BUCKET/PREFIX")
+    if "@" in parts.netloc and not (parts.scheme == "gs" and parts.netloc.startswith("anonymous@")):
+        raise UsageError(
+            f"store {parts.scheme}://…{parts.netloc.rpartition('@')[2]}{parts.path} holds credentials, and a store's URI is "
+            "printed and kept; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
+    known = S3_OPTIONS if parts.scheme == "s3" else GS_OPTIONS
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise UsageError(f"store {uri!r}: unknown option {', '.join(unknown)}; expected {', '.join(known)}")
+    return options
+
+
+def _s3(fs: Any, bucket: str, options: dict[str, str]) -> Any:
+    """A filesystem whose requests end in bounded time. Where nothing says in which region the bucket is, AWS is asked."""
+    given = {name: value for name, value in options.items() if name != "anonymous"}
+    endpoint = given.get("endpoint_override") or next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
+    region = given.get("region") or next((os.environ[name] for name in _REGIONS if os.environ.get(name)), None)
+    if region is None and endpoint is None:
+        region = fs.resolve_s3_region(bucket)
+    return fs.S3FileSystem(
+        **{**given, "region": region, "endpoint_override": endpoint},
+        anonymous=options.get("anonymous", "").lower() == "true",
+        connect_timeout=CONNECT_S,
+        request_timeout=READ_S,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        allow_delayed_open=True,  # what is small is one request
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
