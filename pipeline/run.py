@@ -128,12 +128,16 @@ def run(config: Config, display: Display) -> Report:
             if config.explain:
                 return _explained(config, plan, bad, display, started)
             executor = Executor(plan, fleet, str(store.root), ledger, materials, display.show)
-            with TrackerProcess(
+            tracker = TrackerProcess(
                 config.tracking_uri, config.campaign, config.store, mode=config.mlflow_artifacts, may_work=executor.may_disturb
-            ) as tracker:
-                campaign = _Campaign(config, plan, executor, store, ledger, tracker, display)
-                campaign.start(bad, started)
-                return campaign.finish(bad, started)
+            )
+            try:
+                with tracker:
+                    campaign = _Campaign(config, plan, executor, store, ledger, tracker, display)
+                    campaign.start(bad, started)
+                    return campaign.finish(bad, started)
+            finally:
+                remove_abandoned(str(store.root))
 
 
 def _read(config: Config) -> Catalog:

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -20,9 +21,10 @@ REMOVE_LIMIT_S = 60.0
 
 @contextlib.contextmanager
 def staging_folder(store: str) -> Iterator[Path]:
-    """A folder in the store, gone afterwards."""
+    """A folder in the store, gone afterwards; what workers of this machine that were killed have left goes now."""
     root = Path(store) / WORK / "staging"
     root.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(store)
     folder = Path(retried(lambda: tempfile.mkdtemp(prefix=f"{_owner_prefix()}{os.getpid()}~", dir=root)))
     try:
         yield folder
@@ -40,7 +42,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def remove_abandoned(store: str) -> None:
-    """Remove the staging folders of workers of this machine that were killed."""
+    """Remove the staging folders of workers of this machine, or container, that were killed."""
     mine = _owner_prefix()
     for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(mine)}*"):
         pid = int(folder.name.removeprefix(mine).partition("~")[0])
@@ -49,7 +51,11 @@ def remove_abandoned(store: str) -> None:
 
 
 def _owner_prefix() -> str:
-    return f"{platform.node()}~"
+    """Of names of this machine's folders; containers that share a host's name have processes of their own, so these count too."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
+    return f"{platform.node()}~{namespace}~"
 
 
 def move_whole(source: Path, dest: Path) -> bool:
