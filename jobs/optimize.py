@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from freezer.destinations import check_file, made_parent
+from freezer.destinations import check_file
 from freezer.errors import UsageError
 from freezer.recipes import select
 from freezer.store import NAME
@@ -105,7 +105,8 @@ def main(
         print_report(report, console)
         print_next_steps(report.outcomes, console, store=store, tracking_uri=tracking_uri)
     if json is not None:
-        report.write_json(made_parent(json))
+        with exiting(errors):
+            report.write_json(json)
     sys.exit(report.exit_code)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from freezer.destinations import made_parent
+from freezer.durable import write_whole
+from freezer.errors import InfrastructureError
 from pipeline.events import STYLES
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.outcome import Outcome
@@ -68,10 +70,17 @@ class Report:
         }
 
     def write_json(self, path: Path) -> None:
-        """Write the `--json` file, whole or not at all."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
-        os.replace(partial, path)
+        """Write the `--json` file, whole or not at all.
+
+        Raises:
+            InfrastructureError: it cannot be written (a full disk).
+        """
+        try:
+            write_whole(made_parent(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+        except OSError as error:
+            raise InfrastructureError(
+                f"--json {path} cannot be written: {error}; nothing else is lost: the same command writes it from the ledger"
+            ) from error
 
 
 def _iso(seconds: float) -> str:

@@ -1,7 +1,8 @@
-"""The exit codes of jobs.optimize for what ends a campaign before it has a report."""
+"""The exit codes of jobs.optimize for what ends a campaign before, or after, it has a report."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import jobs.optimize
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, IntegrityError, StoreUnreachableError
+from pipeline.report import Report
 from pipeline.run import Config
 
 
@@ -31,3 +33,14 @@ def test_what_ends_a_campaign_is_one_line_and_a_code(
     done = CliRunner().invoke(jobs.optimize.app, [str(tmp_path / "catalog.yaml")])
     assert done.exit_code == code
     assert done.stderr == f"{error.coded}\n"
+
+
+def test_a_json_file_that_cannot_be_written_is_one_line_and_a_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def finished(config: Config, display: object) -> Report:
+        (tmp_path / "folder").touch()  # after the check at the start
+        return Report(campaign="c", started=0.0, finished=1.0, outcomes=())
+
+    monkeypatch.setattr(jobs.optimize, "run", finished)
+    done = CliRunner().invoke(jobs.optimize.app, [str(tmp_path / "c.yaml"), "--json", str(tmp_path / "folder" / "out.json")])
+    assert done.exit_code == 3
+    assert re.fullmatch(r"CP-INFRASTRUCTURE: .*cannot be written: .*\n", done.stderr), done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from freezer.errors import InfrastructureError
 from freezer.report import Report as FreezingReport
 from pipeline.events import Event, LineDisplay, LiveDisplay, verdict_text
 from pipeline.outcome import CandidateReport, Outcome
@@ -105,6 +106,12 @@ def test_the_json_file_holds_every_outcome(tmp_path: Path) -> None:
     assert read["outcomes"][0]["drift"]["margin"] is None
     assert read["outcomes"][1]["latency_ms"] is None
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_json_file_that_cannot_be_written_is_told_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "folder").touch()
+    with pytest.raises(InfrastructureError, match=r"--json .*out.json cannot be written: .*; nothing else is lost"):
+        report_of(PUBLISHED).write_json(tmp_path / "folder" / "out.json")
 
 
 def test_the_table_shows_verdicts_and_why_and_the_log_of_a_crash() -> None:
