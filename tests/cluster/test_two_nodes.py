@@ -52,7 +52,7 @@ def watched(folder: Path, *options: str) -> list[str]:
 
 
 def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    report = json.loads((folder / folder.name / "out.json").read_text())
+    report = json.loads((folder / f"{folder.name}.json").read_text())
     return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
 
 

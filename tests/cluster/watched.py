@@ -1,7 +1,7 @@
 """`python tests/cluster/watched.py CATALOG STORE TRACKING_URI CAMPAIGN [OPTION=VALUE ...]`: a quick campaign, tasks watched.
 
-Every task that runs on a node (probe, build, judge) leaves a file in STORE/intervals: node, start, end, what it was. OPTION is a
-name of pipeline.run.Config, or `gone_s`, which takes the place of `pipeline.fleet.GONE_S`.
+Every task that runs on a node (probe, build, judge) leaves a file in STORE-intervals: node, start, end, what it was. The report is
+STORE.json. OPTION is a name of pipeline.run.Config, or `gone_s`, which takes the place of `pipeline.fleet.GONE_S`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def watcher(kind: str, task: Callable[..., Any], store: str) -> Callable[..., An
         try:
             return task(*request)
         finally:
-            folder = Path(store) / "intervals"
+            folder = Path(f"{store}-intervals")  # beside it: the store's disk may be full
             folder.mkdir(exist_ok=True)
             found = {
                 "kind": kind,
@@ -72,7 +72,7 @@ def watcher(kind: str, task: Callable[..., Any], store: str) -> Callable[..., An
 
 def intervals(*stores: Path) -> list[Interval]:
     """Of all tasks that campaigns ran, in their order."""
-    found = [Interval(**json.loads(path.read_text())) for store in stores for path in (store / "intervals").glob("*.json")]
+    found = [Interval(**json.loads(path.read_text())) for store in stores for path in Path(f"{store}-intervals").glob("*.json")]
     return sorted(found, key=lambda interval: interval.start)
 
 
@@ -96,7 +96,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     }
     config = Config(catalog=catalog, store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY, **typed)
     report = run(config, LineDisplay(Console(width=200)))
-    report.write_json(Path(store) / "out.json")
+    report.write_json(Path(f"{store}.json"))
     return report.exit_code
 
 

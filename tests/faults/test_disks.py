@@ -1,0 +1,179 @@
+"""Disks that fill up, fail or lie: in the store, in the temporary folder; and clocks that jump."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import V4
+from tests.faults.sites import Site, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+FAILING = Path(__file__).with_name("failing_disk.c")
+MB = 1024 * 1024
+
+
+def mounted(folder: Path, size_mb: int) -> Path:
+    """A file system of its own in memory; skips where that takes rights that this process has not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.decode().strip()}")
+    return folder
+
+
+@pytest.fixture
+def store_of_its_own(site: Site) -> Iterator[Path]:
+    """The site's store on a file system of 64 MB."""
+    yield mounted(site.store, 64)
+    subprocess.run(["umount", "--lazy", str(site.store)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave not a byte free."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (MB, 4096, 1):
+            try:
+                while True:
+                    file.write(b"\0" * size)
+            except OSError:
+                continue
+    return ballast
+
+
+def test_the_stores_disk_is_full_for_a_while(site: Site, store_of_its_own: Path) -> None:
+    site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"built a {V4}")
+    site.strikes()
+    ballast = fill(store_of_its_own)
+    assert driver.end() in (1, 3), driver.said
+    assert "No space left on device" in driver.said
+    assert "Traceback" not in driver.said
+    ballast.unlink()
+    site.recovered(driver, again=site.drive())
+
+
+def test_the_temporary_folder_of_a_node_is_full(site: Site) -> None:
+    folder = mounted(site.folder / "scratch", 16)
+    try:
+        site.head()
+        site.node(environ={"TMPDIR": str(folder)})
+        driver = site.drive()
+        driver.until("Ray has 2 node(s)")
+        site.strikes()
+        fill(folder)
+        site.recovered(driver)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def failing(site: Site) -> dict[str, str]:
+    """The environment of a failing disk, see failing_disk.c; it fails while the file `failing` exists."""
+    library = site.folder / "failing_disk.so"
+    subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", str(library), str(FAILING), "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "FAILING_FOLDER": str(site.store), "FAILING_WHILE": str(site.folder / "failing")}
+
+
+def test_the_store_fails_one_write_in_three(site: Site, failing: dict[str, str]) -> None:
+    """A third of what opens, renames, links or syncs in the store, in every process; not the builds' own temporary files."""
+    site.names = "ab"
+    environ = {**failing, "FAILING_EXCEPT": str(site.store / ".coldpress" / "staging")}
+    site.head(environ=environ)
+    site.node(environ=environ)
+    site.strikes()
+    (site.folder / "failing").touch()
+    site.recovered(site.drive(environ=environ))
+
+
+def test_the_store_and_the_builds_own_files_fail_one_write_in_three(site: Site, failing: dict[str, str]) -> None:
+    """A build whose own files cannot be written fails, with a word about the disk; once that is mended the same command goes on."""
+    site.head(environ=failing)
+    site.node(environ=failing)
+    site.strikes()
+    (site.folder / "failing").touch()
+    driver = site.drive(environ=failing)
+    assert driver.end() in (0, 1, 3), driver.said
+    assert "Traceback" not in driver.said
+    if driver.process.returncode:
+        assert "Input/output error" in driver.said
+    (site.folder / "failing").unlink()
+    site.recovered(driver, again=site.drive(environ=failing))
+
+
+def test_a_candidate_is_damaged_between_its_build_and_its_judge(site: Site) -> None:
+    """A bit flips in the payload that the judge is about to open: it must not be published."""
+    site.head()
+    site.node()
+    driver = site.drive()
+    candidates = site.store / ".coldpress" / "candidates"
+    driver.until(f"built a {V4}")
+    site.strikes()
+    wait_until(lambda: list(candidates.glob("*/payloads/*")), "a candidate lies there")
+    damaged = sorted(candidates.glob("*/payloads/*"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.write_bytes(data)
+    assert driver.end() in (0, 1), driver.said
+    shutil.rmtree(damaged.parents[1], ignore_errors=True)  # as docs/operate.md says
+    site.recovered(driver, again=site.drive())
+
+
+def test_the_last_part_of_the_ledger_is_cut_short(site: Site) -> None:
+    """As after a power cut on a disk that lied about its sync."""
+    site.names = "ab"
+    site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"judge b {V4}")
+    driver.kill()
+    site.strikes()
+    ledger = site.store / ".coldpress" / "ledger"
+    parts = sorted((path for path in ledger.iterdir() if "@" in path.name), key=lambda path: path.stat().st_mtime_ns)
+    newest = parts[-1]
+    os.truncate(newest, newest.stat().st_size // 2)
+    again = site.drive()
+    assert again.end() == 3, again.said
+    assert f"{newest} cannot be read" in again.said
+    assert "move it away" in again.said
+    newest.rename(site.folder / newest.name)
+    site.drivers.remove(again)
+    last = site.drive()
+    assert last.end() == 0, last.said
+    site.recovery_s = time.monotonic() - site.struck_at
+    site.check_whole()
+
+
+@pytest.mark.parametrize("jump_s", [7 * 86_400, -7 * 86_400], ids=["forward", "back"])
+def test_the_drivers_clock_jumps(site: Site, jump_s: int) -> None:
+    """By a week, between one task and the next; monotonic clocks go on, as they do when NTP sets the time."""
+    found = subprocess.run(["sh", "-c", "ls /usr/lib/*/faketime/libfaketimeMT.so.1"], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("needs libfaketime (Debian: apt-get install faketime)")
+    clock = site.folder / "clock"
+    clock.write_text("+0\n")
+    environ = {
+        "LD_PRELOAD": found.stdout.strip(),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    site.head()
+    site.node()
+    driver = site.drive(environ=environ)
+    driver.until(f"built a {V4}")
+    site.strikes()
+    clock.write_text(f"{jump_s:+d}\n")
+    site.recovered(driver)

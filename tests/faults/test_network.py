@@ -1,0 +1,54 @@
+"""The network between nodes: cut, and healed or not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.conftest import V3
+from tests.faults.sites import Site
+from tests.raylets import Network
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not Network.allowed(), reason="needs the right to make network namespaces, and iproute2"),
+]
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with Network(f"cp{os.getpid() % 100_000}", 1 + os.getpid() % 250) as found:
+        yield found
+
+
+@pytest.mark.parametrize("silent_s", [5, 60], ids=["shortly", "longer-than-ray-waits"])
+def test_the_network_to_a_node_is_cut_and_healed(site: Site, network: Network, silent_s: int) -> None:
+    site.cluster.ip = network.here
+    site.head()
+    site.node(V3, network=network)
+    driver = site.drive()
+    driver.until(f"build a {V3}")
+    site.strikes()
+    network.cut()
+    time.sleep(silent_s)
+    network.heal()
+    if silent_s > 30:  # Ray has given the node up, and its raylet has ended itself
+        site.node(V3)
+    site.recovered(driver)
+
+
+def test_the_network_to_a_node_is_cut_for_good(site: Site, network: Network) -> None:
+    site.cluster.ip = network.here
+    site.head()
+    site.node(V3, network=network)
+    driver = site.drive()
+    driver.until(f"build a {V3}")
+    site.strikes()
+    network.cut()
+    site.node(V3)
+    site.recovered(driver)

@@ -1,0 +1,300 @@
+"""Processes that die, hang or are told to go: workers, children, nodes, the driver, the head, MLflow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.cluster.conftest import V3, V4
+from tests.faults.sites import Site, wait_until
+from tests.raylets import Raylet, free_port
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def workers(raylet: Raylet, task: str) -> list[psutil.Process]:
+    """Ray's worker processes of a node that run a task of this name."""
+    return [process for process in raylet.processes() if task in " ".join(process.cmdline())]
+
+
+def children(raylet: Raylet) -> list[psutil.Process]:
+    """The isolated children on a node: forked by forkservers, and no resource trackers."""
+    servers = [p for p in raylet.processes() if "multiprocessing.forkserver" in " ".join(p.cmdline())]
+    return [child for server in servers for child in server.children() if child.pid != server.pid]
+
+
+def test_nothing_happens(site: Site) -> None:
+    """What the others are to be held against: how long a campaign takes from its first build to its end."""
+    site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"build a {V4}")
+    site.strikes()
+    site.recovered(driver)
+
+
+def test_a_worker_is_killed_in_mid_build(site: Site) -> None:
+    head = site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"build a {V4}")
+    wait_until(lambda: workers(head, f"build a {V4}"), "the worker runs")
+    site.strikes()
+    for process in workers(head, f"build a {V4}"):
+        process.kill()
+    site.recovered(driver)
+    assert "attempt 2 of" in driver.said
+
+
+def test_a_worker_is_killed_in_mid_judge(site: Site) -> None:
+    head = site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"judge a {V4}")
+    wait_until(lambda: workers(head, f"judge a {V4}"), "the worker runs")
+    site.strikes()
+    for process in workers(head, f"judge a {V4}"):
+        process.kill()
+    site.recovered(driver)
+    assert "attempt 2 of" in driver.said
+
+
+def test_the_child_of_a_build_is_killed(site: Site) -> None:
+    head = site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"build a {V4}")
+    wait_until(lambda: children(head), "a child runs")
+    site.strikes()
+    for child in children(head):
+        child.kill()
+    site.recovered(driver)
+    assert "attempt 2 of" in driver.said
+
+
+def test_the_forkserver_of_a_worker_is_killed(site: Site) -> None:
+    head = site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"built a {V4}")
+    site.strikes()
+    for process in head.processes():
+        if "multiprocessing.forkserver" in " ".join(process.cmdline()):
+            process.kill()
+    site.recovered(driver)
+
+
+def test_a_node_dies_in_mid_build_and_another_goes_on(site: Site) -> None:
+    site.head()
+    dying = site.node(V3)
+    driver = site.drive()
+    driver.until(f"build a {V3}")
+    site.strikes()
+    dying.kill()
+    site.node(V3)
+    site.recovered(driver)
+
+
+def test_a_node_dies_in_mid_judge_and_another_goes_on(site: Site) -> None:
+    site.head()
+    dying = site.node(V3)
+    driver = site.drive()
+    driver.until(f"judge a {V3}")
+    site.strikes()
+    dying.kill()
+    site.node(V3)
+    site.recovered(driver)
+
+
+def test_the_raylet_alone_dies(site: Site) -> None:
+    """Not its machine: what it started must end with it."""
+    site.head()
+    dying = site.node(V3)
+    driver = site.drive()
+    driver.until(f"build a {V3}")
+    site.strikes()
+    for process in dying.processes("raylet"):
+        process.kill()
+    site.node(V3)
+    site.recovered(driver)
+
+
+def test_a_node_is_preempted(site: Site) -> None:
+    """Told to go by SIGTERM, as spot machines are."""
+    site.head()
+    leaving = site.node(V3)
+    driver = site.drive()
+    driver.until(f"build a {V3}")
+    site.strikes()
+    leaving.stop()
+    site.node(V3)
+    site.recovered(driver)
+
+
+def test_a_node_hangs_and_comes_back(site: Site) -> None:
+    site.head()
+    hanging = site.node(V3)
+    driver = site.drive()
+    driver.until(f"build a {V3}")
+    site.strikes()
+    hanging.freeze()
+    time.sleep(45)  # Ray gives a node up after 30 s of silence
+    hanging.thaw()
+    site.node(V3)
+    site.recovered(driver)
+
+
+def test_a_node_joins_late(site: Site) -> None:
+    site.head()
+    driver = site.drive("wait_s=300")
+    driver.until("waiting up to")
+    site.strikes()
+    site.node(V3)
+    site.recovered(driver)
+
+
+@pytest.mark.parametrize("at", [f"build a {V4}", f"judge a {V4}", "published", "built b"], ids=lambda at: at.split()[0] + at[-1])
+def test_the_driver_is_killed(site: Site, at: str) -> None:
+    site.names = "ab"
+    site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(at)
+    site.strikes()
+    driver.kill()
+    site.recovered(driver, again=site.drive())
+
+
+def test_the_driver_is_killed_while_it_publishes(site: Site) -> None:
+    """At the first blob that lies in the store: between it and the index."""
+    site.head()
+    site.node()
+    driver = site.drive()
+    wait_until(lambda: any(site.store.glob("*/blobs/sha256/*")), "a blob is written", 200)
+    site.strikes()
+    driver.kill()
+    site.recovered(driver, again=site.drive())
+
+
+def test_the_head_dies(site: Site) -> None:
+    head = site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"built a {V4}")
+    site.strikes()
+    head.kill()
+    assert driver.end(300) == 3, driver.said
+    assert "Traceback" not in driver.said
+    for raylet in site.cluster.raylets:
+        raylet.stop()
+    site.cluster.raylets.clear()
+    site.cluster.port = free_port()
+    site.head()
+    site.node()
+    site.recovered(driver, again=site.drive())
+
+
+@pytest.fixture
+def server(site: Site) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An MLflow server on the site's database."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", site.tracking_uri, "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--artifacts-destination", str(site.folder / "mlartifacts"), "--workers", "1"]
+    environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    process = subprocess.Popen(command, env=environ, cwd=site.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    yield f"http://127.0.0.1:{port}", process
+    _kill_tree(process)
+
+
+def test_the_mlflow_server_is_killed(site: Site, server: tuple[str, subprocess.Popen[bytes]]) -> None:
+    uri, process = server
+    site.names = "ab"
+    site.head()
+    site.node()
+    _answers(uri)
+    driver = site.drive(tracking_uri=uri)
+    driver.until("published")
+    site.strikes()
+    _kill_tree(process)
+    assert driver.end() == 3, driver.said
+    site.check_outcomes()
+    site.check_store()
+    words = ["faults", "--store", str(site.store), "--tracking-uri", site.tracking_uri]
+    replayed = site.cluster.run([sys.executable, "-m", "jobs.replay", *words])
+    assert replayed.returncode == 0, replayed.stdout
+    site.recovery_s = time.monotonic() - site.struck_at
+    site.check_whole()
+
+
+def _answers(uri: str) -> None:
+    import requests
+
+    def healthy() -> bool:
+        try:
+            return requests.get(f"{uri}/health", timeout=2).ok
+        except requests.ConnectionError:
+            return False
+
+    wait_until(healthy, "the server answers", 90)
+
+
+def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait(30)
+
+
+def test_a_second_driver_of_the_campaign_refuses(site: Site) -> None:
+    site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"build a {V4}")
+    site.strikes()
+    second = site.drive()
+    assert second.end(120) == 3, second.said
+    assert "CP-CAMPAIGN-RUNNING" in second.said
+    site.recovered(driver)
+
+
+def test_two_campaigns_share_the_cluster_and_the_store(site: Site) -> None:
+    """Of the same catalog: what one has built, the other need not build."""
+    site.names = "ab"
+    site.head()
+    site.node()
+    first = site.drive()
+    first.until(f"build a {V4}")
+    site.strikes()
+    second = site.drive(campaign="other")
+    assert second.end() == 0, second.said
+    assert first.end() == 0, first.said
+    site.recovery_s = time.monotonic() - site.struck_at
+    site.check_outcomes()
+    site.check_store()
+    site.check_nothing_left()
+
+
+def test_a_driver_hangs_and_comes_back(site: Site) -> None:
+    """On its own machine nobody takes over what a living process holds."""
+    site.head()
+    site.node()
+    driver = site.drive()
+    driver.until(f"built a {V4}")
+    site.strikes()
+    driver.process.send_signal(signal.SIGSTOP)
+    try:
+        second = site.drive()
+        assert second.end(120) == 3, second.said
+        assert "CP-CAMPAIGN-RUNNING" in second.said
+        time.sleep(40)
+    finally:
+        driver.process.send_signal(signal.SIGCONT)
+    site.recovered(driver)
