@@ -1,0 +1,252 @@
+"""What the processes of scale.py do: plan a catalog, drive a campaign, build without Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from freezer.artifact import MANIFEST, Artifact
+from freezer.device_class import PORTABLE, best_level, detect
+from freezer.durable import link_or_copy
+from freezer.limits import SamplingPolicy
+from freezer.store import WORK, Store
+from pipeline import execute
+from pipeline.catalog import read_catalog
+from pipeline.events import Event
+from pipeline.keys import FileDigests
+from pipeline.ledger import Ledger
+from pipeline.materials import Materials
+from pipeline.plan import Plan, make_plan
+from pipeline.report import Report
+from pipeline.run import Config, run
+from pipeline.tasks import (
+    BuildRequest,
+    BuildResult,
+    ClassFacts,
+    JudgeRequest,
+    JudgeResult,
+    build,
+    candidate_folder,
+    judged_folder,
+)
+
+RESULT = "scale-result:"
+CAMPAIGN = "scale"
+TEMPLATE = "template"
+"""The folder beside a store with the artifact that tasks which do nothing hand out."""
+
+POLICY = SamplingPolicy(time_limit_s=2.0, warmup_s=0.2)
+"""Of the real judges: short, since they are not what is measured."""
+
+
+def model_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Save a small TorchScript model."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    torch.jit.trace(model, torch.zeros(4, 32)).save(job["path"])
+    return {}
+
+
+def plan_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan a catalog as a campaign does, for one class and portable."""
+    folder = Path(job["folder"])
+    wall, cpu = time.perf_counter(), time.process_time()
+    store = Store.open(str(folder / "store"), create=True)
+    with Ledger(store, CAMPAIGN) as ledger:
+        plan = planned(folder, store, ledger)
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    return {"items": len(plan.items), "wall_s": wall_s, "cpu_s": cpu_s, "peak_mb": peak_mb()}
+
+
+def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
+    """The plan of a catalog: what pipeline/run.py does before the first task, but for the probes."""
+    digests = FileDigests(store.root / WORK / "digests.json")
+    entries, problems = Materials(store.root, "sqlite:///unused", digests).resolve(read_catalog(folder / "catalog.jsonl").entries)
+    if problems:
+        raise problems[0]
+    level = str(best_level(detect().classes))
+    facts = ClassFacts(num_threads=1, toolchain={"torch": "2.13.0"})
+    return make_plan(
+        entries,
+        {level: facts, PORTABLE: facts},
+        auto=[level, PORTABLE],
+        device_classes=(),
+        recipes=(),
+        store=store,
+        ledger=ledger,
+        digests=digests,
+        policy=SamplingPolicy(),
+    )
+
+
+class Meter:
+    """A display that counts: tasks in flight, verdicts, and when builds began and ended."""
+
+    def __init__(self) -> None:
+        self.in_flight = self._now = 0
+        self.verdicts: Counter[str] = Counter()
+        self.first_build: float | None = None
+        self.last_build = 0.0
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def plan(self, num_items: int, num_builds: int) -> None:
+        """Nothing of it is measured."""
+
+    def show(self, event: Event) -> None:
+        """Count an event."""
+        self._now += {"build": 1, "judge": 1, "built": -1, "judged": -1}.get(event.kind, 0)
+        self.in_flight = max(self.in_flight, self._now)
+        if event.kind == "build" and self.first_build is None:
+            self.first_build = time.monotonic()
+        if event.kind == "built":
+            self.last_build = time.monotonic()
+        if event.outcome is not None:
+            self.verdicts[f"unchanged {event.outcome.verdict}" if event.outcome.cached else event.outcome.verdict] += 1
+
+
+def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Drive a campaign to its end; with `idle`, its tasks hand out what is there."""
+    folder, meter = Path(job["folder"]), Meter()
+    if job["idle"]:
+        execute.build, execute.judge = idle_build, idle_judge  # type: ignore[attr-defined]
+    wall, cpu = time.perf_counter(), time.process_time()
+    report = run(
+        Config(
+            catalog=str(folder / "catalog.jsonl"),
+            store=str(folder / "store"),
+            tracking_uri=f"sqlite:///{folder}/mlflow.db",
+            campaign=CAMPAIGN,
+            address=job["address"],
+            policy=POLICY,
+        ),
+        meter,
+    )
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    _check(report)
+    return {
+        "items": len(report.outcomes),
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "tracker_cpu_s": children_cpu_s(),
+        "peak_mb": peak_mb(),
+        "in_flight": meter.in_flight,
+        "verdicts": dict(sorted(meter.verdicts.items())),
+        "build_phase_s": meter.last_build - (meter.first_build or 0.0),
+    }
+
+
+def _check(report: Report) -> None:
+    failed = [outcome for outcome in report.outcomes if outcome.failed]
+    if failed or report.infrastructure:
+        raise RuntimeError(f"{len(failed)} outcomes failed, the first: {failed[:1]}; {report.infrastructure}")
+
+
+def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Build a share of a catalog one after the other, as a worker does, without Ray."""
+    folder = Path(job["folder"])
+    index, count = job["share"]
+    store = Store.open(str(folder / "store"), create=True)
+    with Ledger(store, f"{CAMPAIGN}-{index}") as ledger:
+        items = planned(folder, store, ledger).items
+    mine = [(item, recipe, key) for item in items for recipe, key in item.builds.items()][index::count]
+    started = time.monotonic()
+    for item, recipe, key in mine:
+        request = BuildRequest(
+            key=key.digest,
+            entry=item.entry,
+            recipe=recipe,
+            device_class=item.device_class,
+            num_threads=item.num_threads,
+            store=str(store.root),
+        )
+        done = build(request)
+        if done.failure:
+            raise RuntimeError(f"{item.entry.name}: {done.message}")
+    return {"started": started, "ended": time.monotonic(), "builds": len(mine)}
+
+
+def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Freeze one model, for the tasks that do nothing to hand out."""
+    import torch
+
+    from freezer import freeze
+
+    folder = Path(job["folder"])
+    Store.open(str(folder / "store"), create=True)
+    model, out = torch.jit.load(str(folder / "model.pt")), folder / "store" / WORK / TEMPLATE
+    made = freeze(model, torch.zeros(4, 32), out=out, device_class=PORTABLE, num_threads=1, policy=POLICY)
+    if made.artifact is None:
+        raise RuntimeError(made.reason)
+    return {}
+
+
+def idle_build(request: BuildRequest) -> BuildResult:
+    """A build that only makes its folder."""
+    candidate_folder(request.store, request.key).mkdir(parents=True, exist_ok=True)
+    return BuildResult(key=request.key, recipe=request.recipe)
+
+
+def idle_judge(request: JudgeRequest) -> JudgeResult:
+    """A judge that hands out the template as this model's artifact."""
+    template = Artifact.read(Path(request.store) / WORK / TEMPLATE)
+    result = JudgeResult(
+        key=request.key,
+        verdict="published",
+        reason="nothing was judged",
+        has_artifact=True,
+        recipe=next(iter(request.builds)),
+        drift={"error_ratio": 1.0, "max_abs_err": 1e-6, "sqnr_db": 120.0, "margin": 3.0},
+        latency_ms={"eager_p50": 1.0, "p50": 0.5, "p90": None, "p99": None},
+        speedup=2.0,
+        speedup_ci=(1.9, 2.1),
+    )
+    done = judged_folder(request.store, request.key)
+    staging = done.with_name(f".{request.key}-{os.getpid()}")
+    for item in template.manifest.contents:
+        link_or_copy(template.folder / item.path, staging / "artifact" / item.path)
+    manifest = replace(template.manifest, model=request.entry.name, device_class=request.device_class)
+    (staging / "artifact" / MANIFEST).write_bytes(manifest.to_bytes())
+    (staging / "result.json").write_text(json.dumps(asdict(result)))
+    try:
+        os.replace(staging, done)
+    except OSError:
+        shutil.rmtree(staging, ignore_errors=True)
+    return result
+
+
+def children_cpu_s() -> float:
+    """CPU time of the processes that this one has started and that have ended: of a driver, the one that writes to MLflow."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def peak_mb() -> float:
+    """The largest resident memory of this process so far, in 1e6 bytes; of its own, not of what forked it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return 0.0
+
+
+JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "model": model_job,
+    "template": template_job,
+    "plan": plan_job,
+    "drive": drive_job,
+    "builds": builds_job,
+}
