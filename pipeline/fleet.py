@@ -25,6 +25,7 @@ from freezer.durable import write_whole
 from freezer.errors import InfrastructureError
 from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.events import Event
+from pipeline.staging import own_path
 from pipeline.tasks import ClassFacts, probe
 
 REFRESH_S = 2.0
@@ -85,7 +86,7 @@ class Fleet:
     def __init__(self, cluster: Cluster, show: Callable[[Event], None], *, store: Path, files: Path, wait_s: float | None) -> None:
         self.cluster, self.wait_s = cluster, wait_s if cluster.joined else None
         self._show, self._store, self._files = show, store, files
-        self._mark = store / f"seen-{uuid.uuid4().hex}"
+        self._mark = own_path(store, f"seen-{uuid.uuid4().hex}")
         self.blind = False
         self._used: dict[str, Node] = {}
         self._refused: dict[str, float] = {}

@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,11 +24,17 @@ def staging_folder(store: str) -> Iterator[Path]:
     root = Path(store) / WORK / "staging"
     root.mkdir(parents=True, exist_ok=True)
     remove_abandoned(store)
-    folder = Path(retried(lambda: tempfile.mkdtemp(prefix=f"{_owner_prefix()}{os.getpid()}~", dir=root)))
+    folder = own_path(root.parent, os.urandom(4).hex())
+    retried(lambda: folder.mkdir(mode=0o700, exist_ok=True))
     try:
         yield folder
     finally:
         remove_tree(folder)
+
+
+def own_path(work: Path, name: str) -> Path:
+    """A path of this process's own among the staging folders: what lies there goes when the process has been killed."""
+    return work / "staging" / f"{_owner_prefix()}{os.getpid()}~{name}"
 
 
 def remove_tree(folder: Path) -> None:
@@ -42,7 +47,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def remove_abandoned(store: str) -> None:
-    """Remove the staging folders of workers of this machine, or container, that were killed."""
+    """Remove what workers and drivers of this machine, or container, that were killed have left among the staging folders."""
     mine = _owner_prefix()
     for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(mine)}*"):
         pid = int(folder.name.removeprefix(mine).partition("~")[0])

@@ -218,10 +218,11 @@ class Site:
         assert unfinished == []
 
     def check_nothing_left(self) -> None:
-        """No staging folder, nothing judged and unpublished, no process of a task."""
+        """Nothing staged, no lease, nothing judged and unpublished, no process of a task."""
         work = self.store / ".coldpress"
         for name in ("staging", "judged"):
             assert not (work / name).exists() or list((work / name).iterdir()) == [], name
+        assert list(work.glob("ledger/lease-*")) == []
         left = [p for p in psutil.process_iter(["cmdline", "status"]) if self._is_of_a_task(p)]
         assert left == []
 

@@ -25,6 +25,7 @@ def test_a_workers_next_folder_removes_what_killed_workers_of_its_machine_left(t
         assert namespace.isdigit()
         killed = mine.with_name(f"{platform.node()}~{namespace}~{dead}~x")
         (killed / "half").mkdir(parents=True)
+        killed.with_name(f"{killed.name}-seen").touch()
         container = mine.with_name(f"{platform.node()}~1{namespace}~{dead}~x")
         container.mkdir()
         elsewhere = mine.with_name(f"another-{platform.node()}~{namespace}~{dead}~x")
