@@ -3,6 +3,10 @@
 The rules: warm up until stable; sample in rounds of blocks; stop when each of the last 3 windows' means is within 10% of theirs and
 every percentile has its count, or at the time limit; drop and count rounds that the rest of the machine disturbed; pool raw
 samples. A percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
+
+A block ends by the time that its calls have taken, not by their number: of a number that was found while others ran, or before they
+did, rounds would last a millisecond or many seconds. Rounds too short for the kernel's clock ticks to tell who else ran are held
+against the disturbance together, until they last TELLING_S.
 """
 
 from __future__ import annotations
@@ -22,6 +26,12 @@ from freezer.meters import CpuMeter, Meter
 
 WARM_UP_BLOCK = 100
 """Calls of the warm-up after which a state is reset."""
+
+MOST_CALLS = 1000
+"""Of a block."""
+
+TELLING_S = 0.1
+"""What rounds that are held against the disturbance together last at least: CPU times come in ticks of 10 ms, two are forgiven."""
 
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
@@ -79,29 +89,37 @@ def sample(
         meter: times calls, and tells whether a round was disturbed; by default that of a CPU.
     """
     resets, meter = resets or {}, meter or CpuMeter(policy)
-    block_sizes = {name: _warm_up(calls, policy, resets.get(name), meter) for name, calls in entrants.items()}
+    for name, calls in entrants.items():
+        _warm_up(calls, policy, resets.get(name), meter)
     shuffle = random.Random(policy.seed)
     rounds: list[dict[str, list[float]]] = []
+    together: list[dict[str, list[float]]] = []
     num_dropped, settled = 0, False
     order = list(entrants)
     deadline = time.monotonic() + policy.time_limit_s
     last_resort = deadline + policy.time_limit_s
     next_call = dict.fromkeys(entrants, 0)
+    began = time.monotonic()
+    meter.begin()
     while True:
         now = time.monotonic()
-        if now > last_resort or (now > deadline and len(rounds) >= policy.min_rounds):
+        if not together and (now > last_resort or (now > deadline and len(rounds) >= policy.min_rounds)):
             break
         shuffle.shuffle(order)
-        meter.begin()
         blocks: dict[str, list[float]] = {}
         for name in order:
             if name in resets:
                 resets[name]()
-            blocks[name], next_call[name] = _block(entrants[name], next_call[name], block_sizes[name], meter)
-        if meter.disturbed():
-            num_dropped += 1
+            blocks[name], next_call[name] = _block(entrants[name], next_call[name], policy.block_ms, meter)
+        together.append(blocks)
+        if time.monotonic() - began < TELLING_S:
             continue
-        rounds.append(blocks)
+        if meter.disturbed(len(together)):
+            num_dropped += len(together)
+        else:
+            rounds += together
+        together, began = [], time.monotonic()
+        meter.begin()
         if len(rounds) >= 4 * policy.min_rounds and _settled(rounds, policy):
             settled = True
             break
@@ -139,8 +157,8 @@ def _median(samples: torch.Tensor) -> torch.Tensor:
     return torch.quantile(samples, 0.5, dim=1)
 
 
-def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None, meter: Meter) -> int:
-    """Call until two halves of the last calls agree within 10%, and give the number of calls in a block."""
+def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None, meter: Meter) -> None:
+    """Call until two halves of the last calls agree within 10%."""
     taken: list[float] = []
     deadline = time.monotonic() + policy.warmup_s
     while len(taken) < 3 or time.monotonic() < deadline:
@@ -151,13 +169,16 @@ def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: 
             first, second = statistics.median(taken[-20:-10]), statistics.median(taken[-10:])
             if abs(first - second) <= 0.1 * second and sum(taken) >= policy.block_ms:
                 break
-    typical = statistics.median(taken[-10:])
-    return max(1, min(1000, round(policy.block_ms / max(typical, 1e-3))))
 
 
-def _block(calls: Sequence[Callable[[], Any]], first: int, count: int, meter: Meter) -> tuple[list[float], int]:
-    taken = [meter.timed_ms(calls[index % len(calls)]) for index in range(first, first + count)]
-    return taken, (first + count) % len(calls)
+def _block(calls: Sequence[Callable[[], Any]], first: int, block_ms: float, meter: Meter) -> tuple[list[float], int]:
+    """What calls take in turn, from the `first` on, until that comes to a block; and which is next."""
+    taken: list[float] = []
+    left_ms = block_ms
+    while left_ms > 0 and len(taken) < MOST_CALLS:
+        taken.append(meter.timed_ms(calls[(first + len(taken)) % len(calls)]))
+        left_ms -= taken[-1]
+    return taken, (first + len(taken)) % len(calls)
 
 
 def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:

@@ -27,10 +27,10 @@ class Meter(Protocol):
         """What a call takes, in milliseconds."""
 
     def begin(self) -> None:
-        """A round begins."""
+        """One round, or several short ones, begin."""
 
-    def disturbed(self) -> bool:
-        """Whether others used the hardware since the round began, more than the policy allows."""
+    def disturbed(self, num_rounds: int = 1) -> bool:
+        """Whether others used the hardware in these rounds, more than the policy allows."""
 
     def facts(self) -> dict[str, Any] | None:
         """What was seen of the hardware over all rounds, for the manifest; None where there is nothing to tell."""
@@ -53,7 +53,7 @@ class CpuMeter:
         """A round begins."""
         self._before = _CpuTimes.read()
 
-    def disturbed(self) -> bool:
+    def disturbed(self, num_rounds: int = 1) -> bool:
         """Whether others used the CPUs."""
         return _CpuTimes.read().disturbed_since(self._before, self._policy)
 
@@ -103,11 +103,11 @@ class GpuMeter(CpuMeter):
         super().begin()
         self._note()
 
-    def disturbed(self) -> bool:
+    def disturbed(self, num_rounds: int = 1) -> bool:
         """Whether another process was on the GPU when the round began or ended, or others used the CPUs."""
         self._note()
         shared = any(reading.others for reading in self._readings[-2:])
-        self._num_shared += shared
+        self._num_shared += num_rounds * shared
         return shared or super().disturbed()
 
     def facts(self) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
-from freezer.latency import MIN_SAMPLES, Sampling, sample, speedup
+from freezer.latency import MIN_SAMPLES, TELLING_S, Sampling, sample, speedup
 from freezer.limits import SamplingPolicy
+from freezer.meters import CpuMeter
 from tests.steps import QUICK
 
 ALL = SamplingPolicy(percentiles=tuple(MIN_SAMPLES), num_bootstrap=200)
@@ -81,15 +83,17 @@ def entrants(log: list[tuple[str, int]], names: str = "abc", inputs: int = 3) ->
 
 def rounds_of(log: list[tuple[str, int]], sampling: Sampling) -> list[str]:
     """The order of entrants in each round, read from the calls that sampling made."""
-    sizes = {name: len(blocks[0]) for name, blocks in sampling.samples_ms.items()}
-    num_rounds = len(sampling.samples_ms["a"])
-    names = [name for name, _ in log[len(log) - num_rounds * sum(sizes.values()) :]]
-    order = []
-    while names:
-        order.append(names[0])
-        assert set(names[: sizes[names[0]]]) == {names[0]}, "calls come in whole blocks"
-        names = names[sizes[order[-1]] :]
-    return ["".join(order[i : i + len(sizes)]) for i in range(0, len(order), len(sizes))]
+    names = [name for name, _ in log[len(log) - sum(len(sampling.pooled(name)) for name in sampling.samples_ms) :]]
+    found = []
+    for index in range(len(sampling.samples_ms["a"])):
+        order = ""
+        while len(order) < len(sampling.samples_ms):
+            order += names[0]
+            size = len(sampling.samples_ms[names[0]][index])
+            assert set(names[:size]) == {names[0]}, "calls come in whole blocks"
+            names = names[size:]
+        found.append(order)
+    return found
 
 
 def test_the_order_of_blocks_is_shuffled_and_can_be_repeated() -> None:
@@ -150,6 +154,43 @@ def test_disturbed_rounds_are_dropped_and_counted(busy_machine: None) -> None:
     forgiving = sample(calls, replace(strict, busy_limit=2.0))
     assert forgiving.num_dropped == 0
     assert forgiving.stable
+
+
+class Watching(CpuMeter):
+    """A clock that tells how often it was asked, and of how many rounds; and that calls take what it says."""
+
+    def __init__(self, *taken_ms: float) -> None:
+        super().__init__(QUICK)
+        self.asked: list[tuple[float, int]] = []
+        self._taken = list(taken_ms)
+
+    def timed_ms(self, call: Callable[[], Any]) -> float:
+        real = super().timed_ms(call)
+        return self._taken.pop(0) if self._taken else real
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def disturbed(self, num_rounds: int = 1) -> bool:
+        self.asked.append((time.monotonic() - self._began, num_rounds))
+        return len(self.asked) % 2 == 0
+
+
+def test_rounds_too_short_to_tell_are_dropped_together() -> None:
+    meter = Watching()
+    found = sample({"a": [lambda: time.sleep(0.002)]}, replace(QUICK, block_ms=1.0, time_limit_s=0.6), meter=meter)
+    assert all(lasted_s >= TELLING_S for lasted_s, _ in meter.asked)
+    assert found.num_dropped == sum(count for _, count in meter.asked[1::2]) > len(meter.asked)
+    assert len(found.samples_ms["a"]) == sum(count for _, count in meter.asked[::2])
+
+
+def test_what_the_warm_up_took_does_not_make_the_blocks() -> None:
+    """Of a warm-up beside others a block would be one call, and a round a millisecond, which nobody can tell to be disturbed."""
+    policy = replace(QUICK, block_ms=20.0, warmup_s=0.0, time_limit_s=0.3)
+    slow_at_first = sample({"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[50.0] * 3))
+    assert min(len(block) for block in slow_at_first.samples_ms["a"]) > 1
+    slow_later = sample({"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[0.01] * 3, *[15.0] * 100_000))
+    assert {len(block) for block in slow_later.samples_ms["a"]} == {2}, "no block lasts much longer than it should"
 
 
 class Growing:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from freezer.latency import sample
+from freezer.latency import TELLING_S, sample
 from freezer.meters import CpuMeter, GpuMeter, meter_of
 from freezer.nvml import NvmlError, Reading
 from tests.steps import QUICK
@@ -56,7 +56,8 @@ def test_a_call_takes_what_lies_between_its_events() -> None:
 
 def test_rounds_in_which_another_process_is_on_the_gpu_are_dropped_and_counted() -> None:
     readings = iter([QUIET, QUIET, replace(QUIET, others=1), QUIET])
-    found = sample({"a": [lambda: time.sleep(0.002)]}, QUICK, meter=meter(lambda: next(readings, QUIET)))
+    one_by_one = replace(QUICK, block_ms=2000 * TELLING_S)
+    found = sample({"a": [lambda: time.sleep(0.002)]}, one_by_one, meter=meter(lambda: next(readings, QUIET)))
     assert found.num_dropped == 1
     assert found.stable
     assert found.device is not None
