@@ -254,7 +254,7 @@ class Executor:
             self._keep_build(task.progress, task.recipe, result)
             return
         judged = JudgeResult(key=item.judge.digest, verdict="failed", reason=why, failure=failure, code=code)
-        self._hopeless.append((item, outcome_of(item, judged, results)))
+        self._hopeless.append(self._reached(item, outcome_of(item, judged, results)))
 
     def _start_build(self, task: _Task, slot: Slot) -> None:
         item, recipe = task.progress.item, str(task.recipe)
@@ -335,7 +335,15 @@ class Executor:
             reason = _final(failed, task)
             result = replace(result, reason=reason, failure=failed.failure, code=failed.code, tried_bytes=failed.tried_bytes)
         self._show(Event(kind="judged", what=task.what, text=f"{result.verdict} in {result.judge_s:.1f} s"))
-        return item, outcome_of(item, result, task.progress.results)
+        return self._reached(item, outcome_of(item, result, task.progress.results))
+
+    def _reached(self, item: Item, outcome: Outcome) -> tuple[Item, Outcome]:
+        """An item with its outcome; what was found before stands where judging again came to nothing."""
+        if item.before is None or outcome.verdict not in ("failed", "unstable"):
+            return item, outcome
+        text = f"{_label(item, None)}: judged again in vain ({outcome.coded_reason}); what was found before stands"
+        self._show(Event(kind="note", text=text))
+        return item, item.before
 
     def _try_again(self, task: _Task, failed: _Failed) -> bool:
         """Queue a failed task for another attempt, if the policy has one for it."""
@@ -382,6 +390,7 @@ class Executor:
                 "wall_s": result.wall_s,
                 "peak_bytes": result.peak_bytes,
                 "tried_bytes": result.tried_bytes,
+                "starts": self._num_starts(progress.item, result),
             },
         )
         text = f"failed: {result.failure}: {result.message}" if result.failure else f"in {result.wall_s:.1f} s"
@@ -389,8 +398,18 @@ class Executor:
         if progress.built:
             self._when_built(progress)
 
+    def _num_starts(self, item: Item, result: BuildResult) -> int:
+        """In how many starts of campaigns a build has failed, with this one; 0 of one that did not."""
+        row = self._ledger.find("build", result.key, model=item.entry.name)
+        before = row.data.get("starts", 1) if row is not None and row.data["failure"] else 0
+        return before + 1 if result.failure else 0
+
     def _when_built(self, progress: _Progress) -> None:
-        if any(result.failure is None for result in progress.results.values()):
+        """Have an item judged; where what was missed is not built now either, what was found without it stands."""
+        item = progress.item
+        if item.before is not None and all(progress.results[recipe].failure is not None for recipe in item.missed):
+            self._hopeless.append((item, item.before))
+        elif any(result.failure is None for result in progress.results.values()):
             self._ready.append(_Task(progress=progress, recipe=None))
         else:
             self._hopeless.append((progress.item, failed_outcome(progress.item, progress.results)))

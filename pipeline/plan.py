@@ -16,7 +16,7 @@ from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, sou
 from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
 from pipeline.parts import Row
-from pipeline.policy import decide, is_kept
+from pipeline.policy import LIFT, MOST_STARTS, decide, is_kept, is_missed
 from pipeline.tasks import ClassFacts
 
 PORTABLE_TIME_LIMIT_S = 4.0
@@ -33,6 +33,8 @@ class Item:
         judge: the key of its judge.
         finished: its outcome, when an earlier campaign has it.
         why: for `--explain`, what makes it differ from the nearest finished outcome.
+        before: the outcome that stands unless a recipe of `missed` is built now, which it was reached without.
+        missed: the recipes that the circumstances kept from being built then.
         memory_bytes: what its builds and its judge may use; None if nobody knows.
     """
 
@@ -47,6 +49,8 @@ class Item:
     why: str
     further_threads: tuple[int, ...] = ()
     memory_bytes: int | None = None
+    before: Outcome | None = None
+    missed: tuple[str, ...] = ()
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -207,6 +211,11 @@ def _item(
     )
     memory_bytes = int(entry.limits.memory_gb * 1e9) if entry.limits.memory_gb is not None else facts.memory_bytes
     finished, why = _finished(entry, name, source, judge, builds, store, ledger, memory_bytes, lifted)
+    missed: tuple[str, ...] = ()
+    before: Outcome | None = None
+    if finished is not None:
+        missed, why = _missed(finished, builds, ledger, memory_bytes, lifted)
+        finished, before = (None, finished) if missed else (finished, None)
     return Item(
         entry=entry,
         device_class=name,
@@ -219,6 +228,8 @@ def _item(
         finished=finished,
         why=why,
         memory_bytes=memory_bytes,
+        before=before,
+        missed=missed,
     )
 
 
@@ -249,6 +260,28 @@ def _finished(
     if outcome.version is not None and outcome.version not in store.versions(entry.name):
         return None, f"version {outcome.version} is gone from the store"
     return replace(outcome.as_cached(), tags=dict(entry.tags), registered_name=entry.registered_name), "unchanged"
+
+
+def _missed(
+    outcome: Outcome, builds: Mapping[str, Key], ledger: Ledger, memory_bytes: int | None, lifted: bool
+) -> tuple[tuple[str, ...], str]:
+    """The recipes that an outcome was reached without, and that are to be tried again; and all that people should know of it."""
+    again: list[str] = []
+    words: list[str] = []
+    for report in outcome.candidates if outcome.failure is None else ():
+        row = ledger.find("build", builds[report.recipe].digest, model=outcome.model) if report.recipe in builds else None
+        if report.failure is None or row is None or row.data["failure"] is None:
+            continue
+        failure, code, starts = row.data["failure"], row.data.get("code"), row.data.get("starts", 1)
+        tried = row.data.get("tried_bytes")
+        if is_missed(failure, code, num_starts=starts, tried_bytes=tried, memory_bytes=memory_bytes, lifted=lifted):
+            again.append(report.recipe)
+            words.append(
+                f"{report.recipe} failed ({failure}) and is tried again, start {starts + 1} of {max(MOST_STARTS, starts + 1)}"
+            )
+        elif decide(failure, code).kept == "never":
+            words.append(f"{report.recipe} failed ({failure}) in {starts} starts, and is tried again with {LIFT} alone")
+    return tuple(again), "; ".join(words) or "unchanged"
 
 
 def _not_kept(failure: str, code: str | None) -> str:

@@ -18,6 +18,9 @@ Kept = Literal["never", "memory", "quarantine", "key"]
 MOST_ATTEMPTS = 5
 """Of one build or judge in one campaign, whatever befalls it."""
 
+MOST_STARTS = 3
+"""Of campaigns, in which a recipe is tried that the circumstances keep from being built, where others were judged without it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
@@ -167,6 +170,26 @@ def is_kept(
             return tried_bytes is not None and memory_bytes is not None and memory_bytes <= tried_bytes
         case _:
             return True
+
+
+def is_missed(
+    failure: str,
+    code: str | None,
+    *,
+    num_starts: int,
+    tried_bytes: int | None = None,
+    memory_bytes: int | None = None,
+    lifted: bool = False,
+) -> bool:
+    """Whether a campaign builds a recipe again that an outcome without it stands for: as `is_kept`, and no more than MOST_STARTS.
+
+    Args:
+        failure, code, tried_bytes, memory_bytes, lifted: as of `is_kept`.
+        num_starts: of campaigns, in which it has failed.
+    """
+    if decide(failure, code).kept == "never" and num_starts >= MOST_STARTS:
+        return lifted
+    return not is_kept(failure, code, tried_bytes=tried_bytes, memory_bytes=memory_bytes, lifted=lifted)
 
 
 def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:

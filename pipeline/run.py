@@ -292,8 +292,9 @@ def _without_work(model: str, device_class: str, failure: str, error: ColdpressE
 def _explained(config: Config, plan: Plan, bad: Sequence[Outcome], display: Display, started: float) -> Report:
     """Say of every item what would be done and why; do nothing."""
     for item in plan.items:
-        doing = "unchanged" if item.finished else f"build {', '.join(item.builds) or 'nothing'}; judge"
-        why = "" if item.finished else f" ({item.why})"
+        doing = "unchanged" if item.finished else f"build {', '.join(item.missed or item.builds) or 'nothing'}; judge"
+        doing += " if it is built" if item.missed else ""
+        why = "" if item.why == "unchanged" else f" ({item.why})"
         display.show(Event(kind="note", text=f"{item.entry.name} {item.device_class}: {doing}{why}"))
     for outcome in bad:
         display.show(Event(kind="note", text=f"{outcome.model} {outcome.device_class}: nothing ({outcome.coded_reason})"))
