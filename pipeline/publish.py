@@ -60,6 +60,8 @@ class Publisher:
 
     def _publish(self, gathered: Sequence[tuple[Item, Outcome]]) -> Version | None:
         """Publish what was judged; what another campaign judged and published meanwhile is taken over from there."""
+        if all(outcome.cached for _, outcome in gathered):
+            return None
         self._ledger.check()
         try:
             return self._publish_once(gathered)
@@ -90,8 +92,6 @@ class Publisher:
                 carried[outcome.device_class] = before.images[outcome.device_class]
             elif known is None and (outcome.verdict == "published" or folder.is_dir()):  # what keeps eager may not be captured
                 artifacts[outcome.device_class] = Artifact.read(folder)
-        if not artifacts and all(outcome.cached for _, outcome in gathered):
-            return None
         if not artifacts and not carried:
             return None
         return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, judged=judged_now)

@@ -40,6 +40,7 @@ from pipeline.report import Report
 from pipeline.staging import remove_abandoned
 from pipeline.tracker import ArtifactMode, Tracker
 from pipeline.tracker_process import TrackerProcess
+from pipeline.tracking.projection import outcomes_digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,7 +207,9 @@ class _Campaign:
         )
         self._display.plan(len(self._plan.items), self._executor.num_builds)
         try:
-            self._tracker.start(self._config.catalog, self._continued.started)
+            known = [item.finished for item in self._plan.items if item.finished is not None]
+            expected = outcomes_digest(known) if len(known) == len(self._plan.items) else None
+            self._tracker.start(self._config.catalog, self._continued.started, expected=expected)
             for item in self._plan.items:
                 if item.finished is not None:
                     self._take(item, item.finished)

@@ -49,20 +49,22 @@ class Tracker:
         self.notes: list[str] = []
         self.num_logged = self.num_unchanged = 0
 
-    def start(self, catalog: str, started: float, *, resume: bool = True) -> None:
+    def start(self, catalog: str, started: float, *, resume: bool = True, expected: str | None = None) -> None:
         """Open MLflow and the campaign's parent run.
 
         Args:
             catalog: what was asked for, for people.
             started: seconds since the epoch.
             resume: whether the campaign goes on, and is not only shown.
+            expected: `projection.outcomes_digest` of a campaign with nothing left to do. Where its last driver could log all of
+                that, nothing is looked at again; a replay does so.
         """
 
         def opened() -> Projection:
             from pipeline.tracking.projection import Projection  # mlflow takes two seconds to import
 
             projection = Projection.open(self._uri, self._campaign)
-            projection.start(catalog, started, resume=resume)
+            projection.start(catalog, started, resume=resume, expected=expected)
             return projection
 
         self._projection = self._tried(opened)
@@ -76,7 +78,7 @@ class Tracker:
         """
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             projection = self._projection
-            if projection is None:
+            if projection is None or projection.is_complete:
                 return
             changed = self._tried(lambda outcome=outcome, at=projection: self._log(at, outcome, reached))  # type: ignore[misc]
             self.num_logged += changed is True
@@ -93,7 +95,8 @@ class Tracker:
         """
         projection = self._projection
         if projection is not None:
-            self._tried(lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished))
+            complete = not self.failures and not self.notes and not interrupted
+            self._tried(lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished, complete=complete))
 
     def _log(self, projection: Projection, outcome: Outcome, reached: float | None) -> bool:
         """Log one outcome and register what serves its class; whether anything was missing."""

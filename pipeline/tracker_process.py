@@ -96,9 +96,9 @@ class TrackerProcess:
         """What went wrong so far, one sentence each; see Tracker."""
         return self._told.failures
 
-    def start(self, catalog: str, started: float) -> None:
+    def start(self, catalog: str, started: float, *, expected: str | None = None) -> None:
         """Open MLflow and the campaign's parent run; see Tracker."""
-        self._call("start", catalog, started)
+        self._call("start", catalog, started, expected=expected)
 
     def log(self, outcomes: Sequence[Outcome]) -> None:
         """Log the final outcomes of one model as reached now; see Tracker. Waits only where MLflow is far behind.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,12 @@ LOGGED_TABLES = "mlflow.loggedArtifacts"
 SUMMARY = "summary.json"
 SHOWN = "coldpress.summary"
 """The tag with the digest of all that the summary was made of."""
+
+COMPLETE = "coldpress.outcomes"
+"""The tag with the digest of the outcomes of which everything was logged and registered."""
+
+FORM = 1
+"""Of what is logged for an outcome. Where it grows, no earlier COMPLETE holds any more."""
 
 PAGE_SIZE = 1000
 
@@ -69,6 +75,7 @@ class Projection:
         tracking_uri: absolute.
         campaign: its name.
         num_written: runs that were made, completed or replaced; what was there already does not count.
+        is_complete: whether everything that the campaign has was logged and registered by an earlier driver, as that said.
     """
 
     def __init__(self, *, client: MlflowClient, experiment_id: str, tracking_uri: str, campaign: str) -> None:
@@ -77,6 +84,7 @@ class Projection:
         self.tracking_uri = tracking_uri
         self.campaign = campaign
         self.num_written = 0
+        self.is_complete = False
         self._parent: str | None = None
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
@@ -98,17 +106,21 @@ class Projection:
         with reaching(uri):
             return cls(client=client, experiment_id=_experiment(client, uri, experiment), tracking_uri=uri, campaign=campaign)
 
-    def start(self, catalog: str, started: float, *, resume: bool = True) -> str:
+    def start(self, catalog: str, started: float, *, resume: bool = True, expected: str | None = None) -> str:
         """The id of the campaign's parent run, made if it does not exist.
 
         Args:
             catalog: what was asked for, for people.
             started: seconds since the epoch.
             resume: whether the campaign goes on: a parent run that had ended runs again.
+            expected: `outcomes_digest` of a campaign that has nothing left to do; where MLflow was told all of these, the runs of
+                its candidates are not looked at.
         """
         with reaching(self.tracking_uri):
-            candidates = self._find("candidate")
-            run = self._only_parent({item.data.tags.get(PARENT, "") for item in candidates})
+            parents = self._find("campaign")
+            self.is_complete = expected is not None and [run.data.tags.get(COMPLETE) for run in parents] == [expected]
+            candidates = [] if self.is_complete else self._find("candidate")
+            run = self._only_parent(parents, {item.data.tags.get(PARENT, "") for item in candidates})
             if run is None:
                 tags = {"coldpress.campaign": self.campaign, "coldpress.kind": "campaign", "coldpress.catalog": catalog}
                 run = self.client.create_run(
@@ -144,7 +156,15 @@ class Projection:
                 runs[record.recipe] = self._log_record(record, parent, runs.get(record.recipe), ended)
         return runs[outcome.recipe].run_id if outcome.recipe in runs else None
 
-    def finish(self, outcomes: Sequence[Outcome], exit_code: int, interrupted: bool, *, finished: float | None = None) -> None:
+    def finish(
+        self,
+        outcomes: Sequence[Outcome],
+        exit_code: int,
+        interrupted: bool,
+        *,
+        finished: float | None = None,
+        complete: bool = False,
+    ) -> None:
         """Write the campaign's summary, figures and counts, and end its run; one that has ended with this summary is left alone.
 
         Args:
@@ -152,6 +172,7 @@ class Projection:
             exit_code: of the campaign. A campaign whose models failed has finished; one that broke off for infrastructure failed.
             interrupted: whether it was stopped; it may be resumed.
             finished: seconds since the epoch; None means now.
+            complete: whether everything of every outcome was logged and registered.
         """
         parent = self._started()
         ended_ms = int((time.time() if finished is None else finished) * 1000)
@@ -160,6 +181,7 @@ class Projection:
             "coldpress.exit_code": str(exit_code),
             "coldpress.interrupted": str(interrupted).lower(),
             LOGGED_TABLES: json.dumps([{"path": SUMMARY, "type": "table"}]),
+            COMPLETE: outcomes_digest(outcomes) if complete else "",
             SHOWN: shown,  # with the last step but one: a summary that broke off is written again
         }
         texts = {
@@ -230,9 +252,9 @@ class Projection:
             if not token:
                 return found
 
-    def _only_parent(self, named: set[str]) -> Run | None:
+    def _only_parent(self, parents: Sequence[Run], named: set[str]) -> Run | None:
         """The campaign's parent run, the one that candidates name; a second one is deleted, see _remember."""
-        found = sorted(self._find("campaign"), key=lambda run: run.info.run_id not in named)
+        found = sorted(parents, key=lambda run: run.info.run_id not in named)
         for other in found[1:]:
             self.client.delete_run(other.info.run_id)
         return found[0] if found else None
@@ -260,10 +282,22 @@ class Projection:
         return self._parent
 
 
+def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
+    """Of what is logged and registered for outcomes, whether they are cached or not; those of bad entries do not count."""
+    digest = hashlib.sha256(str(FORM).encode())
+    for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
+        if outcome.judge_key:
+            shown = {**outcome.for_json_report(), "cached": False}
+            facts = [shown, outcome.judge_key, outcome.registered_as, sorted(outcome.tags.items())]
+            digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
 def _digest_of(outcomes: Sequence[Outcome], *of_the_end: object) -> str:
+    """Of all that the summary says."""
     digest = hashlib.sha256(repr(of_the_end).encode())
     for outcome in outcomes:
-        digest.update(json.dumps(outcome.to_json(), sort_keys=True, default=str).encode())
+        digest.update(json.dumps(outcome.for_json_report(), sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 

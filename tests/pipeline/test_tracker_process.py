@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from mlflow import MlflowClient
 
 from freezer.artifact import Artifact
-from freezer.errors import UsageError
+from freezer.errors import IntegrityError, UsageError
 from freezer.store import Store
 from pipeline.outcome import Outcome
 from pipeline.tracker_process import AHEAD, TrackerProcess
@@ -170,3 +171,49 @@ def test_signals_that_are_meant_for_the_driver_do_not_end_it(uri: str, store: St
 def test_what_is_no_tracking_uri_is_refused_before_anything_starts(tmp_path: Path, store: Store) -> None:
     with pytest.raises(UsageError, match="is a folder, which MLflow no longer tracks to"):
         TrackerProcess(str(tmp_path), "folder", str(store.root), mode="copy")
+
+
+def test_a_finished_campaign_asks_mlflow_for_nothing_but_its_own_run(
+    uri: str, store: Store, scripted: Frozen, portable: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
+    asked: list[str] = []
+
+    def counted(name: str) -> None:
+        method = getattr(MlflowClient, name)
+
+        def ask(*args: Any, **named: Any) -> Any:
+            asked.append(name)
+            return method(*args, **named)
+
+        monkeypatch.setattr(MlflowClient, name, ask)
+
+    for name in ("search_runs", "search_model_versions", "get_registered_model", "create_run", "log_batch"):
+        counted(name)
+    run_judged(store, uri, "again", artifacts)
+    first, before = len(asked), shown(uri)
+    asked.clear()
+    run_judged(store, uri, "again", artifacts)
+    assert (first > 20, sorted(asked)) == (True, ["log_batch", "search_runs"]), "the parent run, and its new summary"
+    assert shown(uri)["versions"] == before["versions"]
+    assert without_ids(shown(uri))["aliases"] == without_ids(before)["aliases"]
+
+    asked.clear()
+    run_judged(store, uri, "again", artifacts, speedup_min=1.1)  # other keys: there is something to log
+    assert len(asked) > 20
+
+
+def test_what_mlflow_was_not_told_is_told_by_the_next_start(
+    uri: str, store: Store, scripted: Frozen, portable: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
+    with monkeypatch.context() as broken:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise IntegrityError("the artifact is damaged")
+
+        broken.setattr("pipeline.tracking.registry.register", refuse)
+        assert run_judged(store, uri, "told", artifacts).infrastructure
+    assert shown(uri)["aliases"] == {}
+    assert run_judged(store, uri, "told", artifacts).infrastructure == ()
+    assert shown(uri)["aliases"]["first"].keys() == {HERE, "portable"}
