@@ -7,10 +7,12 @@ business: Ray's own are off. Which nodes a campaign uses is for fleet.py to say,
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
-import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.device_class import DEVICE_CLASSES, PORTABLE, available_threads, detect, device_class
 from freezer.errors import InfrastructureError
+from pipeline.head import LOOK_S, Head, check_answers
 from pipeline.policy import kind_of_ray
 
 LABEL = "coldpress.dev/"
@@ -35,8 +38,8 @@ OBJECT_STORE_BYTES = 100_000_000
 NAMESPACE, BOARD = "coldpress", "campaigns/"
 """Of what campaigns tell each other, in the cluster's key-value table."""
 
-PROBE_S = 5.0
-"""How long a cluster's first sign of life may take."""
+LEAVE_S = 10.0
+"""How long it may take to leave a cluster whose head is silent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +88,23 @@ class Cluster:
     Attributes:
         joined: whether it was there before, and others may use it too; a local Ray is this driver's alone.
         home: id of the node that the driver stands on.
+        head: which is asked nothing while it is silent: Ray would wait for it, and then end this process.
     """
 
-    def __init__(self, *, joined: bool) -> None:
-        self.joined = joined
+    def __init__(self, *, joined: bool, head: Head) -> None:
+        self.joined, self.head = joined, head
         self.home: str = ray.get_runtime_context().get_node_id()
+        self._nodes: list[Node] = []
 
     def nodes(self) -> list[Node]:
-        """The nodes that live now and have CPUs."""
-        return [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        """The nodes that live now and have CPUs; while the head is silent, those that it told of last.
+
+        Raises:
+            InfrastructureError: the head stays silent.
+        """
+        if self.head.answers():
+            self._nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        return list(self._nodes)
 
     def start(
         self,
@@ -132,6 +143,8 @@ class Cluster:
     def _submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], *, name: str, device_class_: str, options: Mapping[str, Any]
     ) -> Handle:
+        while not self.head.answers():
+            time.sleep(LOOK_S)
         environ = {**device_class(device_class_).limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         remote = _remote(function).options(max_retries=0, name=name, runtime_env={"env_vars": environ}, **options)
         return Handle(remote.remote(*args))
@@ -166,10 +179,10 @@ class Cluster:
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
         """Stop tasks: they are interrupted, which ends their children, and killed if that takes longer than `grace_s`."""
+        if not handles or self.head.is_silent:
+            return
         for handle in handles:
             ray.cancel(handle.ref, force=False)
-        if not handles:
-            return
         _, alive = ray.wait([handle.ref for handle in handles], num_returns=len(handles), timeout=grace_s)
         for ref in alive:
             with contextlib.suppress(ValueError, ray.exceptions.RayError):
@@ -190,7 +203,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     joined = address or os.environ.get("RAY_ADDRESS")
     try:
         if joined:
-            _check_answers(joined)
+            check_answers(joined)
             ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_own_code())
         else:
             _init_local()
@@ -200,10 +213,23 @@ def connect(address: str | None) -> Iterator[Cluster]:
             f"Ray at {joined or 'this machine'} cannot be reached: {lines[0]}; start it with `ray start --head`, or mend --address",
             code="CP-RAY",
         ) from error
-    try:
-        yield Cluster(joined=bool(joined))
-    finally:
+    head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
+    with head.watched():
+        try:
+            yield Cluster(joined=bool(joined), head=head)
+        finally:
+            _leave(head)
+
+
+def _leave(head: Head) -> None:
+    """Leave the cluster. A silent head would be waited for: a thread does that, and Ray's own farewell at exit is left out."""
+    if not head.is_silent:
         ray.shutdown()
+        return
+    atexit.unregister(ray.shutdown)
+    thread = threading.Thread(target=ray.shutdown, daemon=True)
+    thread.start()
+    thread.join(LEAVE_S)
 
 
 @lru_cache(maxsize=16)
@@ -220,18 +246,6 @@ def _own_code() -> dict[str, Any] | None:
     import pipeline
 
     return {"py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]}
-
-
-def _check_answers(address: str) -> None:
-    """Fail at once where nothing listens: Ray itself tries for minutes.
-
-    Raises:
-        OSError: nothing answers at the address.
-    """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        with socket.create_connection((host, int(port)), timeout=PROBE_S):
-            pass
 
 
 def _init_local() -> None:
@@ -285,13 +299,24 @@ def _options(
 
 
 class ClusterBoard:
-    """A board (turns.py) in the key-value table of the cluster's head. While the head does not answer, it is empty."""
+    """A board (turns.py) in the key-value table of the cluster's head. While the head does not answer, it is empty.
+
+    Args:
+        head: of the cluster.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
 
     def read(self) -> Mapping[str, str]:
-        """All of it."""
+        """All of it.
+
+        Raises:
+            InfrastructureError: the head stays silent.
+        """
         rows: dict[str, str] = {}
-        with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
-            for key in internal_kv._internal_kv_list(BOARD, namespace=NAMESPACE):
+        with _told_by(self._head) as answers:
+            for key in internal_kv._internal_kv_list(BOARD, namespace=NAMESPACE) if answers else ():
                 value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
                 if value is not None:
                     rows[key.decode().removeprefix(BOARD)] = value.decode()
@@ -299,10 +324,20 @@ class ClusterBoard:
 
     def write(self, key: str, value: str) -> None:
         """Set one row."""
-        with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
-            internal_kv._internal_kv_put(f"{BOARD}{key}", value, overwrite=True, namespace=NAMESPACE)
+        with _told_by(self._head) as answers:
+            if answers:
+                internal_kv._internal_kv_put(f"{BOARD}{key}", value, overwrite=True, namespace=NAMESPACE)
 
     def erase(self, key: str) -> None:
         """Remove one row; it need not be there."""
-        with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
-            internal_kv._internal_kv_del(f"{BOARD}{key}", namespace=NAMESPACE)
+        if not self._head.is_silent:
+            with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
+                internal_kv._internal_kv_del(f"{BOARD}{key}", namespace=NAMESPACE)
+
+
+@contextlib.contextmanager
+def _told_by(head: Head) -> Iterator[bool]:
+    """Whether the head can be asked; what it says wrong of its table is no loss."""
+    answers = head.answers()
+    with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
+        yield answers

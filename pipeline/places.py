@@ -61,7 +61,7 @@ class Places(Generic[_Task]):
     def turns(self) -> Turns:
         """Begun with the first look at the cluster."""
         if self._turns is None:
-            self._turns = Turns(ClusterBoard() if self._fleet.cluster.joined else None)
+            self._turns = Turns(ClusterBoard(self._fleet.cluster.head) if self._fleet.cluster.joined else None)
         return self._turns
 
     def tick(self) -> None:
