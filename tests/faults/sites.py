@@ -90,6 +90,7 @@ class Site:
         names: of the models, a letter each; to be set before the first driver starts.
         seconds: that each takes to load, so that faults strike in mid-build.
         classes: of the entries, besides portable.
+        server_uri: of an MLflow server, where the scenario has one.
         struck_at: when the fault began, by the monotonic clock.
         recovery_s: from then to the end of the campaign.
         num_found: outcomes that are in the ledger at the end.
@@ -103,6 +104,7 @@ class Site:
     seconds: float = 2.0
     classes: tuple[str, ...] = (V4, V3)
     campaign: str = "faults"
+    server_uri: str | None = None
     drivers: list[Driver] = field(default_factory=list)
     struck_at: float = 0.0
     recovery_s: float = 0.0
@@ -117,8 +119,8 @@ class Site:
 
     @property
     def tracking_uri(self) -> str:
-        """Of its MLflow, unless a scenario has a server."""
-        return f"sqlite:///{self.folder}/mlflow.db"
+        """Of its MLflow: a database, or the scenario's server."""
+        return self.server_uri or f"sqlite:///{self.folder}/mlflow.db"
 
     def write_catalog(self) -> None:
         """A catalog of small models that are slow to load."""
@@ -143,7 +145,6 @@ class Site:
         self,
         *options: str,
         campaign: str | None = None,
-        tracking_uri: str | None = None,
         environ: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> Driver:
@@ -151,7 +152,7 @@ class Site:
         if not (self.folder / "catalog.yaml").exists():
             self.write_catalog()
         script = ROOT / "tests" / "cluster" / "watched.py"
-        words = (script, self.folder / "catalog.yaml", self.store, tracking_uri or self.tracking_uri, campaign or self.campaign)
+        words = (script, self.folder / "catalog.yaml", self.store, self.tracking_uri, campaign or self.campaign)
         command = [*before, sys.executable, "-u", *(str(word) for word in words), *options]
         driver = Driver(self.cluster.popen(command, environ))
         self.drivers.append(driver)

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.cluster.conftest import V3, V4
 from tests.faults.sites import Site, wait_until
-from tests.raylets import Raylet, free_port
+from tests.raylets import DIES_WITH_US, Raylet, free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -202,33 +203,44 @@ def test_the_head_dies(site: Site) -> None:
 
 
 @pytest.fixture
-def server(site: Site) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An MLflow server on the site's database."""
+def server(site: Site) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts an MLflow server on the site's database, again at the same address."""
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", site.tracking_uri, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--artifacts-destination", str(site.folder / "mlartifacts"), "--workers", "1"]
     environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    process = subprocess.Popen(command, env=environ, cwd=site.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    yield f"http://127.0.0.1:{port}", process
-    _kill_tree(process)
+    site.server_uri = f"http://127.0.0.1:{port}"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen([*DIES_WITH_US, *command], env=environ, cwd=site.folder, **quiet))
+        _answers(site.tracking_uri)
+        return started[-1]
+
+    yield start
+    for process in started:
+        _kill_tree(process)
 
 
-def test_the_mlflow_server_is_killed(site: Site, server: tuple[str, subprocess.Popen[bytes]]) -> None:
-    uri, process = server
+def test_the_mlflow_server_is_killed(site: Site, server: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """Models are published all the same; a replay brings the server up to date once it runs again."""
     site.names = "ab"
+    process = server()
     site.head()
     site.node()
-    _answers(uri)
-    driver = site.drive(tracking_uri=uri)
+    driver = site.drive()
     driver.until("published")
     site.strikes()
     _kill_tree(process)
     assert driver.end() == 3, driver.said
     site.check_outcomes()
     site.check_store()
+    server()
     words = ["faults", "--store", str(site.store), "--tracking-uri", site.tracking_uri]
     replayed = site.cluster.run([sys.executable, "-m", "jobs.replay", *words])
     assert replayed.returncode == 0, replayed.stdout
+    site.went_on = "replayed"
     site.recovery_s = time.monotonic() - site.struck_at
     site.check_whole()
 
