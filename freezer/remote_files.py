@@ -117,6 +117,19 @@ class RemoteFiles:
         parts = [info.path.removeprefix(f"{self._bucket.base}/").split("/") for info in listed]
         return sorted(part[0] for part in parts if len(part) == 2 and part[1] == name)
 
+    def names(self, folder: str) -> list[str]:
+        """The names of the objects directly in a folder."""
+        from pyarrow.fs import FileSelector
+
+        with self._told():
+            listed = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True))
+        return [info.base_name for info in listed if info.type.name == "File"]
+
+    def remove(self, path: str) -> None:
+        """Delete an object, if it is there."""
+        with contextlib.suppress(FileNotFoundError), self._told():
+            self._fs.delete_file(self._at(path))
+
     def prepare(self, folder: str) -> None:
         """Do nothing: a bucket has no folders, and no object that was only begun."""
 
@@ -134,7 +147,7 @@ class RemoteFiles:
         finally:
             with contextlib.suppress(OSError):
                 if self._peek(path) == token:
-                    self._delete(path)
+                    self.remove(path)
 
     def _lock(self, path: str, name: str) -> bytes:
         own = json.dumps({"token": uuid.uuid4().hex, "host": platform.node(), "pid": os.getpid(), "time": time.time()}).encode()
@@ -160,10 +173,6 @@ class RemoteFiles:
             return self.read(path)
         except FileNotFoundError:
             return None
-
-    def _delete(self, path: str) -> None:
-        with self._told():
-            self._fs.delete_file(self._at(path))
 
     def _download(self, path: str, dest: Path) -> None:
         with self._told(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:

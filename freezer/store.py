@@ -11,6 +11,7 @@ version. Any tool that reads OCI layouts (skopeo, oras, cosign) reads a store.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -19,11 +20,12 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from freezer.artifact import MANIFEST, Artifact, check_inside
+from freezer.blob_cache import cache_folder
 from freezer.buckets import SCHEMES, open_bucket
 from freezer.durable import move, write_whole
 from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
@@ -32,6 +34,9 @@ from freezer.layout import INDEX, Layout, OvertakenError
 from freezer.manifest import FileRef, Manifest
 from freezer.signing import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
 from freezer.store_files import LocalFiles, StoreFiles
+
+if TYPE_CHECKING:
+    from freezer.remote_files import RemoteFiles
 
 T = TypeVar("T")
 
@@ -72,18 +77,16 @@ class Store:
     Reading methods raise StoreUnreachableError when the store is not there, and NotPublishedError when a model or version is not.
 
     Args:
-        root: a local folder.
-        files: the same place's operations, where it is none that this machine has as a folder; `root` is nothing then.
+        root: the store's folder; of one in a bucket a folder of this machine's for work on it, which need not be there.
+        remote: the bucket.
 
     Attributes:
         uri: what it is opened by.
-        is_local: whether it is a folder, which is `root`.
     """
 
-    def __init__(self, root: Path, files: StoreFiles | None = None) -> None:
-        self.root = root
-        self.is_local = files is None
-        self._files = files or LocalFiles(root, work=WORK)
+    def __init__(self, root: Path, remote: RemoteFiles | None = None) -> None:
+        self.root, self.remote = root, remote
+        self._files: StoreFiles = remote or LocalFiles(root, work=WORK)
         self.uri = self._files.where()
 
     @classmethod
@@ -103,7 +106,8 @@ class Store:
         if scheme in SCHEMES:
             from freezer.remote_files import RemoteFiles
 
-            return cls(Path(), RemoteFiles(open_bucket(uri), work=WORK))
+            root = cache_folder() / "work" / hashlib.sha256(uri.encode()).hexdigest()[:16]
+            return cls(root, RemoteFiles(open_bucket(uri), work=WORK))
         if scheme not in ("", "file"):
             raise UsageError(
                 f"store {uri!r}: scheme {scheme!r} is none of a store; name a local folder, s3:// or gs://{_OCI.get(scheme, '')}"

@@ -27,7 +27,8 @@ from pipeline.placement import Queue, Slot, ask_bytes
 from pipeline.places import Places
 from pipeline.plan import Item, Plan
 from pipeline.policy import attempts_left, decide, final_sentence, is_kept, memory_for_next, soonest_tried_again
-from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, build_wall_s, candidate_folder, judge
+from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, build_wall_s, judge
+from pipeline.workplace import workplace
 
 IDLE_S = 0.5
 
@@ -148,7 +149,7 @@ class Executor:
     Args:
         plan: of the campaign.
         fleet: to run on.
-        store: path of the store.
+        store: its path, or the URI of a bucket.
         ledger: where finished builds are looked up and kept.
         materials: bring an entry's model to the workers, just before it is built.
         show: takes the events.
@@ -209,7 +210,7 @@ class Executor:
         row = self._ledger.find("build", key)
         # What this campaign has built before it was stopped is its own work; so is what no driver came to write a row of.
         own_s = row.data["wall_s"] if row is not None and row.campaign == self._ledger.campaign else 0.0
-        if candidate_folder(self._store, key).is_dir():
+        if workplace(self._store).had("candidates", key):
             wall_s = build_wall_s(self._store, key) if row is None else own_s
             return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
         if row is None or row.data["failure"] is None:
@@ -265,7 +266,7 @@ class Executor:
             return
         request = BuildRequest(
             key=item.builds[recipe].digest,
-            entry=entry,
+            entry=self._materials.travelling(entry),
             recipe=recipe,
             device_class=item.device_class,
             num_threads=item.num_threads,
@@ -293,7 +294,7 @@ class Executor:
             return
         request = JudgeRequest(
             key=item.judge.digest,
-            entry=entry,
+            entry=self._materials.travelling(entry),
             builds={r: result.key for r, result in task.progress.results.items() if result.failure is None},
             device_class=item.device_class,
             num_threads=item.num_threads,

@@ -78,14 +78,24 @@ class Fleet:
         store: folder of the store that all must see; a file is written there.
         files: of the catalog; what a node does not see must travel through the store.
         wait_s: how long to wait for nodes of a class that has none; None is not at all.
+        reached: URI of a store in a bucket, which all must reach instead of seeing a folder.
 
     Attributes:
         blind: whether some node does not see the catalog's files.
     """
 
-    def __init__(self, cluster: Cluster, show: Callable[[Event], None], *, store: Path, files: Path, wait_s: float | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        show: Callable[[Event], None],
+        *,
+        store: Path,
+        files: Path,
+        wait_s: float | None,
+        reached: str | None = None,
+    ) -> None:
         self.cluster, self.wait_s = cluster, wait_s if cluster.joined else None
-        self._show, self._store, self._files = show, store, files
+        self._show, self._store, self._files, self._reached = show, store, files, reached
         self._mark = own_path(store, f"seen-{uuid.uuid4().hex}")
         self.blind = False
         self._used: dict[str, Node] = {}
@@ -144,6 +154,12 @@ class Fleet:
         examined = list(self._examined.values())
         self._examined.clear()
         unseen = [item.node for item in examined if not self._sees(item, "store") and item.found["look"].failure is None]
+        if unseen and self._reached is not None:
+            raise InfrastructureError(
+                f"{len(unseen)} node(s) do not reach the store {self._reached}, the first is {unseen[0].node_id}: "
+                f"{self._said(next(item for item in examined if item.node is unseen[0]))}",
+                code="CP-STORE-UNSHARED",
+            )
         if unseen:
             raise InfrastructureError(
                 f"{len(unseen)} node(s) do not see the store's {self._store}, the first is {unseen[0].node_id}; put it on storage "
@@ -221,8 +237,9 @@ class Fleet:
     def _examine(self, node: Node, name: str) -> None:
         handles: dict[str, Handle] = {}
         if self.cluster.joined:
-            paths = (str(self._mark), str(self._files))
-            handles["look"] = self.cluster.glance(_looker(), *paths, name="look", device_class_=name, node=node)
+            look: Callable[..., Any] = _looker() if self._reached is None else _reacher()
+            paths = (str(self._mark), str(self._files)) if self._reached is None else (self._reached,)
+            handles["look"] = self.cluster.glance(look, *paths, name="look", device_class_=name, node=node)
         on_gpu = [given for given in node.classes if device_class(given).kind == "cuda" and node.num_gpus]
         on_cpu = name if device_class(name).kind != "cuda" else PORTABLE
         for what, of in (("probe", on_cpu), *((_probe_of(of), of) for of in on_gpu)):
@@ -289,6 +306,8 @@ class Fleet:
             why: str | None = f"{failure}; it is asked again in {AGAIN_S:g} s"
         elif not self._sees(item, "store"):
             why = f"it does not see the store's {self._store}"
+            if self._reached is not None:
+                why = f"it does not reach the store: {self._said(item)}"
         else:
             fitting = tuple(name for name in node.classes if self._fits(item, name))
             node = replace(node, classes=fitting)
@@ -319,9 +338,16 @@ class Fleet:
         """Whether a node sees a file or folder as it is here; a local Ray sees all."""
         if "look" not in item.handles:
             return True
+        if self._reached is not None:  # nothing but the store is shared
+            return what == "store" and not self._said(item)
         place = ("store", "files").index(what)
         here = _looker()(str(self._mark), str(self._files))
         return item.found["look"].failure is None and item.found["look"].value[place] == here[place]
+
+    def _said(self, item: _Examined) -> str:
+        """Why a node does not reach a store in a bucket; nothing where it does."""
+        look = item.found["look"]
+        return look.failure or str(look.value)
 
     def _note(self, text: str) -> None:
         self._show(Event(kind="note", text=text))
@@ -360,6 +386,19 @@ def _looker() -> Callable[..., list[tuple[int, int] | None]]:
         return found
 
     return look
+
+
+def _reacher() -> Callable[..., str]:
+    def reach(store: str) -> str:  # travels by value, as above
+        try:
+            from pipeline.workplace import workplace
+
+            workplace(store)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    return reach
 
 
 def _classes(nodes: Collection[Node]) -> tuple[str, ...]:

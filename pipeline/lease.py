@@ -28,6 +28,8 @@ from typing import Any
 
 from freezer.durable import WAITS_S, retried, write_whole
 from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
+from freezer.remote_files import RemoteFiles
+from freezer.store import WORK
 
 HEARTBEAT_S = 5.0
 """Between two heartbeats of a driver."""
@@ -36,6 +38,9 @@ EXPIRY_S = 30.0
 """Without a heartbeat, until another driver may take a lease over."""
 
 POLL_S = 0.5
+
+SETTLE_S = 1.0
+"""Between the write of a lease in a bucket and the look whether it stayed."""
 
 CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._'+-]{0,99}")
 """What a campaign may be called: part of file names and of MLflow's tags."""
@@ -100,12 +105,40 @@ def check_campaign(name: str) -> None:
         raise UsageError(f"campaign {name!r}: expected up to 100 letters, digits, spaces or . _ - + ', a letter or digit first")
 
 
+class LeaseObject:
+    """A lease in a bucket: what is needed of the path of one in a folder."""
+
+    def __init__(self, remote: RemoteFiles, path: str) -> None:
+        self._remote, self._path = remote, path
+
+    def __str__(self) -> str:
+        return self._remote.where(self._path)
+
+    def read_bytes(self) -> bytes:
+        """Its content; FileNotFoundError where there is none."""
+        return self._remote.read(self._path)
+
+    def write(self, content: bytes) -> None:
+        """Write it, whole or not at all."""
+        self._remote.write(self._path, content)
+
+    def unlink(self) -> None:
+        """Remove it."""
+        self._remote.remove(self._path)
+
+
 def lease_path(folder: Path, campaign: str) -> Path:
     """Where the lease of a campaign lies in a ledger's folder."""
     return folder / f"lease-{campaign}.json"
 
 
-def read_holder(path: Path) -> Holder | None:
+def lease_of(folder: Path, campaign: str, remote: RemoteFiles | None) -> Path | LeaseObject:
+    """The lease of a campaign: in a ledger's folder, or in the bucket that the ledger is in."""
+    path = lease_path(folder, campaign)
+    return path if remote is None else LeaseObject(remote, f"{WORK}/ledger/{path.name}")
+
+
+def read_holder(path: Path | LeaseObject) -> Holder | None:
     """The holder that a lease names, alive or not; None where there is none, or the file is damaged.
 
     Raises:
@@ -118,7 +151,7 @@ def read_holder(path: Path) -> Holder | None:
         return None
 
 
-def living_holder(path: Path, tell: Callable[[str], None] = lambda _: None) -> Holder | None:
+def living_holder(path: Path | LeaseObject, tell: Callable[[str], None] = lambda _: None) -> Holder | None:
     """The holder of a lease if it lives: told at once where its process is seen to have died, else by watching for a heartbeat.
 
     Args:
@@ -144,19 +177,22 @@ def living_holder(path: Path, tell: Callable[[str], None] = lambda _: None) -> H
 
 
 @contextlib.contextmanager
-def campaign_lock(folder: Path, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Iterator[Lease]:
+def campaign_lock(
+    folder: Path, campaign: str, tell: Callable[[str], None] = lambda _: None, *, remote: RemoteFiles | None = None
+) -> Iterator[Lease]:
     """The right to write for a campaign, which one process at a time has; one that dies gives it back.
 
     Args:
         folder: of the ledger.
         campaign: its name.
         tell: told what is waited for, where a driver of another machine may be alive or dead.
+        remote: the bucket that the ledger is in; the lease is advisory then, and `folder` this machine's.
 
     Raises:
         InfrastructureError: another process has it.
         StoreUnreachableError: the lock or the lease cannot be made.
     """
-    path = lease_path(folder, campaign)
+    path = lease_of(folder, campaign, remote)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = retried(lambda: (folder / f"lock-{campaign}").open("a"))
@@ -176,13 +212,17 @@ def campaign_lock(folder: Path, campaign: str, tell: Callable[[str], None] = lam
                 raise _running(campaign, folder, holder)
             lease = Lease(path, campaign, took_over=took_over)
             lease.write()
+            if remote is not None:
+                time.sleep(SETTLE_S)  # any other that saw no lease has written by now
+                if (holder := read_holder(path)) is None or holder.token != lease.token:
+                    raise _running(campaign, folder, holder)
         except OSError as error:
             raise StoreUnreachableError(f"the lease {path} cannot be read or written: {error}") from error
         with lease:
             yield lease
 
 
-def _peek(path: Path) -> Holder | None:
+def _peek(path: Path | LeaseObject) -> Holder | None:
     try:
         return read_holder(path)
     except OSError:
@@ -208,7 +248,7 @@ class Lease:
         took_over: the driver before died, and had not come to its end.
     """
 
-    def __init__(self, path: Path, campaign: str, *, took_over: bool) -> None:
+    def __init__(self, path: Path | LeaseObject, campaign: str, *, took_over: bool) -> None:
         self._path, self._campaign, self.took_over = path, campaign, took_over
         now = time.time()
         self._holder = Holder(
@@ -270,7 +310,11 @@ class Lease:
         Raises:
             OSError: it cannot be written.
         """
-        write_whole(self._path, json.dumps(asdict(self._holder)).encode(), synced=False)
+        content = json.dumps(asdict(self._holder)).encode()
+        if isinstance(self._path, LeaseObject):
+            self._path.write(content)
+        else:
+            write_whole(self._path, content, synced=False)
 
     def _keep_alive(self) -> None:
         """Heartbeats until the end, or until the lease is another's; a disk that is full for a while stops none of them."""

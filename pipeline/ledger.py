@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from freezer.errors import StoreUnreachableError, UsageError
+from freezer.errors import StoreUnreachableError
 from freezer.store import WORK, Store
 from pipeline.lease import Lease, LeaseLostError, campaign_lock, check_campaign
-from pipeline.parts import Kind, Part, Row, encode, read_folder, remove_partial, write_part
+from pipeline.mirror import drop_part, mirrored, send_part
+from pipeline.parts import Kind, Part, Row, encode, part_name, read_folder, remove_partial, write_part
 
 _Key = TypeVar("_Key")
 _Timed = TypeVar("_Timed", bound="Row | _Entry")
@@ -38,13 +39,13 @@ LEAST_STEP_S = 1e-6
 
 
 def ledger_folder(store: Store) -> Path:
-    """Where the ledger of a store lies.
+    """Where the ledger of a store lies; of one in a bucket, where its parts are as they are now.
 
     Raises:
-        UsageError: the store is no local folder.
+        StoreUnreachableError: it is in a bucket that cannot be read.
     """
-    if not store.is_local:
-        raise UsageError(f"store {store.uri!r}: campaigns of this release publish to a local folder; copy from there")
+    if store.remote is not None:
+        return mirrored(store, store.remote)
     return store.root / WORK / "ledger"
 
 
@@ -90,6 +91,7 @@ class Ledger:
 
     def __init__(self, store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None) -> None:
         check_campaign(campaign)
+        self._store, self._remote = store, store.remote
         self.folder = ledger_folder(store)
         self.campaign = campaign
         self._tell = tell
@@ -112,7 +114,7 @@ class Ledger:
             StoreUnreachableError: the ledger cannot be read or made.
         """
         with ExitStack() as held:
-            self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._tell))
+            self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._tell, remote=self._remote))
             remove_partial(self.folder, self.campaign)
             self.refresh()
             self._held = held.pop_all()
@@ -149,6 +151,7 @@ class Ledger:
         Raises:
             StoreUnreachableError: a part is damaged.
         """
+        ledger_folder(self._store)
         own = f"{self.campaign}@"
         for part in read_folder(self.folder, self._known):
             if part.path is not None:
@@ -189,8 +192,7 @@ class Ledger:
             return
         self.check()
         rows = [self._row(draft) for draft in drafts]
-        part = write_part(self.folder, self._name(), encode(rows))
-        self._add_own(part)
+        self._add_own(self._written(encode(rows)))
         with suppress(LeaseLostError, StoreUnreachableError):  # the rows are there; a next append tells of what is wrong
             self._merge_steps()
 
@@ -236,12 +238,21 @@ class Ledger:
         """Make one part of several, without the rows that newer ones took the place of. Readers see either form, or both."""
         self.check()
         rows = (row for part in parts for index, row in enumerate(part.rows()) if self._is_newest(row, part, index))
-        merged = write_part(self.folder, self._name(), encode(rows))
+        merged = self._written(encode(rows))
         self._own_parts = [part for part in self._own_parts if part not in parts]
         self._add_own(merged)
         for part in parts:
             if part.path is not None:
                 part.path.unlink(missing_ok=True)
+                if self._remote is not None:
+                    drop_part(self._remote, part.path.name)
+
+    def _written(self, content: bytes) -> Part:
+        if self._remote is None:
+            return write_part(self.folder, self._name(), content)
+        name = part_name(self._name(), content)
+        send_part(self._remote, name, content)
+        return Part(content, self.folder / name)
 
     def _is_newest(self, row: Row, part: Part, index: int) -> bool:
         newest = self._own[row.kind, row.key, row.model]

@@ -25,10 +25,11 @@ from freezer.spec import declared_spec
 from freezer.store import WORK
 from pipeline.entry import Entry
 from pipeline.keys import SOURCE_RUN, FileDigests
-from pipeline.shipping import ship
+from pipeline.shipping import sent, ship
 
 if TYPE_CHECKING:
     from pipeline.tracking.sources import Described, RegistryModel
+    from pipeline.workplace import Workplace
 
 
 SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
@@ -43,13 +44,19 @@ class Materials:
         tracking_uri: of the MLflow whose registry `mlflow:` sources name.
         digests: remembers what was fetched.
         shipping: whether some node does not see this machine's files.
+        place: of a store in a bucket, through which files and code travel then.
     """
 
-    def __init__(self, store: Path, tracking_uri: str, digests: FileDigests, *, shipping: bool = False) -> None:
-        self._folder = store / WORK / "sources"
+    def __init__(
+        self, store: Path, tracking_uri: str, digests: FileDigests, *, shipping: bool = False, place: Workplace | None = None
+    ) -> None:
+        self._shipped = store / WORK / "sources"
+        self._place = place if place is not None and place.remote is not None else None
+        self._folder = self._shipped if self._place is None else store / WORK / "fetched"
         self._tracking_uri, self._digests = tracking_uri, digests
         self.shipping = shipping
         self._ready: dict[str, Entry] = {}
+        self._sent: dict[str, Entry] = {}
 
     def resolve(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[CatalogError]]:
         """The entries with all that their keys need, and what is wrong with the others.
@@ -75,6 +82,7 @@ class Materials:
         if not self.shipping:
             self.shipping = True
             self._ready.clear()
+            self._sent.clear()
 
     def is_ready(self, entry: Entry) -> bool:
         """Whether nothing is left to do for an entry."""
@@ -92,9 +100,21 @@ class Materials:
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
                 if self.shipping:
-                    made = ship(made, self._folder)
+                    made = ship(made, self._shipped)
             self._ready[entry.name] = made
         return self._ready[entry.name]
+
+    def travelling(self, entry: Entry) -> Entry:
+        """An entry that is ready as it is given to a worker.
+
+        Raises:
+            StoreUnreachableError: it has to go through a bucket, which cannot be written.
+        """
+        if self._place is None or not self.shipping:
+            return entry
+        if entry.name not in self._sent:
+            self._sent[entry.name] = sent(entry, self._shipped, self._place)
+        return self._sent[entry.name]
 
     def _resolved(self, entry: Entry) -> Entry:
         source, samples = entry.source, entry.samples

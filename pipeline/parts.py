@@ -133,6 +133,11 @@ def _values(row: Row) -> tuple[Any, ...]:
     return row.kind, row.key, row.model, row.device_class, row.campaign, row.time, row.text
 
 
+def part_name(name: str, content: bytes) -> str:
+    """The name of the file of a part, which has the checksum of its content."""
+    return f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
+
+
 def write_part(folder: Path, name: str, content: bytes) -> Part:
     """A new part with a file, which is on the disk when this returns.
 
@@ -144,7 +149,7 @@ def write_part(folder: Path, name: str, content: bytes) -> Part:
     Raises:
         StoreUnreachableError: it cannot be written (a full disk); there is no file then.
     """
-    path = folder / f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
+    path = folder / part_name(name, content)
     try:
         write_whole(path, content)
     except OSError as error:

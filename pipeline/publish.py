@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,8 @@ from freezer.store import Store, Version
 from pipeline.ledger import Draft, Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan
-from pipeline.tasks import candidate_folder, judged_folder
+from pipeline.tasks import judged_folder
+from pipeline.workplace import workplace
 
 
 class Publisher:
@@ -26,7 +26,7 @@ class Publisher:
     """
 
     def __init__(self, plan: Plan, store: Store, ledger: Ledger) -> None:
-        self._store, self._ledger = store, ledger
+        self._store, self._ledger, self._place = store, ledger, workplace(store.uri)
         self._expected: dict[str, list[str]] = {}
         self._gathered: dict[str, list[tuple[Item, Outcome]]] = {}
         for item in plan.items:
@@ -63,6 +63,9 @@ class Publisher:
         if all(outcome.cached for _, outcome in gathered):
             return None
         self._ledger.check()
+        for _, outcome in gathered:
+            if _is_new(outcome):
+                self._place.bring("judged", outcome.judge_key, judged_folder(str(self._store.root), outcome.judge_key))
         try:
             return self._publish_once(gathered)
         except (IntegrityError, StoreUnreachableError):
@@ -106,12 +109,9 @@ class Publisher:
             raise StoreUnreachableError(str(error)) from error
         if not _is_new(outcome):
             return outcome
-        root = str(self._store.root)
-        for folder in (
-            judged_folder(root, outcome.judge_key),
-            *(candidate_folder(root, key.digest) for key in item.builds.values()),
-        ):
-            shutil.rmtree(folder, ignore_errors=True)
+        self._place.drop("judged", outcome.judge_key)
+        for key in item.builds.values():
+            self._place.drop("candidates", key.digest)
         lost: dict[str, Any] = {"recipe": None, "speedup": None, "speedup_ci": None, "drift": None, "latency_ms": None}
         return replace(outcome, verdict="failed", failure="disk", code=error.code, reason=str(error), **lost)
 
@@ -139,7 +139,7 @@ class Publisher:
             ]
         )
         for _, outcome in final:  # of a cached one too: a driver may have been killed before this
-            shutil.rmtree(judged_folder(str(self._store.root), outcome.judge_key), ignore_errors=True)
+            self._place.drop("judged", outcome.judge_key, listed=outcome.cached)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger says the same already: what was taken over may have come into another version."""

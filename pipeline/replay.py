@@ -90,7 +90,7 @@ def replay(
 def _replay_one(
     store: Store, history: History, tracking_uri: str, campaign: str, mode: ArtifactMode, say: Callable[[str], None]
 ) -> Replayed:
-    with campaign_lock(ledger_folder(store), campaign, say):
+    with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
         history.refresh(campaign)
         record = history.record(campaign)
         members = history.members(campaign, record)

@@ -31,7 +31,7 @@ from pipeline.execute import Executor
 from pipeline.fleet import Fleet, assembled
 from pipeline.keys import FileDigests
 from pipeline.lease import LeaseLostError
-from pipeline.ledger import Ledger, ledger_folder
+from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan, auto_classes_of, make_plan
@@ -41,6 +41,7 @@ from pipeline.staging import remove_abandoned
 from pipeline.tracker import ArtifactMode, Tracker
 from pipeline.tracker_process import TrackerProcess
 from pipeline.tracking.projection import outcomes_digest
+from pipeline.workplace import workplace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +105,8 @@ def run(config: Config, display: Display) -> Report:
     catalog = _read(config)
     _refuse_bad_entries(config, catalog.problems)
     store = Store.open(config.store, create=True)
-    ledger_folder(store)
     digests = FileDigests(store.root / WORK / "digests.json")
-    materials = Materials(store.root, config.tracking_uri, digests)
+    materials = Materials(store.root, config.tracking_uri, digests, place=workplace(store.uri))
     entries, unusable = materials.resolve(catalog.entries)
     digests.save()
     problems = (*catalog.problems, *unusable)
@@ -122,15 +122,17 @@ def run(config: Config, display: Display) -> Report:
         remove_abandoned(str(store.root))
         files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog)
         seen = {"store": store.root / WORK, "files": files.absolute()}
-        with assembled(Fleet(cluster, display.show, **seen, wait_s=config.wait_s), _named(config, entries)) as fleet:
+        reached = store.uri if store.remote is not None else None
+        found = Fleet(cluster, display.show, **seen, wait_s=config.wait_s, reached=reached)
+        with assembled(found, _named(config, entries)) as fleet:
             display.show(Event(kind="note", text=f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}"))
             plan = _plan(config, entries, fleet, store, ledger, digests)
             bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
             if config.explain:
                 return _explained(config, plan, bad, display, started)
-            executor = Executor(plan, fleet, str(store.root), ledger, materials, display.show)
+            executor = Executor(plan, fleet, store.uri, ledger, materials, display.show)
             tracker = TrackerProcess(
-                config.tracking_uri, config.campaign, config.store, mode=config.mlflow_artifacts, may_work=executor.may_disturb
+                config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts, may_work=executor.may_disturb
             )
             try:
                 with tracker:

@@ -16,10 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.durable import move
+from freezer.errors import SourceError
 from freezer.manifest import digest_file
 from freezer.python_modules import module_file
 from freezer.sources import FILE_KINDS
+from freezer.store import WORK
 from pipeline.entry import Entry
+from pipeline.workplace import Workplace
+
+SHIPPED = Path("/coldpress-sources")
+"""Stands for a machine's folder of shipped files, in entries that travel between machines that share none."""
 
 INSTALLED = {"site-packages", "dist-packages"}
 
@@ -46,6 +52,58 @@ def ship(entry: Entry, folder: Path) -> Entry:
         tree = _ship_tree(sorted(files), folder)
         search_path = tuple(str(_within(tree, Path(root))) for root in search_path)
     return replace(entry, source=replace(source, search_path=search_path), samples=samples, search_path=search_path, files=())
+
+
+def sent(entry: Entry, folder: Path, place: Workplace) -> Entry:
+    """A shipped entry as it travels to machines that share no folder: what it names is in the bucket, and its paths say which.
+
+    Args:
+        entry: of `ship`.
+        folder: that it was shipped to.
+        place: of the store.
+
+    Raises:
+        StoreUnreachableError: the bucket cannot be written.
+    """
+    for unit in _units(entry, folder):
+        if not place.has("sources", unit):
+            place.keep(folder / unit, "sources", unit)
+    return _moved(entry, folder, SHIPPED)
+
+
+def arrived(entry: Entry, place: Workplace) -> Entry:
+    """An entry as it is loaded here: what `sent` put into the bucket is brought to this machine, once.
+
+    Raises:
+        SourceError: it is not there.
+        IntegrityError: it is not what was sent.
+        StoreUnreachableError: the bucket cannot be read.
+    """
+    units = _units(entry, SHIPPED)
+    for unit in units:
+        if not place.bring("sources", unit, place.folder("sources", unit)):
+            raise SourceError(f"source {entry.source}: {unit} is not in the store; run the campaign again", code="CP-FETCH")
+    return _moved(entry, SHIPPED, place.root / WORK / "sources") if units else entry
+
+
+def _paths(entry: Entry) -> list[str]:
+    named = (entry.source.location, entry.samples, *entry.source.search_path, *entry.search_path)
+    return [str(path) for path in named if path is not None]
+
+
+def _units(entry: Entry, folder: Path) -> list[str]:
+    """The names in a folder that an entry's paths lie in."""
+    inside = [Path(path).relative_to(folder).parts[0] for path in _paths(entry) if Path(path).is_relative_to(folder)]
+    return list(dict.fromkeys(inside))
+
+
+def _moved(entry: Entry, old: Path, new: Path) -> Entry:
+    def of(path: str) -> str:
+        return str(new / Path(path).relative_to(old)) if Path(path).is_relative_to(old) else path
+
+    source = replace(entry.source, location=of(entry.source.location), search_path=tuple(map(of, entry.source.search_path)))
+    samples = Path(of(str(entry.samples))) if isinstance(entry.samples, Path) else entry.samples
+    return replace(entry, source=source, samples=samples, search_path=tuple(map(of, entry.search_path)))
 
 
 def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:

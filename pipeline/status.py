@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from freezer.errors import StoreUnreachableError
 from freezer.store import Store
-from pipeline.lease import Holder, lease_path, living_holder, read_holder
+from pipeline.lease import Holder, lease_of, living_holder, read_holder
 from pipeline.ledger import ledger_folder
 from pipeline.parts import Kind, read_rows
 from pipeline.replay import History
@@ -122,7 +122,7 @@ def campaign_status(store: Store, campaign: str, tell: Callable[[str], None] = l
 
 def _driver(store: Store, campaign: str, tell: Callable[[str], None]) -> tuple[Holder | None, bool]:
     """Who holds the lease of a campaign, and whether that driver lives."""
-    path = lease_path(ledger_folder(store), campaign)
+    path = lease_of(ledger_folder(store), campaign, store.remote)
     try:
         holder = read_holder(path)
         if holder is None:

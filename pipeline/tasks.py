@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,9 @@ from pipeline.entry import Entry
 from pipeline.isolate import Memory, run_isolated
 from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
-from pipeline.staging import move_whole, staging_folder
+from pipeline.shipping import arrived
+from pipeline.staging import remove_abandoned, staging_folder
+from pipeline.workplace import Workplace, workplace
 
 if TYPE_CHECKING:
     from freezer.judge import Judgement, Trial
@@ -170,7 +172,7 @@ def candidate_folder(store: str, key: str) -> Path:
 def build_wall_s(store: str, key: str) -> float:
     """The wall time of a build whose driver died before it could keep that in the ledger; 0 where it is not known."""
     try:
-        return float((candidate_folder(store, key) / WALL_TIME).read_text())
+        return float(workplace(store).read("candidates", key, WALL_TIME) or 0.0)
     except (OSError, ValueError):
         return 0.0
 
@@ -211,15 +213,15 @@ def _probe_child(name: str) -> Mapping[str, Any]:
 
 def build(request: BuildRequest) -> BuildResult:
     """Build a candidate, unless the store has it."""
-    done = candidate_folder(request.store, request.key)
-    if done.is_dir():
+    place = workplace(request.store)
+    if place.has("candidates", request.key):
         return BuildResult(key=request.key, recipe=request.recipe, cached=True)
-    with staging_folder(request.store) as staging:
-        end = _isolated(_build_child, request, staging)
+    with _staging(place) as staging:
+        end = _isolated(_build_child, replace(request, entry=arrived(request.entry, place)), staging)
         if end.kind == "ok":
             with contextlib.suppress(FileNotFoundError):
                 write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
-            if not move_whole(staging / "candidate", done):
+            if not place.keep(staging / "candidate", "candidates", request.key):
                 end = replace(end, **REMOVED)
         return BuildResult(
             key=request.key,
@@ -254,11 +256,14 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
 
 def judge(request: JudgeRequest) -> JudgeResult:
     """Judge the candidates, unless the store has the result of an undisturbed judge."""
-    done = judged_folder(request.store, request.key)
-    if done.is_dir():
-        return JudgeResult.from_json(json.loads((done / "result.json").read_text()))
-    with staging_folder(request.store) as staging:
-        end = _isolated(_judge_child, request, staging)
+    place = workplace(request.store)
+    done = place.read("judged", request.key, "result.json")
+    if done is not None:
+        return JudgeResult.from_json(json.loads(done))
+    with _staging(place) as staging:
+        for key in request.builds.values() if place.remote else ():
+            place.bring("candidates", key, staging / "candidates" / key)
+        end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
         if end.kind != "ok":
             return _failed_judge(request, end)
         result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
@@ -267,9 +272,18 @@ def judge(request: JudgeRequest) -> JudgeResult:
                 if not result.has_artifact:
                     (staging / "judged").mkdir(exist_ok=True)
                 write_whole(staging / "judged" / "result.json", json.dumps(asdict(result)).encode())
-            if not move_whole(staging / "judged", done):
+            if not place.keep(staging / "judged", "judged", request.key):
                 return _failed_judge(request, replace(end, **REMOVED))
         return result
+
+
+@contextlib.contextmanager
+def _staging(place: Workplace) -> Iterator[Path]:
+    """A folder of this machine for a task, gone afterwards."""
+    if place.remote is not None:  # no driver sees this machine's folder
+        remove_abandoned(str(place.root))
+    with staging_folder(str(place.root)) as folder:
+        yield folder
 
 
 def _failed_judge(request: JudgeRequest, end: End) -> JudgeResult:
@@ -298,7 +312,9 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     come_first()
     entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
     subject = load_subject(entry, target)
-    candidates = [Candidate.read(candidate_folder(request.store, key)) for key in request.builds.values()]
+    brought = staging / "candidates"  # of a store in a bucket
+    folders = [brought / key if brought.is_dir() else candidate_folder(request.store, key) for key in request.builds.values()]
+    candidates = [Candidate.read(folder) for folder in folders]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
@@ -383,11 +399,14 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
 
 
 def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path) -> End:
-    log = log_path(request.store, request.key)
+    place = workplace(request.store)
+    log = log_path(str(place.root), request.key)
     log.unlink(missing_ok=True)
     limits = request.entry.limits
     memory = _memory(limits, cuda=device_class(request.device_class).kind == "cuda")
-    return run_isolated(child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
+    end = run_isolated(child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
+    place.keep_log(log)
+    return end
 
 
 def _memory(limits: Limits, *, cuda: bool = False) -> Memory:

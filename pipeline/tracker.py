@@ -140,7 +140,7 @@ class Tracker:
                 self._store.materialize(version, serving, Path(scratch)),
                 run_id=run_id,
                 mode=self._mode,
-                store_uri=str(self._store.root),
+                store_uri=self._store.uri,
             )
         return True
 
@@ -157,7 +157,7 @@ class Tracker:
         return None
 
     def _replay(self) -> str:
-        return replay_command(self._uri, self._campaign, str(self._store.root), self._mode)
+        return replay_command(self._uri, self._campaign, self._store.uri, self._mode)
 
 
 def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:

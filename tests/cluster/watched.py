@@ -20,9 +20,8 @@ from rich.console import Console
 import pipeline.execute
 import pipeline.fleet
 import pipeline.tasks
-from freezer.errors import InfrastructureError, IntegrityError, StoreError
 from freezer.limits import SamplingPolicy
-from jobs.optimize import INFRASTRUCTURE
+from jobs.exits import exiting
 from pipeline.events import LineDisplay
 from pipeline.run import Config, run
 
@@ -97,11 +96,9 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
         for name, value in given.items()
     }
     config = Config(catalog=catalog, store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY, **typed)
-    try:
-        report = run(config, LineDisplay(Console(width=200)))
-    except (InfrastructureError, StoreError, IntegrityError) as error:  # as jobs.optimize
-        print(error.coded, flush=True)
-        return INFRASTRUCTURE
+    console = Console(width=200)
+    with exiting(console):
+        report = run(config, LineDisplay(console))
     report.write_json(Path(f"{store}.json"))
     return report.exit_code
 

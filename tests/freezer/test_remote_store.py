@@ -206,7 +206,8 @@ def test_damaged_or_missing_json_is_told(bucket: str, s3_address: str, one: Arti
     overwrite(s3_address, image, b"{}")
     with pytest.raises(IntegrityError, match="does not have the digest it is named by"):
         store.manifest(version, "portable")
-    store._files._delete(f"tiny/blobs/sha256/{image.rpartition('/')[2]}")  # type: ignore[attr-defined]
+    assert store.remote is not None
+    store.remote.remove(f"tiny/blobs/sha256/{image.rpartition('/')[2]}")
     with pytest.raises(IntegrityError, match="is missing; the store is damaged"):
         store.manifest(version, "portable")
     overwrite(s3_address, f"{place_of(bucket)}/tiny/index.json", b"{")

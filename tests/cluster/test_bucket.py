@@ -1,0 +1,62 @@
+"""A campaign on nodes that share nothing but a bucket: neither the store's folder nor the catalog's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import freezer
+from freezer.device_class import detect
+from freezer.legacy import torchscript_deprecations_silenced
+from freezer.store import Store
+from tests.buckets import objects
+from tests.cluster.conftest import V3, V4
+from tests.pipeline.test_cluster import SHIPPED, write_catalog
+from tests.raylets import RayCluster
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="hides the catalog from the nodes, by a mount"),
+    pytest.mark.skipif(V4 not in detect().classes, reason="needs a CPU of x86-64-v4, one node of which is told to be a lesser one"),
+]
+
+DRIVE = Path(__file__).parents[1] / "pipeline" / "drive.py"
+HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
+
+
+def test_nodes_that_share_nothing_but_the_bucket(
+    bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = write_catalog(tmp_path / "catalog", SHIPPED.format())
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(torch.nn.Linear(16, 16)), str(tmp_path / "catalog" / "linear.pt"))
+    save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, tmp_path / "catalog" / "samples.safetensors")
+    hidden = ("unshare", "--mount", "sh", "-c", HIDE, str(tmp_path / "catalog"))
+    with RayCluster(tmp_path / "cluster") as cluster:
+        for count, name in ((2, V4), (1, V3)):
+            own = {"XDG_CACHE_HOME": str(tmp_path / f"cache of {name}")}
+            cluster.start(num_cpus=count, classes=[name], before=hidden, environ=own)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of the driver"))
+        places = (catalog, bucket, f"sqlite:///{tmp_path}/mlflow.db", "far", tmp_path / "out.json", V3, V4)
+        done = cluster.run([sys.executable, "-u", str(DRIVE), *map(str, places)], timeout_s=500)
+        assert done.returncode == 0, done.stdout
+    found = {(item["model"], item["device_class"]): item for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]}
+    assert len(found) == 6
+    assert {item["verdict"] for item in found.values()} <= {"published", "kept-eager"}
+    for name in ("good", "file"):
+        assert Store.open(bucket).version(name).number == 1
+    assert freezer.load("file", store=bucket)(torch.ones(4, 16)).shape == (4, 16)
+    work = [name.split("/")[1] for name in objects(s3_address, bucket.removeprefix("s3://")) if name.startswith(".coldpress/")]
+    assert set(work) == {"candidates", "ledger", "logs", "sources"}
+    for name in (V3, V4):
+        (node,) = (tmp_path / f"cache of {name}" / "coldpress" / "work").iterdir()
+        assert (node / ".coldpress" / "sources").is_dir(), "what it built of came through the bucket"
+        assert list((node / ".coldpress" / "staging").iterdir()) == []
+        assert not (node / ".coldpress" / "candidates").exists()

@@ -1,0 +1,81 @@
+"""Campaigns whose store is a bucket: nothing but the store is shared, and a kill loses nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import freezer
+from freezer.device_class import PORTABLE
+from freezer.store import Store
+from tests.buckets import objects
+from tests.pipeline.test_cluster import SLOW_CATALOG, built_in, drive, environment, outcomes, run, wait_for, write_catalog
+
+pytestmark = pytest.mark.cluster
+
+ENTRY = """
+  - name: m{i}
+    source: "python:campaign_models:slow_to_build"
+    args: {{width: {w}, seconds: 1.0}}
+    inputs: [{{shape: [1, {w}]}}]"""
+
+
+def command_of(folder: Path, bucket: str, campaign: str = "test") -> list[str]:
+    """Of a quick campaign that publishes to a bucket."""
+    words = drive(folder, campaign)
+    return [*(bucket if word == str(folder / "store") else word for word in words), PORTABLE]
+
+
+def test_a_campaign_that_is_killed_goes_on_from_the_bucket_alone(
+    bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = "".join(ENTRY.format(i=i, w=8 + i) for i in range(2))
+    write_catalog(tmp_path, SLOW_CATALOG.format(entries=entries))
+    command = command_of(tmp_path, bucket)
+    with subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        first = wait_for(process, " built m0")
+        process.send_signal(signal.SIGKILL)
+        first += process.communicate(timeout=60)[0] or ""
+    done = built_in(first)
+    assert done
+    time.sleep(5)  # the cluster of a driver that was killed ends by itself
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    again = run(command, tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert built_in(again.stdout).isdisjoint(done)
+    assert {name: found["verdict"] for name, found in outcomes(tmp_path).items()} == {
+        (f"m{i}", PORTABLE): "published" for i in range(2)
+    }
+    store = Store.open(bucket)
+    assert [store.versions(f"m{i}") for i in range(2)] == [[1], [1]]
+    model = freezer.load("m0", store=bucket)
+    assert model(torch.ones(1, 8)).shape[0] == 1
+    left = objects(s3_address, bucket.removeprefix("s3://"))
+    work = sorted({name.split("/")[1] for name in left if name.startswith(".coldpress/")})
+    assert work == ["candidates", "ledger", "logs"], "what was judged is published, and no lock or lease is left"
+
+
+@pytest.mark.slow
+def test_status_replay_and_another_campaign_read_the_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_catalog(tmp_path, SLOW_CATALOG.format(entries=ENTRY.format(i=0, w=8)))
+    done = run(command_of(tmp_path, bucket), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    places = ["--store", bucket, "--tracking-uri", f"sqlite:///{tmp_path}/other.db"]
+    replayed = run([sys.executable, "-m", "jobs.replay", "test", *places, "--mlflow-artifacts", "reference"], tmp_path)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "campaign test: 1 outcomes logged" in replayed.stdout
+    status = run([sys.executable, "-m", "jobs.status", "test", "--store", bucket, "--json"], tmp_path)
+    assert status.returncode == 0, status.stdout + status.stderr
+    assert json.loads(status.stdout)["state"] == "finished"
+    unchanged = run(command_of(tmp_path, bucket, "another"), tmp_path)
+    assert unchanged.returncode == 0, unchanged.stdout + unchanged.stderr
+    assert not built_in(unchanged.stdout)
+    assert all(found["cached"] for found in outcomes(tmp_path).values())
