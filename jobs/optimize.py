@@ -35,7 +35,7 @@ def main(
     catalog: Annotated[
         str, typer.Argument(help="A catalog: .yaml, .jsonl or .parquet; or `mlflow:` or `mlflow:@ALIAS` for a whole registry.")
     ],
-    store: Annotated[str, typer.Option(help="Where artifacts are published: a local folder.")] = "./store",
+    store: Annotated[str, typer.Option(help="Where artifacts are published: a folder, s3:// or gs://.")] = "./store",
     tracking_uri: Annotated[str, typer.Option(help="Of MLflow.")] = "sqlite:///mlflow.db",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: a local Ray for this run.")] = None,
     campaign: Annotated[

@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     campaign: Annotated[str | None, typer.Argument(help="The campaign to show.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every campaign of the store, in order of time.")] = False,
-    store: Annotated[str, typer.Option(help="That the campaign published to: a local folder.")] = "./store",
+    store: Annotated[str, typer.Option(help="That the campaign published to: a folder, s3:// or gs://.")] = "./store",
     tracking_uri: Annotated[str, typer.Option(help="Of MLflow.")] = "sqlite:///mlflow.db",
     mlflow_artifacts: Annotated[
         Literal["copy", "reference"], typer.Option(help="Whether MLflow holds whole artifacts, or references to the store.")

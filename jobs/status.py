@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     campaign: Annotated[str, typer.Argument(help="Its name.")],
-    store: Annotated[str, typer.Option(help="That the campaign publishes to: a local folder.")] = "./store",
+    store: Annotated[str, typer.Option(help="That the campaign publishes to: a folder, s3:// or gs://.")] = "./store",
     address: Annotated[str | None, typer.Option(help="Of the head's dashboard, http://HEAD:8265, to see its job too.")] = None,
     ca: Annotated[str | None, typer.Option(help="Certificates that an https:// address is verified by.")] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from freezer.device_class import device_class
 from freezer.durable import write_whole
+from freezer.errors import IntegrityError
 from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
@@ -261,8 +262,8 @@ def judge(request: JudgeRequest) -> JudgeResult:
     if done is not None:
         return JudgeResult.from_json(json.loads(done))
     with _staging(place) as staging:
-        for key in request.builds.values() if place.remote else ():
-            place.bring("candidates", key, staging / "candidates" / key)
+        if place.remote is not None:
+            _bring_candidates(place, request, staging / "candidates")
         end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
         if end.kind != "ok":
             return _failed_judge(request, end)
@@ -275,6 +276,22 @@ def judge(request: JudgeRequest) -> JudgeResult:
             if not place.keep(staging / "judged", "judged", request.key):
                 return _failed_judge(request, replace(end, **REMOVED))
         return result
+
+
+def _bring_candidates(place: Workplace, request: JudgeRequest, folder: Path) -> None:
+    """Have the candidates of a judge on this machine.
+
+    Raises:
+        IntegrityError: one is gone, or damaged, and gone now: the next start builds it again.
+    """
+    for recipe, key in request.builds.items():
+        try:
+            found = place.bring("candidates", key, folder / key)
+        except IntegrityError:
+            place.drop("candidates", key)
+            raise
+        if not found:
+            raise IntegrityError(f"the candidate of {recipe} is gone from the store {request.store}; run the campaign again")
 
 
 @contextlib.contextmanager

@@ -179,3 +179,17 @@ def bucket(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     name = f"bucket-{uuid.uuid4().hex[:12]}"
     make_bucket(s3_address, name)
     return f"s3://{name}/models"
+
+
+@pytest.fixture
+def gs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URI of a place in an empty bucket of an emulator of Google's servers."""
+    server_module = pytest.importorskip("gcp_storage_emulator.server")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server = server_module.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+    server.start()
+    try:
+        port = server._api._httpd.server_address[1]
+        yield f"gs://anonymous@bucket/models?endpoint_override=127.0.0.1:{port}&scheme=http&retry_limit_seconds=2"
+    finally:
+        server.stop()

@@ -49,7 +49,8 @@ def test_nodes_that_share_nothing_but_the_bucket(
         assert done.returncode == 0, done.stdout
     found = {(item["model"], item["device_class"]): item for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]}
     assert len(found) == 6
-    assert {item["verdict"] for item in found.values()} <= {"published", "kept-eager"}
+    assert {item["verdict"] for item in found.values()} <= {"published", "kept-eager", "unstable"}  # the last where others time too
+    assert {found[name, "portable"]["verdict"] for name in ("good", "file")} == {"published"}
     for name in ("good", "file"):
         assert Store.open(bucket).version(name).number == 1
     assert freezer.load("file", store=bucket)(torch.ones(4, 16)).shape == (4, 16)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -408,20 +407,6 @@ def test_a_lock_keeps_others_out_until_its_holder_ends_or_dies(bucket: str, monk
 
 
 # Google
-
-
-@pytest.fixture
-def gs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URI of a place in an empty bucket of an emulator of Google's servers."""
-    server_module = pytest.importorskip("gcp_storage_emulator.server")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    server = server_module.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
-    server.start()
-    try:
-        port = server._api._httpd.server_address[1]
-        yield f"gs://anonymous@bucket/models?endpoint_override=127.0.0.1:{port}&scheme=http&retry_limit_seconds=2"
-    finally:
-        server.stop()
 
 
 def test_a_store_in_a_bucket_of_google(gs: str, scripted: Frozen, portable: Frozen, one: Artifact, tmp_path: Path) -> None:

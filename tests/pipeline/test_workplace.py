@@ -203,3 +203,18 @@ def test_of_two_drivers_that_start_at_once_one_goes_on(bucket: str, tmp_path: Pa
     with pytest.raises(InfrastructureError, match="is being run by another driver"), campaign_lock(tmp_path, "c", remote=remote):
         pass
     assert read_holder(rival) is not None, "the rival's lease stays"
+
+
+def test_the_same_in_a_bucket_of_google(gs: str, tmp_path: Path) -> None:
+    here, there = machine(gs, tmp_path / "here"), machine(gs, tmp_path / "there")
+    assert here.keep(made(tmp_path / "made"), "candidates", "key")
+    assert there.had("candidates", "key")
+    assert there.bring("candidates", "key", tmp_path / "brought")
+    store = Store.open(gs)
+    with Ledger(store, "one") as ledger:
+        ledger.append("build", "key", model="m", device_class="portable", data={})
+        assert [row.key for row in read_rows(ledger_folder(Store.open(gs)))] == ["key"]
+        with pytest.raises(InfrastructureError, match="is being run by another driver"), Ledger(store, "one"):
+            pass
+    here.drop("candidates", "key")
+    assert not there.has("candidates", "key")
