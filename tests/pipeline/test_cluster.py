@@ -218,7 +218,8 @@ def built_in(text: str) -> set[str]:
     return {" ".join(line.split()[2:5]) for line in text.splitlines() if line.split()[1:2] == ["built"]}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_driver_loses_nothing_and_repeats_no_finished_build(tmp_path: Path, how: signal.Signals) -> None:
     slow_catalog(tmp_path, 3)
     command = [sys.executable, "-u", *drive(tmp_path)[1:], PORTABLE]
