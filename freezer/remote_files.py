@@ -29,6 +29,12 @@ CHUNK_BYTES = 8 << 20
 NUM_AT_ONCE = 16
 """Requests that only ask whether something is there."""
 
+WRITTEN_ONCE = ("/blobs/", ".arrow")
+"""In paths of objects whose content never changes."""
+
+GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
+"""What S3's servers say of an object that is not there."""
+
 SETTLE_S = 0.5
 """Between the write of a lock and the look whether it stayed: longer than another's look and write take."""
 
@@ -70,10 +76,17 @@ class RemoteFiles:
         return f"{self._bucket.where}/{path}" if path else self._bucket.uri
 
     def read(self, path: str) -> bytes:
-        """The content of an object."""
-        with self._told(), self._fs.open_input_stream(self._at(path)) as stream:
-            content: bytes = stream.read()
-            return content
+        """The content of an object, as one writer left it.
+
+        pyarrow asks for the size and then for as many bytes: of an object that was written anew in between, for a part of it.
+        """
+        while True:
+            with self._told(), self._fs.open_input_stream(self._at(path)) as stream:
+                content: bytes = stream.read()
+            if any(name in path for name in WRITTEN_ONCE) or (size := self._size(path)) == len(content):
+                return content
+            if size is None:
+                raise FileNotFoundError(self.where(path))
 
     def write(self, path: str, data: bytes) -> None:
         """Write an object, in the place of one that is there."""
@@ -204,6 +217,8 @@ class RemoteFiles:
         except FileNotFoundError:
             raise
         except (OSError, ArrowException) as error:
+            if any(word in str(error) for word in GONE):  # between two requests that pyarrow makes
+                raise FileNotFoundError(str(error)) from error
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
                 raise
             lines = str(error).strip().splitlines() or [type(error).__name__]

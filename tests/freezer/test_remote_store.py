@@ -406,6 +406,35 @@ def test_a_lock_keeps_others_out_until_its_holder_ends_or_dies(bucket: str, monk
     assert order[-1] == "third"
 
 
+def test_what_is_written_meanwhile_is_read_whole(bucket: str, s3_address: str) -> None:
+    """An object that is written and removed all the time, each time of another size, is read as it was at some time."""
+    files, path = Store.open(bucket)._files, f"{place_of(bucket)}/tiny/index.json"
+    ended = threading.Event()
+
+    def write() -> None:
+        rival = Store.open(bucket).remote
+        assert rival is not None
+        while not ended.is_set():
+            for size in (10, 300, 20, 5000):
+                overwrite(s3_address, path, json.dumps({"": "x" * size}).encode())
+            rival.remove("tiny/index.json")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = []
+    try:
+        for _ in range(150):
+            try:
+                found.append(len(json.loads(files.read("tiny/index.json"))[""]))
+            except FileNotFoundError:
+                found.append(0)
+    finally:
+        ended.set()
+        writer.join(30)
+    assert set(found) <= {0, 10, 300, 20, 5000}
+    assert len(set(found)) > 1
+
+
 # Google
 
 
