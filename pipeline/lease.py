@@ -3,6 +3,9 @@
     STORE/.coldpress/ledger/lock-<campaign>          flock: exact on one machine, and wherever the file system shares its locks
     STORE/.coldpress/ledger/lease-<campaign>.json    who drives, written anew every HEARTBEAT_S; gone when the driver ends by itself
 
+In a bucket the lease is an object, without a lock: written, and looked at again after SETTLE_S, by when any other that saw none has
+written too.
+
 A lease is free when its process is seen dead (same boot, same process namespace), or when its content has stayed the same for
 `expiry_s` of the observer's own monotonic clock: the clocks of two machines are never compared. Whoever takes it writes a token of
 its own. A driver looks for its token before each write (`Lease.check`), so one that slept, or whose disk hung, writes nothing more.

@@ -4,6 +4,8 @@
     STORE/.coldpress/ledger/lock-<campaign>         held by the one driver of a campaign, and
     STORE/.coldpress/ledger/lease-<campaign>.json   who that is (lease.py)
 
+Of a store in a bucket the same are objects there, and each machine has a copy of the parts (mirror.py).
+
 A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size become one, so that a folder
 holds some dozens however many rows there are, and a row is written again two or three times in all. Of a campaign the newest row
 of each key stays, so that every campaign can be shown again as it was.

@@ -40,12 +40,18 @@ def test_nodes_that_share_nothing_but_the_bucket(
     save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, tmp_path / "catalog" / "samples.safetensors")
     hidden = ("unshare", "--mount", "sh", "-c", HIDE, str(tmp_path / "catalog"))
     with RayCluster(tmp_path / "cluster") as cluster:
-        for count, name in ((2, V4), (1, V3)):
-            own = {"XDG_CACHE_HOME": str(tmp_path / f"cache of {name}")}
-            cluster.start(num_cpus=count, classes=[name], before=hidden, environ=own)
+        own = {name: {"XDG_CACHE_HOME": str(tmp_path / f"cache of {name}")} for name in (V3, V4)}
+        cluster.start(num_cpus=2, classes=[V4], before=hidden, environ=own[V4])
+        deaf = cluster.start(num_cpus=1, classes=[V3], environ={**own[V3], "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of the driver"))
         places = (catalog, bucket, f"sqlite:///{tmp_path}/mlflow.db", "far", tmp_path / "out.json", V3, V4)
-        done = cluster.run([sys.executable, "-u", str(DRIVE), *map(str, places)], timeout_s=500)
+        command = [sys.executable, "-u", str(DRIVE), *map(str, places)]
+        refused = cluster.run(command)
+        assert f"1 node(s) do not reach the store {bucket}, the first is " in refused.stdout
+        assert "StoreUnreachableError" in refused.stdout, "what that node says"
+        deaf.stop()
+        cluster.start(num_cpus=1, classes=[V3], before=hidden, environ=own[V3])
+        done = cluster.run(command, timeout_s=400)
         assert done.returncode == 0, done.stdout
     found = {(item["model"], item["device_class"]): item for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]}
     assert len(found) == 6

@@ -72,6 +72,11 @@ def test_status_replay_and_another_campaign_read_the_bucket(bucket: str, tmp_pat
     replayed = run([sys.executable, "-m", "jobs.replay", "test", *places, "--mlflow-artifacts", "reference"], tmp_path)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "campaign test: 1 outcomes logged" in replayed.stdout
+    script = (
+        "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1]); print(mlflow.pyfunc.load_model('models:/m0@portable').metadata)"
+    )
+    loaded = run([sys.executable, "-W", "ignore", "-c", script, places[-1]], tmp_path)
+    assert loaded.returncode == 0, "what is registered by reference is loaded from the bucket: " + loaded.stderr
     status = run([sys.executable, "-m", "jobs.status", "test", "--store", bucket, "--json"], tmp_path)
     assert status.returncode == 0, status.stdout + status.stderr
     assert json.loads(status.stdout)["state"] == "finished"
