@@ -74,6 +74,12 @@ class Driver:
         self.process.send_signal(how)
         self.end(60)
 
+    def end_now(self) -> None:
+        """Leave nothing of it."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(30)
+
     @property
     def built(self) -> Counter[str]:
         """`model class recipe` of each build that it says was done, and how often."""
@@ -91,6 +97,7 @@ class Site:
         seconds: that each takes to load, so that faults strike in mid-build.
         classes: of the entries, besides portable.
         server_uri: of an MLflow server, where the scenario has one.
+        stands: whether head and node are there already, and stay.
         struck_at: when the fault began, by the monotonic clock.
         recovery_s: from then to the end of the campaign.
         num_found: outcomes that are in the ledger at the end.
@@ -105,6 +112,7 @@ class Site:
     classes: tuple[str, ...] = (V4, V3)
     campaign: str = "faults"
     server_uri: str | None = None
+    stands: bool = False
     drivers: list[Driver] = field(default_factory=list)
     struck_at: float = 0.0
     recovery_s: float = 0.0
@@ -135,10 +143,14 @@ class Site:
 
     def head(self, *classes: str, num_cpus: int = 1, **more: Any) -> Raylet:
         """The head."""
+        if self.stands:
+            return self.cluster.raylets[0]
         return self.cluster.start(num_cpus=num_cpus, classes=classes or (V4,), **more)
 
     def node(self, *classes: str, num_cpus: int = 1, **more: Any) -> Raylet:
         """A further node."""
+        if self.stands:
+            return self.cluster.raylets[1]
         return self.cluster.start(num_cpus=num_cpus, classes=classes or (V3,), **more)
 
     def drive(

@@ -15,6 +15,7 @@ from tests.cluster.conftest import V4
 from tests.faults.sites import Site, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
+on_the_standing_cluster = pytest.mark.usefixtures("standing")
 
 FAILING = Path(__file__).with_name("failing_disk.c")
 MB = 1024 * 1024
@@ -51,6 +52,7 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
+@on_the_standing_cluster
 def test_the_stores_disk_is_full_for_a_while(site: Site, store_of_its_own: Path) -> None:
     site.head()
     site.node()
@@ -113,6 +115,7 @@ def test_the_store_and_the_builds_own_files_fail_one_write_in_three(site: Site, 
     site.recovered(driver, again=site.drive(environ=failing))
 
 
+@on_the_standing_cluster
 def test_a_candidate_is_damaged_between_its_build_and_its_judge(site: Site) -> None:
     """A bit flips in the payload that the judge is about to open: it must not be published."""
     site.head()
@@ -131,6 +134,7 @@ def test_a_candidate_is_damaged_between_its_build_and_its_judge(site: Site) -> N
     site.recovered(driver, again=site.drive())
 
 
+@on_the_standing_cluster
 def test_the_last_part_of_the_ledger_is_cut_short(site: Site) -> None:
     """As after a power cut on a disk that lied about its sync."""
     site.names = "ab"
@@ -156,6 +160,7 @@ def test_the_last_part_of_the_ledger_is_cut_short(site: Site) -> None:
     site.check_whole()
 
 
+@on_the_standing_cluster
 @pytest.mark.parametrize("jump_s", [7 * 86_400, -7 * 86_400], ids=["forward", "back"])
 def test_the_drivers_clock_jumps(site: Site, jump_s: int) -> None:
     """By a week, between one task and the next; monotonic clocks go on, as they do when NTP sets the time."""

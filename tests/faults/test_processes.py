@@ -18,6 +18,7 @@ from tests.faults.sites import Site, wait_until
 from tests.raylets import DIES_WITH_US, Raylet, free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
+on_the_standing_cluster = pytest.mark.usefixtures("standing")
 
 
 def workers(raylet: Raylet, task: str) -> list[psutil.Process]:
@@ -31,6 +32,7 @@ def children(raylet: Raylet) -> list[psutil.Process]:
     return [child for server in servers for child in server.children() if child.pid != server.pid]
 
 
+@on_the_standing_cluster
 def test_nothing_happens(site: Site) -> None:
     """What the others are to be held against: how long a campaign takes from its first build to its end."""
     site.head()
@@ -41,6 +43,7 @@ def test_nothing_happens(site: Site) -> None:
     site.recovered(driver)
 
 
+@on_the_standing_cluster
 def test_a_worker_is_killed_in_mid_build(site: Site) -> None:
     head = site.head()
     site.node()
@@ -54,6 +57,7 @@ def test_a_worker_is_killed_in_mid_build(site: Site) -> None:
     assert "attempt 2 of" in driver.said
 
 
+@on_the_standing_cluster
 def test_a_worker_is_killed_in_mid_judge(site: Site) -> None:
     head = site.head()
     site.node()
@@ -67,6 +71,7 @@ def test_a_worker_is_killed_in_mid_judge(site: Site) -> None:
     assert "attempt 2 of" in driver.said
 
 
+@on_the_standing_cluster
 def test_the_child_of_a_build_is_killed(site: Site) -> None:
     head = site.head()
     site.node()
@@ -80,6 +85,7 @@ def test_the_child_of_a_build_is_killed(site: Site) -> None:
     assert "attempt 2 of" in driver.said
 
 
+@on_the_standing_cluster
 def test_the_forkserver_of_a_worker_is_killed(site: Site) -> None:
     head = site.head()
     site.node()
@@ -161,6 +167,7 @@ def test_a_node_joins_late(site: Site) -> None:
     site.recovered(driver)
 
 
+@on_the_standing_cluster
 @pytest.mark.parametrize("at", [f"build a {V4}", f"judge a {V4}", "published"], ids=lambda at: at.split()[0])
 def test_the_driver_is_killed(site: Site, at: str) -> None:
     site.names = "ab" if at == "published" else "a"
@@ -173,6 +180,7 @@ def test_the_driver_is_killed(site: Site, at: str) -> None:
     site.recovered(driver, again=site.drive())
 
 
+@on_the_standing_cluster
 def test_the_driver_is_killed_while_it_publishes(site: Site) -> None:
     """At the first blob that lies in the store: between it and the index."""
     site.head()
@@ -223,6 +231,7 @@ def server(site: Site) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
         _kill_tree(process)
 
 
+@on_the_standing_cluster
 def test_the_mlflow_server_is_killed(site: Site, server: Callable[[], subprocess.Popen[bytes]]) -> None:
     """Models are published all the same; a replay brings the server up to date once it runs again."""
     site.names = "ab"
@@ -265,6 +274,7 @@ def _kill_tree(process: subprocess.Popen[bytes]) -> None:
         process.wait(30)
 
 
+@on_the_standing_cluster
 def test_a_second_driver_of_the_campaign_refuses(site: Site) -> None:
     site.head()
     site.node()
@@ -277,6 +287,7 @@ def test_a_second_driver_of_the_campaign_refuses(site: Site) -> None:
     site.recovered(driver)
 
 
+@on_the_standing_cluster
 def test_two_campaigns_share_the_cluster_and_the_store(site: Site) -> None:
     """Of the same catalog: what one has built, the other need not build."""
     site.names = "ab"
@@ -294,6 +305,7 @@ def test_two_campaigns_share_the_cluster_and_the_store(site: Site) -> None:
     site.check_nothing_left()
 
 
+@on_the_standing_cluster
 def test_a_driver_hangs_and_comes_back(site: Site) -> None:
     """On its own machine nobody takes over what a living process holds."""
     site.head()
