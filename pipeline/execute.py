@@ -356,8 +356,9 @@ class Executor:
             task.avoid.add(failed.node_id)
             how = ", on another node if there is one"
         if decision.more_memory:
-            task.memory_bytes = memory_for_next(task.memory_bytes, max(failed.peak_bytes, failed.tried_bytes or 0))
-            how = f", with {task.memory_bytes / 1e9:.1f} GB kept free" if task.memory_bytes else how
+            used = max(failed.peak_bytes, failed.tried_bytes or 0)  # 0 where Ray has killed the worker, which tells nothing
+            task.memory_bytes = memory_for_next(task.demand.asked, used)
+            how = f", with {task.memory_bytes / 1e9:.1f} GB kept free"
         number = len(task.failures) + 1
         text = f"{task.what}: {failed.failure}: {failed.message}; attempt {number} of {number - 1 + left}{how}"
         self._show(Event(kind="note", text=text))

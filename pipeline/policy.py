@@ -138,9 +138,9 @@ def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> 
     return max(0, min(decide(kind, code).attempts - before.count(kind), MOST_ATTEMPTS - len(before)))
 
 
-def memory_for_next(asked_bytes: int | None, used_bytes: int) -> int:
+def memory_for_next(asked_bytes: int, used_bytes: int) -> int:
     """How much memory to keep free for another attempt: twice what was kept for the last, or what it used."""
-    return 2 * max(asked_bytes or 0, used_bytes)
+    return 2 * max(asked_bytes, used_bytes)
 
 
 def is_kept(

@@ -179,11 +179,17 @@ class Jobs:
             InfrastructureError: the cluster does not answer any more; the message says that the job may go on.
         """
         seen, failures = skip, 0
+
+        def write_and_count(text: str) -> None:  # a connection that breaks raises: what it has brought until then is shown
+            nonlocal seen
+            write(text)
+            seen += len(text)
+
         while True:
             try:
                 if self.info(job_id).status != "PENDING":
                     with self._told():
-                        seen = asyncio.run(self._tail(job_id, write, seen))
+                        asyncio.run(self._tail(job_id, write_and_count, seen))
                 job = self.info(job_id)
                 failures = 0
             except InfrastructureError as error:
@@ -199,16 +205,14 @@ class Jobs:
                 return job
             time.sleep(0.5)
 
-    async def _tail(self, job_id: str, write: Callable[[str], None], seen: int) -> int:
-        """Write what follows the first `seen` characters of a log, until its connection ends; how many were seen then."""
+    async def _tail(self, job_id: str, write: Callable[[str], None], seen: int) -> None:
+        """Write what follows the first `seen` characters of a log, until its connection ends."""
         position = 0
         async for piece in self._client.tail_job_logs(job_id):
             fresh = piece[max(0, seen - position) :]
             position += len(piece)
             if fresh:
                 write(fresh)
-                seen = position
-        return max(seen, position)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

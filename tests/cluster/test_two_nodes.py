@@ -88,7 +88,7 @@ def test_two_campaigns_build_and_judge_on_two_nodes_and_every_judge_is_alone(clu
 def test_a_neighbour_would_have_changed_the_verdict(cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With protection a judge has its node to itself; the same judge as one task among others finds the node disturbed.
 
-    Slow, since it needs a machine that does nothing else.
+    Slow, since it needs a machine that does next to nothing else: three undisturbed rounds within 16 seconds.
     """
     for name in ("HOME", "RAY_AUTH_MODE"):
         monkeypatch.setenv(name, cluster.environment[name])
@@ -100,7 +100,7 @@ def test_a_neighbour_would_have_changed_the_verdict(cluster: RayCluster, tmp_pat
             spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
             samples=None,
             task_metric=None,
-            limits=Limits(speedup_min=0.0, timeout_s=300),
+            limits=Limits(speedup_min=1.05, timeout_s=300),
             device_classes=(V4,),
             recipes=("torchscript-frozen",),
             files=(),
@@ -111,7 +111,7 @@ def test_a_neighbour_would_have_changed_the_verdict(cluster: RayCluster, tmp_pat
         "store": str(tmp_path),
     }
     # The share of the cores that others may take is between what a machine of other tests takes, and one core of two.
-    policy = SamplingPolicy(time_limit_s=2.0, warmup_s=0.2, min_rounds=3, busy_limit=0.35, steal_limit=2.0)
+    policy = SamplingPolicy(time_limit_s=8.0, warmup_s=0.2, min_rounds=3, busy_limit=0.35, steal_limit=2.0)
     with connect(cluster.address) as ray:
         node = next(node for node in ray.nodes() if V4 in node.classes)
         place: dict[str, Any] = {"device_class_": V4, "node": node}

@@ -91,9 +91,9 @@ def test_attempts_are_bounded_by_kind_and_in_all() -> None:
 
 
 def test_the_next_attempt_has_twice_the_memory() -> None:
-    assert memory_for_next(None, 3) == 6
+    assert memory_for_next(2, 3) == 6
     assert memory_for_next(4, 3) == 8
-    assert memory_for_next(None, 0) == 0
+    assert memory_for_next(1, 0) == 2, "nobody knows what a worker used that Ray killed"
 
 
 def test_what_the_next_campaign_takes_over() -> None:
@@ -235,8 +235,9 @@ def test_node_deaths_are_bounded_and_told(place: Store) -> None:
 def test_rays_out_of_memory_is_one_of_memory_and_tried_once_more(place: Store) -> None:
     killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
     with Ledger(place, "c") as ledger:
-        [(_, outcome)], cluster, _ = executed(place, ledger, [killed] * 2, plan_of(place, ledger))
+        [(_, outcome)], cluster, notes = executed(place, ledger, [killed] * 2, plan_of(place, ledger))
     assert len(cluster.started) == 2
+    assert notes[0].endswith("attempt 2 of 2, with 2.0 GB kept free"), "twice of what was asked for"
     assert (outcome.failure, outcome.code) == ("memory", "CP-MEMORY-NODE")
 
 

@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from pipeline.ledger import Ledger
 from pipeline.locations import is_relative
 from pipeline.submission import Job, job_prefix
 from pipeline.working_dir import gather, stage
+from tests.pipeline.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]
 PLACES = ["--store", "/shared/store", "--tracking-uri", "http://127.0.0.1:5000"]
@@ -170,66 +169,11 @@ def test_status_of_a_campaign_that_runs_that_died_and_that_ended(tmp_path: Path)
 # On a head
 
 
-class Head:
-    """A head with token authentication, its dashboard's address, and the environment of a client."""
-
-    def __init__(self, address: str, environ: dict[str, str]) -> None:
-        self.address, self.environ = address, environ
-
-    def submit(self, folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-        command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *arguments, "--address", self.address, *places]
-        command += ["--python", sys.executable]
-        environ = {**self.environ, **environ}
-        return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    home = tmp_path_factory.mktemp("home")
-    environ = {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-    environ.pop("RAY_ADDRESS", None)
-    # In /tmp itself: the paths of Ray's sockets must stay below 108 characters.
-    temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")
-    port = free_port()
-    command = [
-        str(Path(sys.executable).with_name("ray")),
-        "start",
-        "--head",
-        "--node-ip-address=127.0.0.1",
-        f"--port={free_port()}",
-    ]
-    command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={port}", "--dashboard-agent-listen-port=0", "--num-cpus=2"]
-    command += ["--labels=coldpress.dev/portable=true", "--object-store-memory=100000000", "--disable-usage-stats"]
-    with (
-        (home / "ray.log").open("w") as log,
-        subprocess.Popen(
-            [*command, f"--temp-dir={temporary}", "--block"],
-            env=environ,
-            cwd=home,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            for _ in range(1200):
-                if "Ray runtime started" in (home / "ray.log").read_text():
-                    break
-                assert process.poll() is None, (home / "ray.log").read_text()
-                time.sleep(0.1)
-            yield Head(f"http://127.0.0.1:{port}", {**environ, "PYTHONPATH": str(ROOT)})
-        finally:
-            process.terminate()
-            process.wait(30)
-            shutil.rmtree(temporary, ignore_errors=True)
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    with started_head(tmp_path_factory.mktemp("home"), token) as found:
+        yield found
 
 
 @pytest.mark.cluster

@@ -1,0 +1,186 @@
+"""A real head with its dashboard, jobs that are submitted to it, a terminal that a person sits at, and a line that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.raylets import LOOPBACK, ROOT, START_S, free_port
+
+AT_ITS_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+"""A program that takes its standard input for the terminal that interrupts it, and becomes another."""
+
+
+class Head:
+    """A head, its dashboard's address, its own, and the environment of a client."""
+
+    def __init__(self, address: str, gcs_address: str, environ: dict[str, str]) -> None:
+        self.address, self.gcs_address, self.environ = address, gcs_address, environ
+
+    def command(self, folder: Path, *arguments: str, address: str | None = None) -> list[str]:
+        """Of a submission; store and database are in `folder`."""
+        places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+        command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *arguments, "--address", address or self.address, *places]
+        return [*command, "--python", sys.executable]
+
+    def submit(self, folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        environ = {**self.environ, **environ}
+        command = self.command(folder, *arguments)
+        return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+
+@contextlib.contextmanager
+def started_head(home: Path, variables: Mapping[str, str]) -> Iterator[Head]:
+    """A head on loopback for the length of a block, with these variables."""
+    environ = {**os.environ, "HOME": str(home), "PYTHONWARNINGS": "ignore", **variables}
+    environ.pop("RAY_ADDRESS", None)
+    # In /tmp itself: the paths of Ray's sockets must stay below 108 characters.
+    temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")
+    port, gcs_port, log = free_port(), free_port(), home / "ray.log"
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--node-ip-address={LOOPBACK}", f"--port={gcs_port}"]
+    command += [f"--dashboard-host={LOOPBACK}", f"--dashboard-port={port}", "--dashboard-agent-listen-port=0", "--num-cpus=2"]
+    command += ["--labels=coldpress.dev/portable=true", "--object-store-memory=100000000", "--disable-usage-stats"]
+    command += [f"--ray-client-server-port={free_port()}", f"--temp-dir={temporary}", "--block"]
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, env=environ, cwd=home, stdout=file, stderr=subprocess.STDOUT, start_new_session=True) as process,
+    ):
+        try:
+            deadline = time.monotonic() + START_S
+            while "Ray runtime started" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            environ = {**environ, "PYTHONPATH": str(ROOT)}
+            yield Head(f"http://{LOOPBACK}:{port}", f"{LOOPBACK}:{gcs_port}", environ)
+        finally:
+            process.terminate()
+            process.wait(30)
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+class Terminal:
+    """A program at a terminal of its own; what is typed reaches it as a person's keys do."""
+
+    def __init__(self, command: list[str], *, cwd: Path, environ: Mapping[str, str]) -> None:
+        self._screen, theirs = pty.openpty()
+        self.said = ""
+        self._read = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", AT_ITS_TERMINAL, *command],
+            cwd=cwd,
+            env=environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(30)
+        os.close(self._screen)
+
+    def type(self, keys: str) -> None:
+        """Press keys; "\\x03" is Ctrl-C, "\\x04" the end of input."""
+        os.write(self._screen, keys.encode())
+
+    def until(self, words: str, limit_s: float = 120.0) -> str:
+        """What it has said since the last time, up to these words."""
+        deadline = time.monotonic() + limit_s
+        while words not in self.said[self._read :]:
+            assert time.monotonic() < deadline, f"{words!r} was not said:\n{self.said}"
+            assert self._take(1.0), f"it ended without {words!r}:\n{self.said}"
+        end = self.said.index(words, self._read) + len(words)
+        found, self._read = self.said[self._read : end], end
+        return found
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def ended(self, limit_s: float = 120.0) -> int:
+        """Its exit code."""
+        deadline = time.monotonic() + limit_s
+        while self._take(1.0):
+            assert time.monotonic() < deadline, self.said
+        return self._process.wait(30)
+
+    def _take(self, limit_s: float) -> bool:
+        """Take in what is on the screen; whether the program may say more."""
+        if not select.select([self._screen], [], [], limit_s)[0]:
+            return True
+        with contextlib.suppress(OSError):  # Linux says so when the last program at a terminal is gone
+            data = os.read(self._screen, 1 << 16)
+            self.said += data.decode(errors="replace").replace("\r\n", "\n")
+            return bool(data)
+        return False
+
+
+class Line:
+    """A line to a port of this machine, which can be cut, and mended."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._whole = port, True
+        self._ends: list[socket.socket] = []
+        self._server = socket.create_server((LOOPBACK, 0))
+        self.address = f"http://{LOOPBACK}:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Break all connections, and take no new ones."""
+        self._whole = False
+        ends, self._ends = self._ends, []
+        for end in ends:
+            _close(end)
+
+    def mend(self) -> None:
+        """Take connections again."""
+        self._whole = True
+
+    def close(self) -> None:
+        """Give the port back."""
+        self.cut()
+        self._server.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                theirs = self._server.accept()[0]
+                if not self._whole:
+                    _close(theirs)
+                    continue
+                ours = socket.create_connection((LOOPBACK, self._port))
+                self._ends += [theirs, ours]
+                for one, other in ((theirs, ours), (ours, theirs)):
+                    threading.Thread(target=_carry, args=(one, other), daemon=True).start()
+
+
+def _carry(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+    _close(other)
+
+
+def _close(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
