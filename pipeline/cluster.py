@@ -27,8 +27,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.device_class import DEVICE_CLASSES, PORTABLE, available_threads, detect, device_class
 from freezer.errors import InfrastructureError
-from pipeline.head import LOOK_S, Head, check_answers
+from pipeline.head import CONNECT_S, LOOK_S, Head, host_and_port
 from pipeline.policy import kind_of_ray
+from pipeline.ray_tls import check_tls
 
 LABEL = "coldpress.dev/"
 OBJECT_STORE_BYTES = 100_000_000
@@ -203,7 +204,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     joined = address or os.environ.get("RAY_ADDRESS")
     try:
         if joined:
-            check_answers(joined)
+            _check_answers(joined)
             ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_own_code())
         else:
             _init_local()
@@ -246,6 +247,18 @@ def _own_code() -> dict[str, Any] | None:
     import pipeline
 
     return {"py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]}
+
+
+def _check_answers(address: str) -> None:
+    """Fail at once where nothing listens, or does not speak TLS as this process does: Ray itself tries for minutes.
+
+    Raises:
+        OSError: nothing answers at the address.
+        InfrastructureError: TLS is wrong.
+    """
+    place = host_and_port(address)
+    if place is not None:
+        check_tls(*place, limit_s=CONNECT_S)
 
 
 def _init_local() -> None:

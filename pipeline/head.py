@@ -34,18 +34,24 @@ EXIT_CODE = 3
 """Of a driver that the thread ends: the infrastructure failed."""
 
 
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """What an address of Ray's names, `HOST:PORT` with or without a scheme; None of one without a port."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdigit() else None
+
+
 def check_answers(address: str) -> None:
     """Return if something listens at an address; one without a port is not looked at.
 
     Args:
-        address: `HOST:PORT`, with or without a scheme.
+        address: as of `host_and_port`.
 
     Raises:
         OSError: nothing answers there.
     """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+    place = host_and_port(address)
+    if place is not None:
+        with socket.create_connection(place, timeout=CONNECT_S):
             pass
 
 
@@ -61,7 +67,7 @@ class Head:
     """The head at an address.
 
     Args:
-        address: as of `check_answers`.
+        address: as of `host_and_port`.
         end: what the thread does when the driver has not ended in order.
         clock: in seconds; never goes back.
     """

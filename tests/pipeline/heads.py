@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.raylets import LOOPBACK, ROOT, START_S, free_port
+from tests.raylets import LOOPBACK, ROOT, START_S, Raylet, free_port
 
 AT_ITS_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 """A program that takes its standard input for the terminal that interrupts it, and becomes another."""
@@ -41,14 +41,14 @@ class Head:
 
 
 @contextlib.contextmanager
-def started_head(home: Path, variables: Mapping[str, str]) -> Iterator[Head]:
-    """A head on loopback for the length of a block, with these variables."""
+def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -> Iterator[Head]:
+    """A head on loopback for the length of a block, with these variables. For 127.0.0.1 Ray takes the machine's own address."""
     environ = {**os.environ, "HOME": str(home), "PYTHONWARNINGS": "ignore", **variables}
     environ.pop("RAY_ADDRESS", None)
     # In /tmp itself: the paths of Ray's sockets must stay below 108 characters.
     temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")
     port, gcs_port, log = free_port(), free_port(), home / "ray.log"
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--node-ip-address={LOOPBACK}", f"--port={gcs_port}"]
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--node-ip-address={ip}", f"--port={gcs_port}"]
     command += [f"--dashboard-host={LOOPBACK}", f"--dashboard-port={port}", "--dashboard-agent-listen-port=0", "--num-cpus=2"]
     command += ["--labels=coldpress.dev/portable=true", "--object-store-memory=100000000", "--disable-usage-stats"]
     command += [f"--ray-client-server-port={free_port()}", f"--temp-dir={temporary}", "--block"]
@@ -63,10 +63,9 @@ def started_head(home: Path, variables: Mapping[str, str]) -> Iterator[Head]:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
             environ = {**environ, "PYTHONPATH": str(ROOT)}
-            yield Head(f"http://{LOOPBACK}:{port}", f"{LOOPBACK}:{gcs_port}", environ)
+            yield Head(f"http://{LOOPBACK}:{port}", f"{ip}:{gcs_port}", environ)
         finally:
-            process.terminate()
-            process.wait(30)
+            Raylet(process, log, is_head=True).stop()  # with jobs that hang, too
             shutil.rmtree(temporary, ignore_errors=True)
 
 
