@@ -31,7 +31,8 @@ from pipeline.isolate import Memory, run_isolated
 from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
 from pipeline.shipping import arrived
-from pipeline.staging import remove_abandoned, staging_folder
+from pipeline.staging import remove_abandoned, remove_tree, staging_folder
+from pipeline.whole import damage_of, note_digests
 from pipeline.workplace import Workplace, workplace
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ def build(request: BuildRequest) -> BuildResult:
         if end.kind == "ok":
             with contextlib.suppress(FileNotFoundError):
                 write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
+                note_digests(staging / "candidate")
             if not place.keep(staging / "candidate", "candidates", request.key):
                 end = replace(end, **REMOVED)
         return BuildResult(
@@ -261,6 +263,9 @@ def judge(request: JudgeRequest) -> JudgeResult:
     done = place.read("judged", request.key, "result.json")
     if done is not None:
         return JudgeResult.from_json(json.loads(done))
+    damage = _damage(request) if place.remote is None else None  # what comes from a bucket is held against its marker
+    if damage is not None:
+        return _failed_judge(request, End(kind="disk", failure="disk", code=IntegrityError.code, message=damage))
     with _staging(place) as staging:
         if place.remote is not None:
             _bring_candidates(place, request, staging / "candidates")
@@ -301,6 +306,17 @@ def _staging(place: Workplace) -> Iterator[Path]:
         remove_abandoned(str(place.root))
     with staging_folder(str(place.root)) as folder:
         yield folder
+
+
+def _damage(request: JudgeRequest) -> str | None:
+    """What is wrong with a candidate on the disk, if anything is; such a candidate goes, so that it is built again."""
+    for key in request.builds.values():
+        folder = candidate_folder(request.store, key)
+        damage = damage_of(folder)
+        if damage is not None:
+            remove_tree(folder)
+            return f"{damage}: the store's disk has damaged it; the same command builds it again"
+    return None
 
 
 def _failed_judge(request: JudgeRequest, end: End) -> JudgeResult:

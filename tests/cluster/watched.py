@@ -99,6 +99,8 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     console = Console(width=200)
     with exiting(console):
         report = run(config, LineDisplay(console))
+    for line in report.infrastructure:
+        print(line, flush=True)
     report.write_json(Path(f"{store}.json"))
     return report.exit_code
 
