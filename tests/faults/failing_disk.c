@@ -19,7 +19,8 @@
 static atomic_uint count;
 
 static int is_below(const char *path, const char *folder) {
-    return folder && path && *folder && strncmp(path, folder, strlen(folder)) == 0;
+    size_t length = folder ? strlen(folder) : 0;
+    return length && path && strncmp(path, folder, length) == 0 && (path[length] == '/' || path[length] == 0);
 }
 
 static int one_in_three(void) {
