@@ -123,6 +123,7 @@ def test_a_candidate_is_damaged_between_its_build_and_its_judge(site: Site) -> N
     driver = site.drive()
     candidates = site.store / ".coldpress" / "candidates"
     driver.until(f"build a {V4}")
+    wait_until(lambda: list(site.store.glob(".coldpress/staging/*/candidate")), "a build is under way")
     driver.process.send_signal(signal.SIGSTOP)  # so that no judge is started before the damage is done
     site.strikes()
     wait_until(lambda: list(candidates.glob("*/payloads/*")), "a candidate lies there")
