@@ -38,8 +38,11 @@ PLAN_SIZES = (100, 1_000, 10_000, 100_000)
 IDLE_SIZES = (100, 1_000)
 """Numbers of items that an idle campaign has besides the one asked for, to see how it grows."""
 
-BUILDS = 12
+BUILDS = 24
 """Of each worker or shell, where their efficiency is measured."""
+
+CLASSES = ("the machine's level", "portable")
+"""Of each entry."""
 
 NODES = 2
 
@@ -73,11 +76,11 @@ def campaign_table(title: str, sizes: Sequence[int], folder: Path, *, idle: bool
     lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for size in sizes:
         own = folder / f"{'idle' if idle else 'real'}-{size}"
-        write_catalog(own, size // 2)
+        write_catalog(own, size // len(CLASSES))
         if idle:
             _child({"do": "template", "folder": str(own)})
         with cluster_of_nodes(NODES) as address:
-            job = {"do": "drive", "folder": str(own), "address": address, "idle": idle}
+            job = {"do": "drive", "folder": str(own), "address": address, "do_build": not idle, "do_judge": not idle}
             first, again = _child(job), _child(job)
         if again["verdicts"] != {f"unchanged {name}": count for name, count in first["verdicts"].items()}:
             raise RuntimeError(f"the finished campaign did something again: {first['verdicts']}, then {again['verdicts']}")
@@ -93,33 +96,35 @@ def campaign_table(title: str, sizes: Sequence[int], folder: Path, *, idle: bool
 
 def efficiency_table(folder: Path) -> list[str]:
     """How far two workers get against one, beside two shells against one."""
-    counts = {}
+    rates: dict[tuple[str, int], float] = {}
     for kind in ("shells", "workers"):
         for count in (1, 2):
             own = folder / f"{kind}-{count}"
-            write_catalog(own, BUILDS * count)
-            counts[kind, count] = _shells(own, count) if kind == "shells" else _workers(own, count)
-    rates = {key: BUILDS * key[1] / wall_s for key, wall_s in counts.items()}
+            write_catalog(own, BUILDS * count // len(CLASSES))
+            rates[kind, count] = _shells(own, count) if kind == "shells" else _workers(own, count)
     gains = {kind: rates[kind, 2] / rates[kind, 1] for kind in ("shells", "workers")}
     lines = ["## Parallel efficiency of builds", "", "| | one, builds/s | two, builds/s | gain |", "|---|---|---|---|"]
     for kind in ("shells", "workers"):
         lines.append(f"| {kind} | {rates[kind, 1]:.2f} | {rates[kind, 2]:.2f} | {gains[kind]:.2f} |")
-    lines += ["", f"Two workers reach {gains['workers'] / gains['shells']:.0%} of what two shells reach."]
+    lines += ["", f"Two workers reach {rates['workers', 2] / rates['shells', 2]:.0%} of what two shells reach."]
     return lines
 
 
 def _shells(folder: Path, count: int) -> float:
-    """Wall time of `count` processes, each of which builds its share."""
+    """Builds a second of `count` processes, each of which builds its share."""
     children = [_start({"do": "builds", "folder": str(folder), "share": [index, count]}) for index in range(count)]
     found = [_finish(child) for child in children]
-    return float(max(result["ended"] for result in found) - min(result["started"] for result in found))
+    wall_s = max(result["ended"] for result in found) - min(result["started"] for result in found)
+    return float(sum(result["builds"] for result in found) / wall_s)
 
 
 def _workers(folder: Path, count: int) -> float:
-    """Wall time of the builds of a campaign on as many workers, from the first that starts to the last that ends."""
+    """Builds a second of a campaign on as many workers, from the first that starts to the last that ends; judged after that."""
+    _child({"do": "template", "folder": str(folder)})
     with cluster_of_nodes(1, num_cpus=count) as address:
-        found = _child({"do": "drive", "folder": str(folder), "address": address, "idle": False, "build_only": True})
-    return float(found["build_phase_s"])
+        job = {"do": "drive", "folder": str(folder), "address": address, "do_build": True, "do_judge": False, "judge_batch": 10**6}
+        found = _child(job)
+    return float(found["builds"] / found["build_phase_s"])
 
 
 def write_catalog(folder: Path, num_entries: int) -> None:

@@ -18,7 +18,7 @@ from freezer.device_class import PORTABLE, best_level, detect
 from freezer.durable import link_or_copy
 from freezer.limits import SamplingPolicy
 from freezer.store import WORK, Store
-from pipeline import execute
+from pipeline import execute, placement
 from pipeline.catalog import read_catalog
 from pipeline.events import Event
 from pipeline.keys import FileDigests
@@ -93,7 +93,7 @@ class Meter:
     """A display that counts: tasks in flight, verdicts, and when builds began and ended."""
 
     def __init__(self) -> None:
-        self.in_flight = self._now = 0
+        self.in_flight = self.num_builds = self._now = 0
         self.verdicts: Counter[str] = Counter()
         self.first_build: float | None = None
         self.last_build = 0.0
@@ -114,16 +114,20 @@ class Meter:
         if event.kind == "build" and self.first_build is None:
             self.first_build = time.monotonic()
         if event.kind == "built":
+            self.num_builds += 1
             self.last_build = time.monotonic()
         if event.outcome is not None:
             self.verdicts[f"unchanged {event.outcome.verdict}" if event.outcome.cached else event.outcome.verdict] += 1
 
 
 def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Drive a campaign to its end; with `idle`, its tasks hand out what is there."""
+    """Drive a campaign to its end; without `do_build` or `do_judge`, such tasks hand out what is there."""
     folder, meter = Path(job["folder"]), Meter()
-    if job["idle"]:
-        execute.build, execute.judge = idle_build, idle_judge  # type: ignore[attr-defined]
+    if job["do_build"] is False:
+        execute.build = idle_build  # type: ignore[attr-defined]
+    if job["do_judge"] is False:
+        execute.judge = idle_judge  # type: ignore[attr-defined]
+        placement.JUDGE_BATCH = job.get("judge_batch", placement.JUDGE_BATCH)
     wall, cpu = time.perf_counter(), time.process_time()
     report = run(
         Config(
@@ -146,6 +150,7 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
         "peak_mb": peak_mb(),
         "in_flight": meter.in_flight,
         "verdicts": dict(sorted(meter.verdicts.items())),
+        "builds": meter.num_builds,
         "build_phase_s": meter.last_build - (meter.first_build or 0.0),
     }
 

@@ -241,6 +241,7 @@ def test_a_stopped_driver_loses_nothing_and_repeats_no_finished_build(tmp_path: 
     assert [store.versions(f"m{i}") for i in range(3)] == [[1], [1], [1]]
 
 
+@pytest.mark.slow
 def test_mlflow_that_is_down_stops_nothing_and_is_caught_up_later(tmp_path: Path) -> None:
     write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
     command = [*drive(tmp_path), PORTABLE]
@@ -361,6 +362,7 @@ def head(tmp_path: Path) -> Iterator[str]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 def test_a_campaign_joins_a_cluster_that_shares_nothing_with_it_but_the_store(tmp_path: Path, head: str) -> None:
     folder = tmp_path / "driver"
