@@ -106,7 +106,11 @@ def efficiency_table(folder: Path) -> list[str]:
     lines = ["## Parallel efficiency of builds", "", "| | one, builds/s | two, builds/s | gain |", "|---|---|---|---|"]
     for kind in ("shells", "workers"):
         lines.append(f"| {kind} | {rates[kind, 1]:.2f} | {rates[kind, 2]:.2f} | {gains[kind]:.2f} |")
-    lines += ["", f"Two workers reach {rates['workers', 2] / rates['shells', 2]:.0%} of what two shells reach."]
+    reached, gained = rates["workers", 2] / rates["shells", 2], gains["workers"] / gains["shells"]
+    lines += [
+        "",
+        f"Two workers reach {reached:.0%} of what two shells reach, and gain {gained:.0%} of what these gain by being two.",
+    ]
     return lines
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from freezer.errors import InfrastructureError
+from pipeline.exit_codes import INFRASTRUCTURE
 
 SILENCE_S = 30.0
 """How long a head may be silent: one with its state elsewhere (an external Redis) is started again by then."""
@@ -29,9 +30,6 @@ LOOK_S = 1.0
 
 CONNECT_S = 5.0
 """How long an answer may take."""
-
-EXIT_CODE = 3
-"""Of a driver that the thread ends: the infrastructure failed."""
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
@@ -60,7 +58,7 @@ def end_driver(error: InfrastructureError) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         print(error.coded, file=sys.stderr, flush=True)
-    os._exit(EXIT_CODE)
+    os._exit(INFRASTRUCTURE)
 
 
 class Head:
