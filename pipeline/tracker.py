@@ -141,6 +141,7 @@ class Tracker:
                 run_id=run_id,
                 mode=self._mode,
                 store_uri=self._store.uri,
+                campaign=self._campaign,
             )
         return True
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import platform
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -43,6 +44,15 @@ VERSION = "coldpress.version"
 
 STORE = "coldpress.store"
 
+CAMPAIGN = "coldpress.campaign"
+"""The tag of a logged model with the campaign that uploads it."""
+
+_LOGGED_MODEL = "models:/"
+"""The source of a version is this and the logged model's id; MLflow leaves its `model_id` empty."""
+
+ABANDONED_S = 86_400.0
+"""After which an upload that another campaign began is taken for one that broke off."""
+
 DATA = "artifact"
 LOADER = "freezer.pyfunc"
 
@@ -59,8 +69,11 @@ def register(
     run_id: str | None,
     mode: Literal["copy", "reference"],
     store_uri: str,
+    campaign: str,
 ) -> str:
     """The registered version of the artifact that serves an outcome's class, with the class's alias set to it.
+
+    Several campaigns may register the same artifact at a time: the first version of it stays.
 
     Makes the client's tracking URI the process's own: MLflow's registry looks a logged model up there and nowhere else.
 
@@ -72,6 +85,7 @@ def register(
         run_id: of the run that made it.
         mode: `copy` uploads the artifact, `reference` only says where it is.
         store_uri: of the store that holds it.
+        campaign: that registers it.
 
     Raises:
         InfrastructureError: MLflow cannot be reached or refuses.
@@ -90,10 +104,11 @@ def register(
     with reaching(client.tracking_uri):
         version = _find_version(client, name, digest)
         if version is None:
-            model_id = _find_upload(client, experiment_id, digest)
+            model_id = _find_upload(client, experiment_id, digest, campaign)
             if model_id is None:
-                model_id = _upload(client, experiment_id, outcome, artifact, run_id=run_id, mode=mode, tags=tags)
-            version = _create_version(client, name, model_id, run_id, tags)
+                uploaded = {**tags, CAMPAIGN: campaign}
+                model_id = _upload(client, experiment_id, outcome, artifact, run_id=run_id, mode=mode, tags=uploaded)
+            version = _only_version(client, _create_version(client, name, model_id, run_id, tags), digest)
         _point(client, version, outcome)
     return str(version.version)
 
@@ -134,13 +149,25 @@ def _point(client: MlflowClient, version: ModelVersion, outcome: Outcome) -> boo
     return True
 
 
-def _find_upload(client: MlflowClient, experiment_id: str, digest: str) -> str | None:
+def _only_version(client: MlflowClient, created: ModelVersion, digest: str) -> ModelVersion:
+    """The version of an artifact: the one created now, unless another campaign has created one meanwhile, which stays then."""
+    first = _find_version(client, created.name, digest)
+    if first is None or str(first.version) == str(created.version):
+        return created
+    client.delete_model_version(created.name, str(created.version))
+    if created.source != first.source:
+        client.delete_logged_model(created.source.removeprefix(_LOGGED_MODEL))
+    return first
+
+
+def _find_upload(client: MlflowClient, experiment_id: str, digest: str, campaign: str) -> str | None:
     """The logged model of an earlier try that only lacks its version; uploads that broke off are deleted."""
     complete: str | None = None
+    abandoned_ms = (time.time() - ABANDONED_S) * 1000
     for model in client.search_logged_models([experiment_id], f"tags.`{ARTIFACT}` = '{digest}'"):
         if str(model.status) == "READY":
             complete = str(model.model_id)
-        else:
+        elif model.tags.get(CAMPAIGN) == campaign or model.creation_timestamp < abandoned_ms:
             client.delete_logged_model(model.model_id)
     return complete
 
@@ -248,7 +275,7 @@ def _create_version(client: MlflowClient, name: str, model_id: str, run_id: str 
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     mlflow.set_tracking_uri(client.tracking_uri)
-    return client.create_model_version(name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
+    return client.create_model_version(name, source=f"{_LOGGED_MODEL}{model_id}", run_id=run_id, tags=tags, model_id=model_id)
 
 
 def _absolute(store_uri: str) -> str:

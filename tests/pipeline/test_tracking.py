@@ -17,6 +17,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from mlflow import MlflowClient
 from mlflow.entities import Run
 from torch import nn
 
@@ -496,7 +497,7 @@ def test_importing_the_projection_imports_no_mlflow() -> None:
 
 
 def registered(projection: Projection, item: Outcome, artifact: Artifact, **changes: Any) -> str:
-    settings: dict[str, Any] = {"run_id": None, "mode": "copy", "store_uri": "store", **changes}
+    settings: dict[str, Any] = {"run_id": None, "mode": "copy", "store_uri": "store", "campaign": "first", **changes}
     return register(projection.client, projection.experiment_id, item, artifact, **settings)
 
 
@@ -556,7 +557,7 @@ def test_registering_twice_makes_one_version(projection: Projection, artifact: A
 
 def test_an_upload_that_broke_off_is_thrown_away_and_a_complete_one_used(projection: Projection, artifact: Artifact) -> None:
     item = outcome("crashed", artifact="sha256:" + 64 * "5")
-    tags = {"coldpress.artifact": str(item.artifact)}
+    tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": "first"}
     broken = projection.client.create_logged_model(projection.experiment_id, name="broken", tags=tags)
     registered(projection, item, artifact)
     (upload,) = uploads(projection, str(item.artifact))
@@ -564,6 +565,37 @@ def test_an_upload_that_broke_off_is_thrown_away_and_a_complete_one_used(project
     projection.client.delete_registered_model("crashed")
     registered(projection, item, artifact)
     assert [found.model_id for found in uploads(projection, str(item.artifact))] == [upload.model_id]
+
+
+def test_an_upload_of_another_campaign_is_left_alone_for_a_day(
+    projection: Projection, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = outcome("under.way", artifact="sha256:" + 32 * "17")
+    tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": "another"}
+    others = projection.client.create_logged_model(projection.experiment_id, name="others", tags=tags)
+    registered(projection, item, artifact)
+    assert others.model_id in {found.model_id for found in uploads(projection, str(item.artifact))}
+    projection.client.delete_registered_model("under.way")
+    monkeypatch.setattr("pipeline.tracking.registry.ABANDONED_S", -1.0)
+    registered(projection, item, artifact)
+    assert others.model_id not in {found.model_id for found in uploads(projection, str(item.artifact))}
+
+
+def test_two_campaigns_that_register_one_artifact_together_make_one_version(projection: Projection, artifact: Artifact) -> None:
+    item = outcome("together", artifact="sha256:" + 32 * "18")
+    client, others = projection.client, []
+
+    class Slow(MlflowClient):  # type: ignore[misc]
+        def log_model_artifacts(self, model_id: str, local_dir: str) -> None:
+            others.append(registered(projection, item, artifact, campaign="another"))  # begun, and ended, meanwhile
+            super().log_model_artifacts(model_id, local_dir)
+
+    slow = Slow(client.tracking_uri)
+    settings: dict[str, Any] = {"run_id": None, "mode": "copy", "store_uri": "store", "campaign": "first"}
+    assert register(slow, projection.experiment_id, item, artifact, **settings) == others[0]
+    assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == others
+    assert str(client.get_model_version_by_alias("together", "portable").version) == others[0]
+    assert len(uploads(projection, str(item.artifact))) == 1
 
 
 def test_a_damaged_artifact_is_not_registered(projection: Projection, artifact: Artifact, tmp_path: Path) -> None:
