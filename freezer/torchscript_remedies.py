@@ -262,13 +262,21 @@ RUN: tuple[Remedy, ...] = (
 )
 """Of captured programs and payloads when they run."""
 
+NOT_WRITTEN = r"inline_container\.cc:\d+\] \. (?!PytorchStreamReader)"
+"""What torch's writer of files says when the disk is full, or fails; after that torch.jit.save may end the process."""
+
+ROOM = "make room on the disk of temporary files and on the store's, or mend it"
+
+WRITE: tuple[Remedy, ...] = (Remedy(pattern=NOT_WRITTEN, means="torch could not write the file", remedy=ROOM),)
+"""Of files, whoever writes them."""
+
 Family = Literal["script", "trace", "export", "inductor", "run"]
 
 FAMILIES: Mapping[Family, tuple[Remedy, ...]] = {
-    "script": SCRIPT,
+    "script": (*SCRIPT, *WRITE),
     "trace": (*TRACE, *SCRIPT[:1]),
     "export": EXPORT,
-    "inductor": INDUCTOR,
+    "inductor": (*INDUCTOR, *WRITE),
     "run": RUN,
 }
 """The remedies that a capture's messages are looked up in."""

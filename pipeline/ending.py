@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freezer.errors import ColdpressError, FreezeError, InfrastructureError, StoreError, UsageError
+from freezer.torchscript_remedies import NOT_WRITTEN
 
 CODES = {
     "timeout": "CP-TIMEOUT",
@@ -32,6 +33,8 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory allocating|virtual memory exhausted|Killed signal terminated program"
 )
 """What torch, C++ and gcc say for want of memory."""
+
+_NO_DISK = re.compile(rf"{re.escape(os.strerror(errno.ENOSPC))}|{NOT_WRITTEN}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +92,15 @@ def message_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"
 
 
+def tells_of_the_disk(text: str) -> bool:
+    """Whether a compiler's or torch's words are of a disk that is full or broken."""
+    return _NO_DISK.search(text) is not None
+
+
 def _is_of_the_disk(error: BaseException) -> bool:
     """Whether a full or broken disk is behind an exception; compilers tell of it in their output alone."""
     return any(
-        (isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO))
-        or os.strerror(errno.ENOSPC) in _text(one)
+        (isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)) or tells_of_the_disk(_text(one))
         for one in _chain(error)
     )
 
@@ -117,9 +124,15 @@ def _text(error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and what it came from; a chain may be a ring."""
+    """An exception and what it came from, and those of a group; a chain may be a ring."""
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+    further = [error]
+    while further:
+        error = further.pop()
+        if error is None or id(error) in seen:
+            continue
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        further.append(error.__cause__ or error.__context__)
+        if isinstance(error, BaseExceptionGroup):
+            further.extend(error.exceptions)

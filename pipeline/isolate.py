@@ -25,7 +25,8 @@ from types import ModuleType
 from typing import Any
 
 from freezer.errors import InfrastructureError
-from pipeline.ending import CODES, NODE_MEMORY, End, EndKind, message_of
+from freezer.torchscript_remedies import ROOM
+from pipeline.ending import CODES, NODE_MEMORY, End, EndKind, message_of, tells_of_the_disk
 from pipeline.keeper import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, Kept, keep
 from pipeline.processes import KILL_WAIT_S, adopting, children, descendants, kill
 
@@ -36,6 +37,7 @@ a minute from a cold disk; that is no item's fault, and counts against none of i
 GRACE_S = 60.0
 """Beyond an item's time, until a keeper that says nothing is taken for dead."""
 LOG_TAIL_LINES = 20
+_TAIL_BYTES = 20_000
 _LINE_CHARACTERS = 400
 _TRACE = "(most recent call first):"
 """How faulthandler begins."""
@@ -108,6 +110,9 @@ def run_isolated(
     end = _ended(kept, timeout_s=timeout_s, memory=memory, starved=_oom_kills() > oom_kills)
     if kept is not None:
         end = replace(end, peak_bytes=kept.peak_bytes, wall_s=kept.wall_s)
+    if end.kind == "crash" and tells_of_the_disk(_last_of(log)):
+        message = f"torch could not write a file, and {end.message}; {ROOM}"
+        end = replace(end, kind="disk", failure="disk", code=CODES["disk"], message=message)
     return end if end.kind == "ok" else replace(end, log_tail=log_tail(log))
 
 
@@ -303,12 +308,16 @@ def _oom_kills() -> int:
 
 def log_tail(log: Path) -> str:
     """The last lines of a log; of a long traceback at its end the calls that count, the innermost."""
+    lines = [line[:_LINE_CHARACTERS] for line in _last_of(log).splitlines()]
+    traces = [number for number, line in enumerate(lines) if line.endswith(_TRACE)]
+    if traces and len(lines) - traces[-1] > LOG_TAIL_LINES // 2:
+        innermost = traces[-1] + LOG_TAIL_LINES // 2
+        lines = [*lines[:innermost], *(line for line in lines[innermost:] if line.startswith("coldpress: "))]
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def _last_of(log: Path) -> str:
     with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 20_000))
-        lines = [line[:_LINE_CHARACTERS] for line in file.read().decode(errors="replace").splitlines()]
-        traces = [number for number, line in enumerate(lines) if line.endswith(_TRACE)]
-        if traces and len(lines) - traces[-1] > LOG_TAIL_LINES // 2:
-            innermost = traces[-1] + LOG_TAIL_LINES // 2
-            lines = [*lines[:innermost], *(line for line in lines[innermost:] if line.startswith("coldpress: "))]
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
     return ""

@@ -36,6 +36,7 @@ def test_a_remedy_uses_only_the_groups_of_its_pattern(family: Family, known: Rem
             "does not know the type 'numpy.ndarray'",
             "annotate with Tensor",
         ),
+        ("script", "[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0", "could not write the file", "make room"),
         ("script", "Unknown type name 'np.ndarray':\n", "does not know the type 'np.ndarray'", "annotate with Tensor"),
         ("script", "keyword-arg expansion is not supported:\n", "expands **kwargs", "write its arguments out"),
         ("script", "with statements aren't supported:\n", "does not take with statements", "plain Python"),

@@ -30,6 +30,16 @@ def abort() -> None:
     os.abort()
 
 
+def save_beyond_the_disk() -> None:
+    """As on a full disk: torch.jit.save ends the process."""
+    import torch
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    with tempfile.TemporaryDirectory() as folder:
+        torch.jit.save(torch.jit.script(torch.nn.Linear(200, 200)), f"{folder}/large.pt")
+
+
 def kill_itself() -> None:
     """SIGKILL, as from the kernel's OOM killer."""
     print("about to be killed")

@@ -57,6 +57,11 @@ def raise_compiler_error() -> None:
     raise BuildError("inductor: CppCompileError: fatal error: error writing to /tmp/x.s: No space left on device")
 
 
+def raise_disk_full_in_one_way() -> None:
+    ways = [BuildError("no graph"), RuntimeError("[enforce fail at inline_container.cc:747] . PytorchStreamWriter failed")]
+    raise BuildError("no way works") from ExceptionGroup("the ways that were tried", ways)
+
+
 def raise_compiler_was_killed() -> None:
     raise BuildError("inductor: g++: fatal error: Killed signal terminated program cc1plus")
 
@@ -104,6 +109,8 @@ def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
         (raise_compiler_was_killed, "error", "memory", "asked for more memory than its 4.0 GB .*cc1plus.*raise limits.memory_gb"),
         (raise_plain, "error", "error", "KeyError: 'weights'"),
         (faults.raise_without_words, "error", "error", "_SpeechlessError: no message"),
+        (raise_disk_full_in_one_way, "error", "disk", "no way works"),
+        (faults.save_beyond_the_disk, "disk", "disk", "could not write a file, and the process died of SIGABRT.* make room"),
         (faults.segfault, "crash", "crash", "died of SIGSEGV"),
         (faults.abort, "crash", "crash", "died of SIGABRT"),
         (faults.recurse, "crash", "crash", "died of SIGSEGV"),
