@@ -103,6 +103,7 @@ class Site:
         num_found: outcomes that are in the ledger at the end.
         num_verified: artifacts that the store shows at the end, each of which was pulled and verified.
         went_on: how the campaign came to its end.
+        num_versions: of each model, that the campaign makes in all.
     """
 
     folder: Path
@@ -119,6 +120,7 @@ class Site:
     num_found: int = 0
     num_verified: int = 0
     went_on: str = "by itself"
+    num_versions: int = 1
 
     @property
     def store(self) -> Path:
@@ -215,13 +217,13 @@ class Site:
         self.num_found = len({row.key for row in rows})
 
     def check_store(self) -> None:
-        """Each model has one version; whatever it names is there and verified; nothing unfinished lies about."""
+        """The newest version of each model holds every class that was published, verified; nothing unfinished lies about."""
         store = Store.open(str(self.store))
         self.num_verified = 0
         for name in self.names:
-            assert store.versions(name) == [1], name
+            assert store.versions(name) == list(range(1, self.num_versions + 1)), name
             version = store.version(name)
-            assert PORTABLE in version.images
+            assert set(version.images) >= {PORTABLE, *self.published_for(name)}
             for device_class in version.images:
                 out = self.folder / "pulled" / name / device_class
                 shutil.rmtree(out, ignore_errors=True)
@@ -229,6 +231,11 @@ class Site:
                 self.num_verified += 1
         unfinished = [*self.store.rglob("*.partial"), *self.store.rglob(".*.tmp")]
         assert unfinished == []
+
+    def published_for(self, name: str) -> set[str]:
+        """The classes that the last report says a model was published for."""
+        outcomes = json.loads((self.folder / "store.json").read_text())["outcomes"]
+        return {item["device_class"] for item in outcomes if item["model"] == name and item["verdict"] == "published"}
 
     def check_nothing_left(self) -> None:
         """Nothing staged, no lease, nothing judged and unpublished, no process of a task."""

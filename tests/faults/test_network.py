@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.conftest import V3
-from tests.faults.sites import Site
+from tests.faults.sites import Driver, Site
 from tests.raylets import Network
 
 pytestmark = [
@@ -26,8 +26,8 @@ def network() -> Iterator[Network]:
         yield found
 
 
-@pytest.mark.parametrize("silent_s", [5, 60], ids=["shortly", "longer-than-ray-waits"])
-def test_the_network_to_a_node_is_cut_and_healed(site: Site, network: Network, silent_s: int) -> None:
+def cut(site: Site, network: Network) -> Driver:
+    """A campaign whose node was cut off amid a build."""
     site.cluster.ip = network.here
     site.head()
     site.node(V3, network=network)
@@ -35,6 +35,12 @@ def test_the_network_to_a_node_is_cut_and_healed(site: Site, network: Network, s
     driver.until(f"build a {V3}")
     site.strikes()
     network.cut()
+    return driver
+
+
+@pytest.mark.parametrize("silent_s", [5, 60], ids=["shortly", "longer-than-ray-waits"])
+def test_the_network_to_a_node_is_cut_and_healed(site: Site, network: Network, silent_s: int) -> None:
+    driver = cut(site, network)
     time.sleep(silent_s)
     network.heal()
     if silent_s > 30:  # Ray has given the node up, and its raylet has ended itself
@@ -43,12 +49,6 @@ def test_the_network_to_a_node_is_cut_and_healed(site: Site, network: Network, s
 
 
 def test_the_network_to_a_node_is_cut_for_good(site: Site, network: Network) -> None:
-    site.cluster.ip = network.here
-    site.head()
-    site.node(V3, network=network)
-    driver = site.drive()
-    driver.until(f"build a {V3}")
-    site.strikes()
-    network.cut()
+    driver = cut(site, network)
     site.node(V3)
     site.recovered(driver)

@@ -44,28 +44,15 @@ def test_nothing_happens(site: Site) -> None:
 
 
 @on_the_standing_cluster
-def test_a_worker_is_killed_in_mid_build(site: Site) -> None:
+@pytest.mark.parametrize("task", ["build", "judge"])
+def test_a_worker_is_killed_in_mid(site: Site, task: str) -> None:
     head = site.head()
     site.node()
     driver = site.drive()
-    driver.until(f"build a {V4}")
-    wait_until(lambda: workers(head, f"build a {V4}"), "the worker runs")
+    driver.until(f"{task} a {V4}")
+    wait_until(lambda: workers(head, f"{task} a {V4}"), "the worker runs")
     site.strikes()
-    for process in workers(head, f"build a {V4}"):
-        process.kill()
-    site.recovered(driver)
-    assert "attempt 2 of" in driver.said
-
-
-@on_the_standing_cluster
-def test_a_worker_is_killed_in_mid_judge(site: Site) -> None:
-    head = site.head()
-    site.node()
-    driver = site.drive()
-    driver.until(f"judge a {V4}")
-    wait_until(lambda: workers(head, f"judge a {V4}"), "the worker runs")
-    site.strikes()
-    for process in workers(head, f"judge a {V4}"):
+    for process in workers(head, f"{task} a {V4}"):
         process.kill()
     site.recovered(driver)
     assert "attempt 2 of" in driver.said
@@ -98,22 +85,12 @@ def test_the_forkserver_of_a_worker_is_killed(site: Site) -> None:
     site.recovered(driver)
 
 
-def test_a_node_dies_in_mid_build_and_another_goes_on(site: Site) -> None:
+@pytest.mark.parametrize("task", ["build", "judge"])
+def test_a_node_dies_and_another_goes_on_in_mid(site: Site, task: str) -> None:
     site.head()
     dying = site.node(V3)
     driver = site.drive()
-    driver.until(f"build a {V3}")
-    site.strikes()
-    dying.kill()
-    site.node(V3)
-    site.recovered(driver)
-
-
-def test_a_node_dies_in_mid_judge_and_another_goes_on(site: Site) -> None:
-    site.head()
-    dying = site.node(V3)
-    driver = site.drive()
-    driver.until(f"judge a {V3}")
+    driver.until(f"{task} a {V3}")
     site.strikes()
     dying.kill()
     site.node(V3)
