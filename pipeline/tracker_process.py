@@ -143,18 +143,24 @@ class TrackerProcess:
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
                 self._told = self._pipe.recv()
-        except (EOFError, OSError):
+        except Exception as error:  # whatever it is, MLflow lacks something now, which people must be told
             if not self._stops:
-                self._told = _Told(failures=(*self.failures, self._died()), error=None)
+                self._told = _Told(failures=(*self.failures, self._failed(error)), error=None)
 
-    def _died(self) -> str:
+    def _failed(self, error: Exception) -> str:
         uri, campaign, store, mode = self._made_of
-        code = self._process.wait(END_S)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = self._died() if isinstance(error, EOFError | OSError) else f"cannot be talked to ({type(error).__name__}: {error})"
         return (
             f"the process that writes to MLflow {how}; the store and the ledger are complete, and "
             f"`{replay_command(uri, campaign, store, mode)}` brings MLflow up to date"
         )
+
+    def _died(self) -> str:
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return "does not answer"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def serve(handle: int, parent: int) -> None:

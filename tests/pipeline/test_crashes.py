@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from freezer.manifest import digest_bytes
 from freezer.store import Store
@@ -30,14 +29,6 @@ Trial = Callable[[Path, int], tuple[int, int]]
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database: making one takes MLflow seconds."""
-    folder = tmp_path_factory.mktemp("template")
-    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
-    return folder / "mlflow.db"
-
-
-@pytest.fixture(scope="module")
 def run(scripted: Frozen, portable: Frozen, template: Path) -> Iterator[Trial]:
     """Runs the campaign in a folder, killed at an instant (0: never); its wait status, and how many instants it had."""
     folders = [f"{HERE}={scripted.artifact.folder}", f"portable={portable.artifact.folder}"]
@@ -50,7 +41,7 @@ def run(scripted: Frozen, portable: Frozen, template: Path) -> Iterator[Trial]:
         def ask(folder: Path, die_at: int) -> tuple[int, int]:
             folder.mkdir(exist_ok=True)
             if not (folder / "mlflow.db").exists():
-                shutil.copy(template, folder)
+                shutil.copy(template / "mlflow.db", folder)
             asked.write(f"{folder} {die_at}\n")
             asked.flush()
             line = answers.readline()

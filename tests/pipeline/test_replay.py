@@ -61,20 +61,6 @@ def tracking_uri_of_the_process() -> Iterator[None]:
     mlflow.set_tracking_uri(before)
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an empty database: making one takes MLflow seconds."""
-    folder = tmp_path_factory.mktemp("template")
-    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
-    return folder
-
-
-@pytest.fixture
-def uri(template: Path, tmp_path: Path) -> str:
-    """Of an empty database."""
-    return empty_database(template, tmp_path / "mlflow")
-
-
 @pytest.fixture
 def empty(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)

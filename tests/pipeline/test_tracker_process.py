@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,6 @@ from tests.pipeline.shown import empty_database, shown, without_ids
 from tests.steps import HERE
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
-    return folder
-
-
-@pytest.fixture
-def uri(template: Path, tmp_path: Path) -> str:
-    return empty_database(template, tmp_path / "mlflow")
 
 
 @pytest.fixture
@@ -127,6 +116,16 @@ def test_a_process_that_is_killed_is_told_with_what_brings_mlflow_up_to_date(uri
     (failure,) = tracker.failures
     assert "was killed by SIGKILL; the store and the ledger are complete" in failure
     assert f"python -m jobs.replay killed --store {store.root}" in failure
+
+
+def test_what_cannot_be_passed_on_is_told_with_what_brings_mlflow_up_to_date(uri: str, store: Store) -> None:
+    with TrackerProcess(uri, "unsent", str(store.root), mode="copy") as tracker:
+        tracker.start("catalog.yaml", 1.0)
+        tracker.log([replace(outcome("a"), tags={"": lambda: None})])  # type: ignore[dict-item]
+        tracker.finish([], 0, interrupted=False, finished=2.0)
+    (failure,) = tracker.failures
+    assert "cannot be talked to (" in failure
+    assert f"python -m jobs.replay unsent --store {store.root}" in failure
 
 
 def test_a_campaign_that_breaks_off_leaves_no_process(uri: str, store: Store) -> None:
