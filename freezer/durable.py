@@ -147,18 +147,7 @@ def move(source: Path, dest: Path) -> None:
     Raises:
         OSError: it cannot be moved.
     """
-    tried = False
-
-    def rename() -> None:
-        nonlocal tried
-        again, tried = tried, True
-        try:
-            os.replace(source, dest)
-        except FileNotFoundError:
-            if not (again and dest.exists()):  # else the attempt before was carried out, and only its answer lost
-                raise
-
-    retried(rename)
+    _retried_once_done(lambda: os.replace(source, dest), done=lambda: not source.exists() and dest.exists())
 
 
 def sync(path: Path) -> None:
@@ -207,18 +196,23 @@ def _write(path: Path, fill: Callable[[BinaryIO], object], *, synced: bool = Tru
 
 
 def _link(source: Path, dest: Path) -> None:
+    _retried_once_done(lambda: os.link(source, dest), done=lambda: dest.samefile(source))
+
+
+def _retried_once_done(step: Callable[[], object], *, done: Callable[[], bool]) -> None:
+    """Retry a step that cannot be done twice: of an attempt that was carried out, the answer alone may have been lost."""
     tried = False
 
-    def link() -> None:
+    def attempt() -> None:
         nonlocal tried
         again, tried = tried, True
         try:
-            os.link(source, dest)
-        except FileExistsError:
-            if not (again and dest.samefile(source)):  # else the attempt before was carried out, and only its answer lost
+            step()
+        except (FileNotFoundError, FileExistsError):
+            if not (again and done()):
                 raise
 
-    retried(link)
+    retried(attempt)
 
 
 def _fsync(path: Path) -> None:

@@ -26,6 +26,9 @@ from freezer.errors import StoreUnreachableError
 from freezer.store_files import RemoteError
 
 CHUNK_BYTES = 8 << 20
+NUM_READS = 50
+"""Of an object that others write meanwhile, until one is whole."""
+
 NUM_AT_ONCE = 16
 """Requests that only ask whether something is there."""
 
@@ -79,14 +82,22 @@ class RemoteFiles:
         """The content of an object, as one writer left it.
 
         pyarrow asks for the size and then for as many bytes: of an object that was written anew in between, for a part of it.
+
+        Raises:
+            FileNotFoundError: there is none.
+            RemoteError: it cannot be read, or never had the size that its server says.
         """
-        while True:
+        for _ in range(NUM_READS):
             with self._told(), self._fs.open_input_stream(self._at(path)) as stream:
                 content: bytes = stream.read()
             if any(name in path for name in WRITTEN_ONCE) or (size := self._size(path)) == len(content):
                 return content
             if size is None:
                 raise FileNotFoundError(self.where(path))
+        raise RemoteError(
+            f"{self.where(path)}: {NUM_READS} reads gave other numbers of bytes than the object is said to have; others write "
+            "it all the time, or the server unpacks it on the way: upload it without Content-Encoding"
+        )
 
     def write(self, path: str, data: bytes) -> None:
         """Write an object, in the place of one that is there."""

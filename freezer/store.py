@@ -29,9 +29,9 @@ from freezer.blob_cache import cache_folder
 from freezer.buckets import SCHEMES, open_bucket
 from freezer.durable import move, write_whole
 from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
-from freezer.images import DEVICE_CLASS, SOURCE_KEY, TITLE, VERSION, write_image, write_index, write_signatures
-from freezer.layout import INDEX, Layout, OvertakenError
 from freezer.manifest import FileRef, Manifest
+from freezer.oci_images import DEVICE_CLASS, SOURCE_KEY, TITLE, VERSION, write_image, write_index, write_signatures
+from freezer.oci_layout import INDEX, Layout, OvertakenError
 from freezer.signing import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
 from freezer.store_files import LocalFiles, StoreFiles
 

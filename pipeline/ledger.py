@@ -153,7 +153,8 @@ class Ledger:
         Raises:
             StoreUnreachableError: a part is damaged.
         """
-        ledger_folder(self._store)
+        if self._remote is not None:
+            mirrored(self._store, self._remote)
         own = f"{self.campaign}@"
         for part in read_folder(self.folder, self._known):
             if part.path is not None:

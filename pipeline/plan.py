@@ -269,8 +269,10 @@ def _missed(
     again: list[str] = []
     words: list[str] = []
     for report in outcome.candidates if outcome.failure is None else ():
-        row = ledger.find("build", builds[report.recipe].digest, model=outcome.model) if report.recipe in builds else None
-        if report.failure is None or row is None or row.data["failure"] is None:
+        if report.failure is None or report.recipe not in builds:
+            continue
+        row = ledger.find("build", builds[report.recipe].digest, model=outcome.model)
+        if row is None or row.data["failure"] is None:
             continue
         failure, code, starts = row.data["failure"], row.data.get("code"), row.data.get("starts", 1)
         tried = row.data.get("tried_bytes")

@@ -1,13 +1,13 @@
 """Run a campaign: plan -> build -> judge -> publish -> report. READ THIS FIRST.
 
 catalog      the models to freeze                                                      catalog.py, entry.py
-materials    what they are made of, brought to where workers find it                   materials.py
+materials    what they are made of, brought to where workers find it                   materials.py, workplace.py
 fleet        the nodes, their device classes, what they share with the driver          fleet.py, cluster.py
 plan         which builds and judges are needed, and what is finished already          plan.py, keys.py
 execute      builds in parallel, judges alone, each in an isolated child               execute.py, placement.py, tasks.py
 publish      one version of a model, when all its classes have verdicts                publish.py
 record       outcomes, and what the campaign comprises                                 ledger.py, campaign_record.py
-track        the same in MLflow, where it can be made again from the ledger            tracker.py, tracking/
+track        the same in MLflow, where it can be made again from the ledger            tracker_process.py, tracker.py, tracking/
 report       the table, and the JSON                                                   report.py
 """
 

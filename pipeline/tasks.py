@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,14 @@ from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
 from pipeline.alone import come_first
+from pipeline.candidate_digests import damage_of, note_digests
 from pipeline.ending import End
 from pipeline.entry import Entry
 from pipeline.isolate import Memory, run_isolated
 from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
 from pipeline.shipping import arrived
-from pipeline.staging import remove_abandoned, remove_tree, staging_folder
-from pipeline.whole import damage_of, note_digests
+from pipeline.staging import staging_folder
 from pipeline.workplace import Workplace, workplace
 
 if TYPE_CHECKING:
@@ -218,12 +218,13 @@ def build(request: BuildRequest) -> BuildResult:
     place = workplace(request.store)
     if place.has("candidates", request.key):
         return BuildResult(key=request.key, recipe=request.recipe, cached=True)
-    with _staging(place) as staging:
+    with staging_folder(str(place.root)) as staging:
         end = _isolated(_build_child, replace(request, entry=arrived(request.entry, place)), staging)
         if end.kind == "ok":
             with contextlib.suppress(FileNotFoundError):
                 write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
-                note_digests(staging / "candidate")
+                if place.remote is None:  # what goes through a bucket has the digests of its marker
+                    note_digests(staging / "candidate")
             if not place.keep(staging / "candidate", "candidates", request.key):
                 end = replace(end, **REMOVED)
         return BuildResult(
@@ -263,12 +264,10 @@ def judge(request: JudgeRequest) -> JudgeResult:
     done = place.read("judged", request.key, "result.json")
     if done is not None:
         return JudgeResult.from_json(json.loads(done))
-    damage = _damage(request) if place.remote is None else None  # what comes from a bucket is held against its marker
-    if damage is not None:
-        return _failed_judge(request, End(kind="disk", failure="disk", code=IntegrityError.code, message=damage))
-    with _staging(place) as staging:
-        if place.remote is not None:
-            _bring_candidates(place, request, staging / "candidates")
+    with staging_folder(str(place.root)) as staging:
+        damage = _damage(place, request, staging)
+        if damage is not None:
+            return _failed_judge(request, End(kind="disk", failure="disk", code=IntegrityError.code, message=damage))
         end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
         if end.kind != "ok":
             return _failed_judge(request, end)
@@ -283,40 +282,27 @@ def judge(request: JudgeRequest) -> JudgeResult:
         return result
 
 
-def _bring_candidates(place: Workplace, request: JudgeRequest, folder: Path) -> None:
+def _damage(place: Workplace, request: JudgeRequest, staging: Path) -> str | None:
     """Have the candidates of a judge on this machine.
 
-    Raises:
-        IntegrityError: one is gone, or damaged, and gone now: the next start builds it again.
+    Returns:
+        What is wrong with one, if anything is: it is gone, or not what was built. It is removed, so that it is built again.
     """
     for recipe, key in request.builds.items():
+        folder = _candidate_here(request, staging, key, brought=place.remote is not None)
         try:
-            found = place.bring("candidates", key, folder / key)
-        except IntegrityError:
-            place.drop("candidates", key)
-            raise
-        if not found:
-            raise IntegrityError(f"the candidate of {recipe} is gone from the store {request.store}; run the campaign again")
-
-
-@contextlib.contextmanager
-def _staging(place: Workplace) -> Iterator[Path]:
-    """A folder of this machine for a task, gone afterwards."""
-    if place.remote is not None:  # no driver sees this machine's folder
-        remove_abandoned(str(place.root))
-    with staging_folder(str(place.root)) as folder:
-        yield folder
-
-
-def _damage(request: JudgeRequest) -> str | None:
-    """What is wrong with a candidate on the disk, if anything is; such a candidate goes, so that it is built again."""
-    for key in request.builds.values():
-        folder = candidate_folder(request.store, key)
-        damage = damage_of(folder)
+            damage = damage_of(folder) if place.bring("candidates", key, folder) else f"the candidate of {recipe} is gone"
+        except IntegrityError as error:
+            damage = str(error)
         if damage is not None:
-            remove_tree(folder)
-            return f"{damage}: the store's disk has damaged it; the same command builds it again"
+            place.drop("candidates", key)
+            return f"{damage}: the store's disk, or somebody, has damaged it; the same command builds it again"
     return None
+
+
+def _candidate_here(request: JudgeRequest, staging: Path, key: str, *, brought: bool) -> Path:
+    """Where a judge finds a candidate: in the store's folder, or in its own where the store is in a bucket."""
+    return staging / "candidates" / key if brought else candidate_folder(request.store, key)
 
 
 def _failed_judge(request: JudgeRequest, end: End) -> JudgeResult:
@@ -345,8 +331,8 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     come_first()
     entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
     subject = load_subject(entry, target)
-    brought = staging / "candidates"  # of a store in a bucket
-    folders = [brought / key if brought.is_dir() else candidate_folder(request.store, key) for key in request.builds.values()]
+    brought = (staging / "candidates").is_dir()
+    folders = [_candidate_here(request, staging, key, brought=brought) for key in request.builds.values()]
     candidates = [Candidate.read(folder) for folder in folders]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)

@@ -27,7 +27,7 @@ from freezer.errors import (
     UsageError,
 )
 from freezer.frozen_model import FrozenModel
-from freezer.layout import Layout
+from freezer.oci_layout import Layout
 from freezer.store import Store, Version
 from freezer.verify import verify
 from tests.buckets import Wire, cached_files, objects, overwrite
@@ -433,6 +433,17 @@ def test_what_is_written_meanwhile_is_read_whole(bucket: str, s3_address: str) -
         writer.join(30)
     assert set(found) <= {0, 10, 300, 20, 5000}
     assert len(set(found)) > 1
+
+
+def test_an_object_of_which_the_server_never_says_the_size_that_it_gives_is_told(
+    bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one that is stored packed, and unpacked on the way."""
+    store = Store.open(bucket)
+    publish(store, one)
+    monkeypatch.setattr(remote_files.RemoteFiles, "_size", lambda *_: 1)
+    with pytest.raises(OSError, match=rf"{bucket}/tiny/index\.json: 50 reads .* upload it without Content-Encoding"):
+        store._files.read("tiny/index.json")
 
 
 # Google

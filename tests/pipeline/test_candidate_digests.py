@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.whole import DIGESTS, damage_of, note_digests
+from pipeline.candidate_digests import DIGESTS, damage_of, note_digests
 
 
 def candidate(folder: Path) -> Path:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from freezer.artifact import MEDIA_MANIFEST, MEDIA_PAYLOAD, Artifact
-from freezer.layout import MEDIA_INDEX, Layout, json_bytes
 from freezer.manifest import FileRef
+from freezer.oci_layout import MEDIA_INDEX, Layout, json_bytes
 from freezer.signing import ANNOTATION, MEDIA_SIGNATURE, Signed
 
 ARTIFACT_TYPE = "application/vnd.coldpress.frozen.v1"
