@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
-import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +18,7 @@ from freezer.errors import UsageError
 from freezer.isa_limits import packed_dtype
 from freezer.moving import CPU, device_of_model
 from freezer.thread_count import threads
+from freezer.toolchain import toolchain_with, torch_versions
 
 __all__ = ["Target", "class_here", "host_fingerprint", "packed_layouts", "target_here", "threads", "toolchain"]
 
@@ -170,28 +167,7 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
 
 def toolchain(device: torch.device = CPU) -> dict[str, Any]:
     """Versions of everything that shapes a payload: torch, oneDNN, the C++ compiler, CUDA; for a GPU its driver and name."""
-    onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
-    return {
-        "torch": torch.__version__,
-        "onednn": onednn.group(1) if onednn else None,
-        "cxx": _version(compiler()),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        **versions_of(device),
-    }
-
-
-def compiler() -> str:
-    """The C++ compiler that builds use: CXX, or g++."""
-    return os.environ.get("CXX") or "g++"
-
-
-@functools.cache
-def _version(compiler: str) -> str | None:
-    if shutil.which(compiler) is None:
-        return None
-    found = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    return found.splitlines()[0] if found else None
+    return {**toolchain_with(torch_versions()), **versions_of(device)}
 
 
 def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:

@@ -34,7 +34,9 @@ _OUT_OF_MEMORY = re.compile(
 )
 """What torch, C++ and gcc say for want of memory."""
 
-_NO_DISK = re.compile(rf"{re.escape(os.strerror(errno.ENOSPC))}|{NOT_WRITTEN}")
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_OF_THE_DISK = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK), NOT_WRITTEN]))
+"""What compilers, torch and libraries in Rust say of a disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,15 +96,12 @@ def message_of(error: BaseException) -> str:
 
 def tells_of_the_disk(text: str) -> bool:
     """Whether a compiler's or torch's words are of a disk that is full or broken."""
-    return _NO_DISK.search(text) is not None
+    return _OF_THE_DISK.search(text) is not None
 
 
 def _is_of_the_disk(error: BaseException) -> bool:
     """Whether a full or broken disk is behind an exception; compilers tell of it in their output alone."""
-    return any(
-        (isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)) or tells_of_the_disk(_text(one))
-        for one in _chain(error)
-    )
+    return any((isinstance(one, OSError) and one.errno in _DISK) or tells_of_the_disk(_text(one)) for one in _chain(error))
 
 
 def _is_of_memory(error: BaseException) -> bool:

@@ -24,11 +24,13 @@ from freezer.errors import IntegrityError
 from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store import WORK
+from freezer.toolchain import toolchain_with
 from pipeline.alone import come_first
 from pipeline.candidate_digests import damage_of, note_digests
 from pipeline.ending import End
 from pipeline.entry import Entry
 from pipeline.isolate import Memory, run_isolated
+from pipeline.known_torch import keep_versions, known_versions
 from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
 from pipeline.shipping import arrived
@@ -190,7 +192,7 @@ def log_path(store: str, key: str) -> Path:
 
 
 def probe(name: str, num_threads: int) -> ClassFacts:
-    """What this worker builds with, from a child under the worker's own limits.
+    """What this worker builds with: as far as torch must be asked, from a child under the worker's own limits.
 
     Args:
         name: of the device class; one for GPUs has the driver's and the GPU's names too.
@@ -199,11 +201,18 @@ def probe(name: str, num_threads: int) -> ClassFacts:
     Raises:
         RuntimeError: torch cannot be imported there.
     """
+    on_gpu = device_class(name).kind == "cuda"
+    memory = _memory(Limits(), cuda=on_gpu)
+    known = None if on_gpu else known_versions()
+    if known is not None:
+        return ClassFacts(num_threads=num_threads, toolchain=toolchain_with(known), memory_bytes=memory.limit_bytes)
     with tempfile.TemporaryDirectory(prefix="coldpress-probe-") as folder:
-        work, memory = Path(folder), _memory(Limits(), cuda=device_class(name).kind == "cuda")
+        work = Path(folder)
         end = run_isolated(_probe_child, (name,), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory=memory)
     if end.kind != "ok":
         raise RuntimeError(f"the worker cannot be probed: {end.message}\n{end.log_tail}")
+    if not on_gpu:
+        keep_versions({part: end.value[part] for part in ("torch", "onednn", "cuda")})
     return ClassFacts(num_threads=num_threads, toolchain=end.value, memory_bytes=memory.limit_bytes)
 
 

@@ -39,8 +39,9 @@ from freezer.phases import timed
 from freezer.precision import plain_precision
 from freezer.report import Lowered
 from freezer.settings_anew import straying
-from freezer.target import Target, compiler, packed_layouts
+from freezer.target import Target, packed_layouts
 from freezer.tensor_memory import program_bytes, program_dtypes
+from freezer.toolchain import compiler
 
 SUFFIX = ".pt2"
 MAX_TEXT_BYTES = 2_000_000

@@ -194,8 +194,9 @@ class Projection:
                 return
             for path, text in texts.items():
                 self.client.log_text(parent, text, path)
-            for path, figure in {"speedups.png": figures.speedups(outcomes), "drift.png": figures.drift(outcomes)}.items():
-                self.client.log_figure(parent, figure, path)
+            if not self.is_complete:  # else they are there: nothing in them has changed
+                for path, figure in {"speedups.png": figures.speedups(outcomes), "drift.png": figures.drift(outcomes)}.items():
+                    self.client.log_figure(parent, figure, path)
             changed = _changed(run.data.metrics, campaign_metrics(outcomes))
             self._log_batch(parent, changed, {}, tags, ended_ms)
             status = "KILLED" if interrupted else "FINISHED" if exit_code in (0, 1) else "FAILED"

@@ -84,7 +84,7 @@ class Driver:
     def built(self) -> Counter[str]:
         """`model class recipe` of each build that it says was done, and how often."""
         lines = (line.split() for line in self.said.splitlines())
-        return Counter(" ".join(words[2:5]) for words in lines if words[1:2] == ["built"])
+        return Counter(" ".join(words[2:5]) for words in lines if words[1:2] == ["built"] and "failed:" not in words)
 
 
 @dataclass

@@ -62,6 +62,10 @@ def raise_disk_full_in_one_way() -> None:
     raise BuildError("no way works") from ExceptionGroup("the ways that were tried", ways)
 
 
+def raise_disk_broken_in_rust() -> None:
+    raise ValueError('Error while serializing: I/O error: Input/output error (os error 5) at path "/tmp/x"')
+
+
 def raise_compiler_was_killed() -> None:
     raise BuildError("inductor: g++: fatal error: Killed signal terminated program cc1plus")
 
@@ -109,6 +113,7 @@ def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
         (raise_compiler_was_killed, "error", "memory", "asked for more memory than its 4.0 GB .*cc1plus.*raise limits.memory_gb"),
         (raise_plain, "error", "error", "KeyError: 'weights'"),
         (faults.raise_without_words, "error", "error", "_SpeechlessError: no message"),
+        (raise_disk_broken_in_rust, "error", "disk", "os error 5"),
         (raise_disk_full_in_one_way, "error", "disk", "no way works"),
         (faults.save_beyond_the_disk, "disk", "disk", "could not write a file, and the process died of SIGABRT.* make room"),
         (faults.segfault, "crash", "crash", "died of SIGSEGV"),
