@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from freezer.migration import refused
 from freezer.report import MAX_LISTED
 
 if TYPE_CHECKING:
@@ -20,6 +19,8 @@ def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, 
         winner: whose artifact it is.
         failures: for each recipe that made no candidate, why.
     """
+    from freezer.migration import refused  # here: it imports torch, and drivers read what is below
+
     candidate = winner.candidate
     return {
         "build_s": candidate.build_s,
