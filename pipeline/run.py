@@ -16,6 +16,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -124,21 +125,19 @@ def run(config: Config, display: Display) -> Report:
         seen = {"store": store.root / WORK, "files": files.absolute()}
         reached = store.uri if store.remote is not None else None
         found = Fleet(cluster, display.show, **seen, wait_s=config.wait_s, reached=reached)
-        with assembled(found, _named(config, entries)) as fleet:
+        tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
+        with nullcontext() if config.explain else tracker, assembled(found, _named(config, entries)) as fleet:
             display.show(Event(kind="note", text=f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}"))
             plan = _plan(config, entries, fleet, store, ledger, digests)
             bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
             if config.explain:
                 return _explained(config, plan, bad, display, started)
             executor = Executor(plan, fleet, store.uri, ledger, materials, display.show)
-            tracker = TrackerProcess(
-                config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts, may_work=executor.may_disturb
-            )
+            tracker.may_work = executor.may_disturb
             try:
-                with tracker:
-                    campaign = _Campaign(config, plan, executor, store, ledger, tracker, display)
-                    campaign.start(bad, started)
-                    return campaign.finish(bad, started)
+                campaign = _Campaign(config, plan, executor, store, ledger, tracker, display)
+                campaign.start(bad, started)
+                return campaign.finish(bad, started)
             finally:
                 remove_abandoned(str(store.root))
 

@@ -27,7 +27,7 @@ from freezer.store import Store
 from pipeline.outcome import Outcome
 from pipeline.processes import die_with
 from pipeline.tracker import ArtifactMode, Tracker, replay_command
-from pipeline.tracking.connection import resolve
+from pipeline.tracking.connection import preload, resolve
 
 AHEAD = 16
 """Models whose outcomes wait to be logged, until the driver waits too: an interrupt should not take long."""
@@ -55,24 +55,25 @@ class TrackerProcess:
         campaign: its name.
         store: URI of the store.
         mode: whether MLflow holds whole artifacts, or references to the store.
-        may_work: whether work is allowed now; asked before each call.
+
+    Attributes:
+        may_work: whether work is allowed now; asked before each call. To be set before the first one.
 
     Raises:
         UsageError: the tracking URI is none.
     """
 
-    def __init__(
-        self, tracking_uri: str, campaign: str, store: str, *, mode: ArtifactMode, may_work: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, tracking_uri: str, campaign: str, store: str, *, mode: ArtifactMode) -> None:
         resolve(tracking_uri)
         self._made_of = (tracking_uri, campaign, store, mode)
-        self._may_work = may_work
+        self.may_work: Callable[[], bool] = lambda: True
         self._calls: queue.Queue[tuple[Any, ...] | None] = queue.Queue(maxsize=AHEAD)
         self._told = _Told(failures=(), error=None)
         self._hurries = self._stops = False
         self._thread = threading.Thread(target=self._pass_on, name="tracker", daemon=True)
 
     def __enter__(self) -> Self:
+        """Start it; it imports MLflow meanwhile."""
         ours, theirs = socket.socketpair()
         with theirs:
             code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
@@ -139,7 +140,7 @@ class TrackerProcess:
         """Pass calls on, one at a time, until the last."""
         try:
             while (call := self._calls.get()) is not None and not self._stops:
-                while not self._hurries and not self._may_work():
+                while not self._hurries and not self.may_work():
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
                 self._told = self._pipe.recv()
@@ -176,6 +177,8 @@ def serve(handle: int, parent: int) -> None:
     pipe: Connection[Any, Any] = Connection(handle)
     tracking_uri, campaign, store, mode = pipe.recv()
     tracker = Tracker(tracking_uri, campaign, Store.open(store), mode=mode)
+    with contextlib.suppress(ModuleNotFoundError):  # the first call will say so
+        preload()
     while True:
         try:
             name, args, named = pipe.recv()

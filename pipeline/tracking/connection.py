@@ -35,6 +35,17 @@ PROBE_S = 5
 SQLITE = "sqlite:///"
 
 
+def preload() -> None:
+    """Import MLflow, with our settings: 1.8 seconds, which `connect` need not take then.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import mlflow  # noqa: F401
+
+
 def connect(tracking_uri: str) -> MlflowClient:
     """A client of a tracking server or database that answers now; a database is made if it does not exist.
 
@@ -45,12 +56,12 @@ def connect(tracking_uri: str) -> MlflowClient:
         InfrastructureError: nothing answers there.
         MissingDependencyError: mlflow is not installed.
     """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     try:
-        from mlflow import MlflowClient  # 1.8 seconds
+        preload()
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"tracking needs mlflow ({error}); pip install 'coldpress[pipeline]'") from error
+    from mlflow import MlflowClient
+
     with reaching(tracking_uri), _initialized_once(tracking_uri):
         _probe(tracking_uri)
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)

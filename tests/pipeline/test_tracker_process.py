@@ -75,7 +75,8 @@ def test_it_shows_what_a_tracker_of_this_process_shows(template: Path, tmp_path:
 
 def test_nothing_is_written_while_a_judge_runs_where_the_driver_stands_until_the_campaign_ends(uri: str, store: Store) -> None:
     judging = True
-    with TrackerProcess(uri, "quiet", str(store.root), mode="copy", may_work=lambda: not judging) as tracker:
+    with TrackerProcess(uri, "quiet", str(store.root), mode="copy") as tracker:
+        tracker.may_work = lambda: not judging
         tracker.start("catalog.yaml", 1.0)
         tracker.log([outcome("a")])
         time.sleep(1)
@@ -92,7 +93,8 @@ def test_nothing_is_written_while_a_judge_runs_where_the_driver_stands_until_the
 def test_the_driver_is_ahead_by_some_models_and_no_more(uri: str, store: Store) -> None:
     """As many as wait, one that is under way, and the start."""
     logged = 0
-    with TrackerProcess(uri, "ahead", str(store.root), mode="copy", may_work=lambda: logged > AHEAD) as tracker:
+    with TrackerProcess(uri, "ahead", str(store.root), mode="copy") as tracker:
+        tracker.may_work = lambda: logged > AHEAD
         tracker.start("catalog.yaml", 1.0)
         for number in range(AHEAD):
             tracker.log([outcome(f"m{number}")])
@@ -129,7 +131,8 @@ def test_what_cannot_be_passed_on_is_told_with_what_brings_mlflow_up_to_date(uri
 
 
 def test_a_campaign_that_breaks_off_leaves_no_process(uri: str, store: Store) -> None:
-    with TrackerProcess(uri, "broken", str(store.root), mode="copy", may_work=lambda: False) as tracker:
+    with TrackerProcess(uri, "broken", str(store.root), mode="copy") as tracker:
+        tracker.may_work = lambda: False
         tracker.start("catalog.yaml", 1.0)
     assert tracker._process.poll() is not None
     assert not tracker._thread.is_alive()
