@@ -305,7 +305,7 @@ def _damage(place: Workplace, request: JudgeRequest, staging: Path) -> str | Non
             damage = str(error)
         if damage is not None:
             place.drop("candidates", key)
-            return f"{damage}: the store's disk, or somebody, has damaged it; the same command builds it again"
+            return f"{damage}, which the store's disk did, or somebody; the same command builds it again"
     return None
 
 
