@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Item:
         builds: for each recipe, the key of its build.
         judge: the key of its judge.
         finished: its outcome, when an earlier campaign has it.
+        is_kept: whether the ledger has that just so, with the entry's tags and registered name.
         why: for `--explain`, what makes it differ from the nearest finished outcome.
         before: the outcome that stands unless a recipe of `missed` is built now, which it was reached without.
         missed: the recipes that the circumstances kept from being built then.
@@ -49,6 +51,7 @@ class Item:
     why: str
     further_threads: tuple[int, ...] = ()
     memory_bytes: int | None = None
+    is_kept: bool = False
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
 
@@ -111,6 +114,7 @@ def make_plan(
     Raises:
         InfrastructureError: a class is asked for that no node can serve, or a thread count that not all of its nodes have.
     """
+    versions = functools.cache(store.versions)
     items: list[Item] = []
     unplaced: list[Unplaced] = []
     for entry in entries:
@@ -124,7 +128,7 @@ def make_plan(
                 unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
                 continue
             wanted = recipes or entry.recipes
-            items.append(_item(entry, name, facts[name], source, samples, wanted, store, ledger, policy, lift_quarantine))
+            items.append(_item(entry, name, facts[name], source, samples, wanted, versions, ledger, policy, lift_quarantine))
     digests.save()
     return Plan(items=tuple(items), unplaced=tuple(unplaced), lift_quarantine=lift_quarantine)
 
@@ -178,7 +182,7 @@ def _item(
     source: Key,
     samples: str | None,
     recipes: Sequence[str],
-    store: Store,
+    versions: Callable[[str], Sequence[int]],
     ledger: Ledger,
     policy: SamplingPolicy,
     lifted: bool,
@@ -210,7 +214,8 @@ def _item(
         entry=entry,
     )
     memory_bytes = int(entry.limits.memory_gb * 1e9) if entry.limits.memory_gb is not None else facts.memory_bytes
-    finished, why = _finished(entry, name, source, judge, builds, store, ledger, memory_bytes, lifted)
+    known, why = _finished(entry, name, source, judge, builds, versions, ledger, memory_bytes, lifted)
+    finished = None if known is None else replace(known, tags=dict(entry.tags), registered_name=entry.registered_name)
     missed: tuple[str, ...] = ()
     before: Outcome | None = None
     if finished is not None:
@@ -228,6 +233,7 @@ def _item(
         finished=finished,
         why=why,
         memory_bytes=memory_bytes,
+        is_kept=finished is not None and finished == known,
         before=before,
         missed=missed,
     )
@@ -239,7 +245,7 @@ def _finished(
     source: Key,
     judge: Key,
     builds: Mapping[str, Key],
-    store: Store,
+    versions: Callable[[str], Sequence[int]],
     ledger: Ledger,
     memory_bytes: int | None,
     lifted: bool,
@@ -257,9 +263,9 @@ def _finished(
     tried = outcome.tried_bytes
     if not is_kept(outcome.failure, outcome.code, tried_bytes=tried, memory_bytes=memory_bytes, lifted=lifted):
         return None, f"was failed ({outcome.failure}), {_not_kept(str(outcome.failure), outcome.code)}"
-    if outcome.version is not None and outcome.version not in store.versions(entry.name):
+    if outcome.version is not None and outcome.version not in versions(entry.name):
         return None, f"version {outcome.version} is gone from the store"
-    return replace(outcome.as_cached(), tags=dict(entry.tags), registered_name=entry.registered_name), "unchanged"
+    return outcome.as_cached(), "unchanged"
 
 
 def _missed(

@@ -143,6 +143,8 @@ class Publisher:
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger says the same already: what was taken over may have come into another version."""
+        if outcome is item.finished:
+            return item.is_kept
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         return row is not None and Outcome.from_json(row.data["outcome"]).as_cached() == outcome
 

@@ -69,6 +69,11 @@ class Tracker:
 
         self._projection = self._tried(opened)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing to log: MLflow was told all that `start` expected."""
+        return self._projection is not None and self._projection.is_complete
+
     def log(self, outcomes: Sequence[Outcome], *, reached: float | None = None) -> None:
         """Log the final outcomes of one model, and register what is published. Doing it again changes nothing.
 
@@ -78,7 +83,7 @@ class Tracker:
         """
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             projection = self._projection
-            if projection is None or projection.is_complete:
+            if projection is None or self.is_complete:
                 return
             changed = self._tried(lambda outcome=outcome, at=projection: self._log(at, outcome, reached))  # type: ignore[misc]
             self.num_logged += changed is True

@@ -29,8 +29,14 @@ from pipeline.processes import die_with
 from pipeline.tracker import ArtifactMode, Tracker, replay_command
 from pipeline.tracking.connection import preload, resolve
 
+LOT = 256
+"""Outcomes that are handed over together at the end: what pickles thousands at once takes more memory than they do."""
+
 AHEAD = 16
 """Models whose outcomes wait to be logged, until the driver waits too: an interrupt should not take long."""
+
+HOLD = "hold"
+"""The call that hands over outcomes for the end."""
 
 LOOK_S = 0.05
 """Between two looks at whether work may go on."""
@@ -41,10 +47,11 @@ END_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Told:
-    """What the process answers to each call: the tracker's failures so far, and what the call raised."""
+    """What the process answers to each call: the tracker's failures so far, whether it has nothing to log, and what was raised."""
 
-    failures: tuple[str, ...]
-    error: ColdpressError | None
+    failures: tuple[str, ...] = ()
+    is_complete: bool = False
+    error: ColdpressError | None = None
 
 
 class TrackerProcess:
@@ -68,7 +75,7 @@ class TrackerProcess:
         self._made_of = (tracking_uri, campaign, store, mode)
         self.may_work: Callable[[], bool] = lambda: True
         self._calls: queue.Queue[tuple[Any, ...] | None] = queue.Queue(maxsize=AHEAD)
-        self._told = _Told(failures=(), error=None)
+        self._told = _Told()
         self._hurries = self._stops = False
         self._thread = threading.Thread(target=self._pass_on, name="tracker", daemon=True)
 
@@ -107,7 +114,10 @@ class TrackerProcess:
         Raises:
             ColdpressError: an earlier call could not be done at all: mlflow is not installed.
         """
-        self._call("log", tuple(outcomes), reached=time.time())
+        if self._told.is_complete:
+            self._check()
+        else:
+            self._call("log", tuple(outcomes), reached=time.time())
 
     def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float) -> None:
         """Wait until everything is logged, and write the summary; see Tracker.
@@ -116,7 +126,9 @@ class TrackerProcess:
             ColdpressError: as of `log`.
         """
         self._hurries = True
-        self._call("finish", tuple(outcomes), exit_code, interrupted=interrupted, finished=finished)
+        for first in range(0, len(outcomes), LOT):
+            self._call(HOLD, tuple(outcomes[first : first + LOT]))
+        self._call("finish", exit_code, interrupted=interrupted, finished=finished)
         self._put(None)
         self._thread.join()
         self._check()
@@ -146,7 +158,7 @@ class TrackerProcess:
                 self._told = self._pipe.recv()
         except Exception as error:  # whatever it is, MLflow lacks something now, which people must be told
             if not self._stops:
-                self._told = _Told(failures=(*self.failures, self._failed(error)), error=None)
+                self._told = _Told(failures=(*self.failures, self._failed(error)))
 
     def _failed(self, error: Exception) -> str:
         uri, campaign, store, mode = self._made_of
@@ -179,6 +191,7 @@ def serve(handle: int, parent: int) -> None:
     tracker = Tracker(tracking_uri, campaign, Store.open(store), mode=mode)
     with contextlib.suppress(ModuleNotFoundError):  # the first call will say so
         preload()
+    held: list[Outcome] = []
     while True:
         try:
             name, args, named = pipe.recv()
@@ -186,7 +199,10 @@ def serve(handle: int, parent: int) -> None:
             return
         error: ColdpressError | None = None
         try:
-            getattr(tracker, name)(*args, **named)
+            if name == HOLD:
+                held.extend(*args)
+            else:
+                getattr(tracker, name)(*(held,) if name == "finish" else (), *args, **named)
         except ColdpressError as raised:
             error = raised
-        pipe.send(_Told(failures=tuple(tracker.failures), error=error))
+        pipe.send(_Told(failures=tuple(tracker.failures), is_complete=tracker.is_complete, error=error))

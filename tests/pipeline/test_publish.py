@@ -17,6 +17,7 @@ from freezer.store import Store
 from pipeline.entry import Entry
 from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
+from pipeline.parts import Row
 from pipeline.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
 from pipeline.tasks import judged_folder
@@ -104,6 +105,33 @@ def test_a_version_is_written_when_all_classes_are_in(
     again = plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert all(item.finished is not None and item.finished.cached for item in again.items)
+
+
+def test_an_unchanged_outcome_is_kept_again_only_where_its_tags_are_others(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), empty, ledger, scripted, portable)
+
+    def passed_over(**changed: object) -> list[dict[str, str]]:
+        """The tags in the ledger, after a start that has nothing to do."""
+        again = plan(**changed)
+        publisher, before = Publisher(again, empty, ledger), [newest(item).time for item in again.items]
+        for item in again.items:
+            assert item.finished is not None
+            publisher.add(item, item.finished)
+        rows.append([newest(item).time > at for item, at in zip(again.items, before, strict=True)])
+        return [newest(item).data["outcome"]["tags"] for item in again.items]
+
+    def newest(item: Item) -> Row:
+        row = ledger.find("outcome", item.judge.digest, model="mlp")
+        assert row is not None
+        return row
+
+    rows: list[list[bool]] = []
+    assert passed_over() == [{}, {}]
+    assert passed_over(tags={"team": "a"}) == [{"team": "a"}] * 2
+    assert passed_over(tags={"team": "a"}) == [{"team": "a"}] * 2
+    assert rows == [[False, False], [True, True], [False, False]], "written"
 
 
 def test_kept_eager_on_a_cpu_is_served_by_the_portable_artifact(

@@ -20,7 +20,7 @@ from freezer.artifact import Artifact
 from freezer.errors import IntegrityError, UsageError
 from freezer.store import Store
 from pipeline.outcome import Outcome
-from pipeline.tracker_process import AHEAD, TrackerProcess
+from pipeline.tracker_process import AHEAD, LOT, TrackerProcess
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged
 from tests.pipeline.shown import empty_database, shown, without_ids
@@ -128,6 +128,16 @@ def test_what_cannot_be_passed_on_is_told_with_what_brings_mlflow_up_to_date(uri
     (failure,) = tracker.failures
     assert "cannot be talked to (" in failure
     assert f"python -m jobs.replay unsent --store {store.root}" in failure
+
+
+def test_more_outcomes_than_are_handed_over_together_are_all_in_the_summary(uri: str, store: Store) -> None:
+    outcomes = [outcome(f"m{number}") for number in range(2 * LOT + 1)]
+    with TrackerProcess(uri, "many", str(store.root), mode="copy") as tracker:
+        tracker.start("catalog.yaml", 1.0)
+        tracker.finish(outcomes, 1, interrupted=False, finished=2.0)
+    assert tracker.failures == ()
+    (run,) = shown(uri)["runs"].values()
+    assert run["data"]["metrics"]["outcomes/total"] == len(outcomes)
 
 
 def test_a_campaign_that_breaks_off_leaves_no_process(uri: str, store: Store) -> None:
