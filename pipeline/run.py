@@ -30,6 +30,7 @@ from pipeline.entry import Entry
 from pipeline.events import Display, Event
 from pipeline.execute import Executor
 from pipeline.fleet import Fleet, assembled
+from pipeline.heap import keep_heap_small
 from pipeline.keys import FileDigests
 from pipeline.lease import LeaseLostError
 from pipeline.ledger import Ledger
@@ -103,6 +104,7 @@ def run(config: Config, display: Display) -> Report:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
+    keep_heap_small()
     catalog = _read(config)
     _refuse_bad_entries(config, catalog.problems)
     store = Store.open(config.store, create=True)

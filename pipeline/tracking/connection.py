@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from freezer.durable import move
 from freezer.errors import ColdpressError, InfrastructureError, MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +37,10 @@ PROBE_S = 5
 """How long the first sign of life may take."""
 
 SQLITE = "sqlite:///"
+
+_PARTIAL = ".partial"
+_MAKE = "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1], sys.argv[1]).search_experiments(max_results=1)"
+"""A program that has MLflow make the database of a URI."""
 
 
 def preload() -> None:
@@ -63,9 +71,12 @@ def connect(tracking_uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
     with reaching(tracking_uri), _initialized_once(tracking_uri):
+        path = database_file(tracking_uri)
+        if path is not None and (not path.exists() or path.stat().st_size == 0):
+            _make_database(path)
         _probe(tracking_uri)
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-        client.search_experiments(max_results=1)  # the first call makes and migrates a database
+        client.search_experiments(max_results=1)
         return client
 
 
@@ -144,6 +155,25 @@ def _probe(tracking_uri: str) -> None:
             engine.connect().close()
         finally:
             engine.dispose()
+
+
+def _make_database(path: Path) -> None:
+    """Make a sqlite database, whole or not at all: MLflow cannot go on with one whose making was killed.
+
+    Raises:
+        OSError, RuntimeError: it cannot be made.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PARTIAL}*"):  # of processes that were killed: this one has the lock
+        left.unlink(missing_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
+    try:
+        # In a process of its own: nothing may hold the file open when it gets its name.
+        done = subprocess.run([sys.executable, "-c", _MAKE, f"{SQLITE}{partial}"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+        move(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

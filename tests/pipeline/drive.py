@@ -24,6 +24,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str, 
     )
     report = run(config, LineDisplay(Console(width=200)))
     report.write_json(Path(json))
+    print(*report.infrastructure, sep="\n", end="", file=sys.stderr)
     return report.exit_code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -468,6 +469,22 @@ def test_a_relative_database_is_the_same_from_everywhere(tmp_path: Path, monkeyp
     assert resolve("sqlite:///sub/mlflow.db") == f"sqlite:///{tmp_path}/sub/mlflow.db"
     assert resolve(f"sqlite:///{tmp_path}/mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
     assert resolve("http://host:5000") == "http://host:5000"
+
+
+def test_a_database_whose_making_is_killed_is_made_by_the_next_start(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    code = "import sys; from pipeline.tracking.projection import Projection; Projection.open(sys.argv[1], 'killed')"
+    maker = subprocess.Popen([sys.executable, "-c", code, uri], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in tmp_path.glob(".mlflow.db.*")):  # some tables are there, others not
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.killpg(maker.pid, signal.SIGKILL)
+    assert maker.wait(30) == -signal.SIGKILL
+    assert not (tmp_path / "mlflow.db").exists()
+    projection = Projection.open(uri, "next")
+    projection.start("catalog.yaml", 1.0)
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
 def test_processes_that_make_the_database_together_do_not_break_it(tmp_path: Path) -> None:
