@@ -12,6 +12,7 @@ from freezer.toolchain import torch_versions
 from pipeline import known_torch
 from pipeline.known_torch import keep_versions, known_versions
 from pipeline.tasks import probe
+from tests.steps import python
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,13 @@ def test_a_second_probe_asks_no_child_and_says_the_same(cache: Path, monkeypatch
     again = probe("portable", 2)
     assert again == first
     assert repr(again.toolchain) == repr(first.toolchain) == repr(toolchain()), "nodes are compared by it"
+
+
+@pytest.mark.parametrize("module", ["pipeline.run", "pipeline.tasks", "pipeline.tracker_process", "jobs.optimize", "jobs.status"])
+def test_drivers_and_workers_import_no_torch(module: str) -> None:
+    """It takes two seconds and 180 MB of each of them; children import it."""
+    code = f"import sys, {module}; print(sorted({{'torch', 'mlflow', 'matplotlib'}} & set(sys.modules)))"
+    assert python(code).splitlines()[-1] == "[]"
 
 
 def test_another_build_of_torch_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
