@@ -94,14 +94,9 @@ def message_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"
 
 
-def tells_of_the_disk(text: str) -> bool:
-    """Whether a compiler's or torch's words are of a disk that is full or broken."""
-    return _OF_THE_DISK.search(text) is not None
-
-
 def _is_of_the_disk(error: BaseException) -> bool:
     """Whether a full or broken disk is behind an exception; compilers tell of it in their output alone."""
-    return any((isinstance(one, OSError) and one.errno in _DISK) or tells_of_the_disk(_text(one)) for one in _chain(error))
+    return any((isinstance(one, OSError) and one.errno in _DISK) or _OF_THE_DISK.search(_text(one)) for one in _chain(error))
 
 
 def _is_of_memory(error: BaseException) -> bool:

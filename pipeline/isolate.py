@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import Any
 
 from freezer.errors import InfrastructureError
-from freezer.torchscript_remedies import ROOM
-from pipeline.ending import CODES, NODE_MEMORY, End, EndKind, message_of, tells_of_the_disk
+from freezer.torchscript_remedies import NOT_WRITTEN, ROOM
+from pipeline.ending import CODES, NODE_MEMORY, End, EndKind, message_of
 from pipeline.keeper import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, Kept, keep
 from pipeline.processes import KILL_WAIT_S, adopting, children, descendants, kill
 
@@ -110,7 +110,7 @@ def run_isolated(
     end = _ended(kept, timeout_s=timeout_s, memory=memory, starved=_oom_kills() > oom_kills)
     if kept is not None:
         end = replace(end, peak_bytes=kept.peak_bytes, wall_s=kept.wall_s)
-    if end.kind == "crash" and tells_of_the_disk(_last_of(log)):
+    if end.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
         message = f"torch could not write a file, and {end.message}; {ROOM}"
         end = replace(end, kind="disk", failure="disk", code=CODES["disk"], message=message)
     return end if end.kind == "ok" else replace(end, log_tail=log_tail(log))

@@ -274,7 +274,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
     if done is not None:
         return JudgeResult.from_json(json.loads(done))
     with staging_folder(str(place.root)) as staging:
-        damage = _damage(place, request, staging)
+        damage = _bring_candidates(place, request, staging)
         if damage is not None:
             return _failed_judge(request, End(kind="disk", failure="disk", code=IntegrityError.code, message=damage))
         end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
@@ -291,7 +291,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
         return result
 
 
-def _damage(place: Workplace, request: JudgeRequest, staging: Path) -> str | None:
+def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) -> str | None:
     """Have the candidates of a judge on this machine.
 
     Returns:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from freezer.store import Store
 from tests.cluster.conftest import V4
 from tests.faults.sites import Site, wait_until
 
@@ -113,8 +112,7 @@ def test_the_store_and_the_builds_own_files_fail_one_write_in_three(site: Site, 
     if driver.process.returncode:
         assert "Input/output error" in driver.said
     (site.folder / "failing").unlink()
-    whole = driver.process.returncode == 0
-    site.num_versions = len(Store.open(str(site.store)).versions("a")) + (not whole)  # one for the classes that went well, if any
+    site.num_versions = (1, 2)  # one for the classes that went well, if any did and others not
     site.recovered(driver, again=site.drive(environ=failing))
 
 
@@ -142,7 +140,7 @@ def test_a_candidate_is_damaged_between_its_build_and_its_judge(site: Site) -> N
     site.went_on = "started again"
     site.recovery_s = time.monotonic() - site.struck_at
     assert len(again.built) == 1, "what was damaged is built again, and nothing else"
-    site.num_versions = 2  # the first has the classes that were not damaged
+    site.num_versions = (2,)  # the first has the classes that were not damaged
     site.check_whole()
 
 

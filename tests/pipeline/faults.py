@@ -40,6 +40,12 @@ def save_beyond_the_disk() -> None:
         torch.jit.save(torch.jit.script(torch.nn.Linear(200, 200)), f"{folder}/large.pt")
 
 
+def crash_with_words_of_the_disk() -> None:
+    """Of a file that it did without."""
+    print("could not write the cache: No space left on device", flush=True)
+    os.abort()
+
+
 def kill_itself() -> None:
     """SIGKILL, as from the kernel's OOM killer."""
     print("about to be killed")
