@@ -21,8 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlparse
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlparse
 
 from freezer.artifact import MANIFEST, Artifact, check_inside
 from freezer.blob_cache import cache_folder
@@ -114,7 +113,7 @@ class Store:
             )
         if scheme and host not in ("", "localhost"):
             raise UsageError(f"store {uri!r} names the host {host!r}; a local folder is file:PATH or file:///PATH")
-        root = Path(url2pathname(urlparse(uri).path) if scheme else uri).absolute()
+        root = Path(unquote(urlparse(uri).path) if scheme else uri).absolute()
         try:
             if create:
                 (root / WORK).mkdir(parents=True, exist_ok=True)

@@ -68,19 +68,23 @@ def test_the_environment_is_lean(deployed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [("classes",), ("inspect", "resnet18", "--store"), ("pull", "resnet18", "--dest", "here", "--store")]
 )
-def test_what_only_reads_computes_for_less_than_half_a_second(
+def test_what_only_reads_computes_far_less_than_an_import_of_torch(
     deployed: Path, store: Path, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
+    """A sixth of it where this was written; how fast the machine is, and who else uses it, cancels out."""
     arguments = (*command, str(store)) if "--store" in command else command
-    taken = []
-    for attempt in range(3):  # the first reads Python from the disk; CPU time, since others may use the machine meanwhile
+
+    def seconds(*command: str) -> float:
         shutil.rmtree(tmp_path / "here", ignore_errors=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = run(deployed, tmp_path, "coldpress", *arguments)
+        done = run(deployed, tmp_path, *command)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert done.returncode == 0, (attempt, done.stderr)
-    assert min(taken) < 0.5, taken
+        assert done.returncode == 0, done.stderr
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    taken = [(seconds("coldpress", *arguments), seconds("python", "-c", "import torch")) for _ in range(3)]
+    ours, torchs = (min(column) for column in zip(*taken, strict=True))  # the first of each reads its files from the disk
+    assert ours < torchs / 3, taken
 
 
 def test_a_pulled_artifact_is_verified_and_runs_without_a_compiler(deployed: Path, store: Path, tmp_path: Path) -> None:
