@@ -1,0 +1,90 @@
+"""Reaching MLflow, and making its database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import InfrastructureError, UsageError
+from pipeline.tracking.connection import resolve
+from pipeline.tracking.projection import Projection
+
+
+def test_a_closed_port_is_told_quickly_with_the_uri_and_the_remedy() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    started = time.monotonic()
+    with pytest.raises(InfrastructureError, match=rf"MLflow at {uri} failed.*--tracking-uri"):
+        Projection.open(uri, "closed")
+    assert time.monotonic() - started < 10
+
+
+def test_a_file_that_is_no_database_is_told_quickly(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("this is no database" * 100)
+    started = time.monotonic()
+    with pytest.raises(InfrastructureError, match="not a database"):
+        Projection.open(f"sqlite:///{tmp_path}/mlflow.db", "damaged")
+    assert time.monotonic() - started < 10
+
+
+def test_a_folder_is_refused_and_passwords_stay_secret() -> None:
+    with pytest.raises(UsageError, match="name sqlite:///mlflow"):
+        Projection.open("./mlruns", "folder")
+    with pytest.raises(InfrastructureError) as caught:
+        Projection.open("postgresql+missing://me:secret@127.0.0.1:1/mlflow", "secret")
+    assert "secret@" not in str(caught.value)
+    assert "me:***@" in str(caught.value)
+
+
+def test_a_relative_database_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve("sqlite:///sub/mlflow.db") == f"sqlite:///{tmp_path}/sub/mlflow.db"
+    assert resolve(f"sqlite:///{tmp_path}/mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
+    assert resolve("http://host:5000") == "http://host:5000"
+
+
+def test_a_database_whose_making_is_killed_is_made_by_the_next_start(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    code = "import sys; from pipeline.tracking.projection import Projection; Projection.open(sys.argv[1], 'killed')"
+    maker = subprocess.Popen([sys.executable, "-c", code, uri], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in tmp_path.glob(".mlflow.db.*")):  # some tables are there, others not
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.killpg(maker.pid, signal.SIGKILL)
+    assert maker.wait(30) == -signal.SIGKILL
+    assert not (tmp_path / "mlflow.db").exists()
+    projection = Projection.open(uri, "next")
+    projection.start("catalog.yaml", 1.0)
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_processes_that_make_the_database_together_do_not_break_it(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pipeline.tracking.projection import Projection\n"
+        "p = Projection.open(sys.argv[1], sys.argv[2]); p.start('c', 0.0); print(p.experiment_id)\n"
+    )
+    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/new/mlflow.db"]
+    started = [subprocess.Popen([*command, f"camp-{i}"], stdout=subprocess.PIPE, text=True) for i in range(2)]
+    found = [process.communicate(timeout=120)[0].split()[-1] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert found[0] == found[1]
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_importing_the_projection_imports_no_mlflow() -> None:
+    code = (
+        "import sys\n"
+        "import pipeline.tracking.projection, pipeline.tracking.registry\n"
+        "assert not {'mlflow', 'torch', 'matplotlib'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

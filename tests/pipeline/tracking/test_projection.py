@@ -1,0 +1,271 @@
+"""Outcomes and the summary as runs, against a real sqlite MLflow: a campaign and models of its own for every test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow.entities import Run
+
+from freezer.artifact import Artifact
+from freezer.report import Change
+from freezer.report import Report as FreezingReport
+from pipeline.tracking.projection import Projection
+from pipeline.tracking.records import run_records, summary_markdown, summary_table
+from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
+
+
+def runs_of(projection: Projection, kind: str = "candidate") -> list[Run]:
+    wanted = f"tags.`coldpress.campaign` = '{projection.campaign}' AND tags.`coldpress.kind` = '{kind}'"
+    return list(projection.client.search_runs([projection.experiment_id], wanted))
+
+
+def by_recipe(projection: Projection) -> dict[str, Run]:
+    return {run.data.tags["coldpress.recipe"]: run for run in runs_of(projection)}
+
+
+def text_of(projection: Projection, run_id: str, path: str) -> str:
+    return Path(projection.client.download_artifacts(run_id, path)).read_text()
+
+
+def test_a_candidate_is_a_run_with_tags_params_and_grouped_metrics(projection: Projection, artifact: Artifact) -> None:
+    run_id = projection.log_outcome(outcome("runs"), artifact.manifest)
+    runs = by_recipe(projection)
+    assert set(runs) == {"portable", "torchscript-frozen"}
+    winner = runs["portable"]
+    assert winner.info.run_id == run_id
+    assert winner.info.run_name == "runs · portable · portable"
+    assert winner.info.status == "FINISHED"
+    assert winner.info.end_time - winner.info.start_time == 2500
+    assert winner.data.params == {
+        "model": "runs",
+        "device_class": "portable",
+        "source": "python:examples:tiny",
+        "num_threads": "2",
+        "recipe": "portable",
+        "capture": "export",
+    }
+    assert winner.data.metrics == {
+        "drift/error_ratio": 1.25,
+        "drift/max_abs_err": 1e-6,
+        "drift/sqnr_db": 120.0,
+        "drift/margin": 2.4,
+        "latency_ms/p50": 1.0,
+        "latency_ms/p90": 1.2,
+        "latency_ms/eager_p50": 2.0,
+        "speedup/value": 2.0,
+        "speedup/ci_low": 1.8,
+        "speedup/ci_high": 2.2,
+        "size_mb/payloads": 1.5,
+        "build_s/total": 2.5,
+    }
+    parent = runs_of(projection, "campaign")[0]
+    expected = {
+        "mlflow.parentRunId": parent.info.run_id,
+        "coldpress.campaign": projection.campaign,
+        "coldpress.kind": "candidate",
+        "coldpress.model": "runs",
+        "coldpress.device_class": "portable",
+        "coldpress.recipe": "portable",
+        "coldpress.verdict": "published",
+        "coldpress.winner": "true",
+        "coldpress.build_key": "key-of-portable",
+        "coldpress.judge_key": "a-judge",
+        "coldpress.source_key": "a-source",
+        "coldpress.artifact": DIGEST,
+        "coldpress.version": "3",
+    }
+    assert expected.items() <= winner.data.tags.items()
+    assert "coldpress.problem" not in winner.data.tags
+
+
+def test_the_winners_run_alone_holds_the_manifest(projection: Projection, artifact: Artifact) -> None:
+    projection.log_outcome(outcome("manifest"), artifact.manifest)
+    runs = by_recipe(projection)
+    assert json.loads(text_of(projection, runs["portable"].info.run_id, "manifest.json"))["model"] == "tiny"
+    assert not projection.client.list_artifacts(runs["torchscript-frozen"].info.run_id)
+    assert runs["torchscript-frozen"].data.tags["coldpress.problem"] == "error_ratio 41.2 > 3"
+    assert runs["torchscript-frozen"].data.tags["coldpress.winner"] == "false"
+
+
+def test_every_candidates_run_holds_a_page_of_what_freezing_did(projection: Projection) -> None:
+    report = FreezingReport(ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)).to_json()
+    made = [candidate("portable", reports={"payloads/all.pt2": report}, strides_equal=True)]
+    made.append(candidate("torchscript-frozen", reports={"payloads/all.pt": report}, problem="error_ratio 41.2 > 3"))
+    projection.log_outcome(outcome("page", candidates=tuple(made)))
+    pages = {recipe: text_of(projection, run.info.run_id, "freezing.md") for recipe, run in by_recipe(projection).items()}
+    head = "# What freezing did: page for portable, {}\n\n{}\n"
+    assert pages["portable"].startswith(head.format("portable", "Passes: speedup 2.00 over eager, error ratio 1.25"))
+    assert "Strides of all outputs equal to eager's." in pages["portable"]
+    assert pages["torchscript-frozen"].startswith(head.format("torchscript-frozen", "Does not pass: error_ratio 41.2 > 3"))
+    assert all("| dropouts removed | 2 |" in page for page in pages.values())
+
+
+def test_a_failed_candidate_is_a_failed_run_with_its_problem_and_the_log(projection: Projection) -> None:
+    broken = candidate("inductor-frozen", problem="x" * 5000, failure="build", drift=None, latency_ms=None, num_payloads=0)
+    projection.log_outcome(outcome("broken", candidates=(candidate("portable"), broken), log_tail="g++: fatal error"))
+    runs = by_recipe(projection)
+    run = runs["inductor-frozen"]
+    assert run.info.status == "FAILED"
+    assert run.data.tags["coldpress.failure"] == "build"
+    assert run.data.tags["coldpress.problem"].startswith("xxx")
+    assert len(run.data.tags["coldpress.problem"]) == 1000
+    assert text_of(projection, run.info.run_id, "log.txt") == "g++: fatal error"
+    assert runs["portable"].info.status == "FINISHED"
+
+
+def test_an_outcome_without_candidates_is_one_failed_run(projection: Projection) -> None:
+    assert projection.log_outcome(failed("gone", reason="no such file: gone.pt")) is None
+    (run,) = runs_of(projection)
+    assert run.info.run_name == "gone · portable · failed: source"
+    assert run.info.status == "FAILED"
+    assert run.data.tags["coldpress.problem"] == "no such file: gone.pt"
+    assert text_of(projection, run.info.run_id, "log.txt") == "Traceback: gone"
+
+
+def test_infinite_and_missing_figures_are_logged_as_far_as_there_are_any(projection: Projection) -> None:
+    drift = {"error_ratio": float("inf"), "max_abs_err": None, "margin": 0.0}
+    projection.log_outcome(outcome("infinite", candidates=(candidate("portable", drift=drift, problem="not finite"),)))
+    metrics = by_recipe(projection)["portable"].data.metrics
+    assert metrics["drift/error_ratio"] > 1e300
+    assert "drift/max_abs_err" not in metrics
+
+
+# Idempotence
+
+
+def test_logging_twice_changes_nothing(projection: Projection, artifact: Artifact) -> None:
+    both = [outcome("twice"), failed("twice-gone")]
+    first = [projection.log_outcome(item, artifact.manifest) for item in both]
+    before = {run.info.run_id: run.to_dictionary() for run in runs_of(projection)}
+    assert [projection.log_outcome(item, artifact.manifest) for item in both] == first
+    resumed = Projection.open(projection.tracking_uri, projection.campaign)
+    assert resumed.start("catalog.yaml", 1_800_000_000.0) == projection.start("catalog.yaml", 1_700_000_000.0)
+    # A resumed campaign takes its own outcomes from the ledger, as cached ones.
+    assert [resumed.log_outcome(item.as_cached(), artifact.manifest) for item in both] == first
+    assert {run.info.run_id: run.to_dictionary() for run in runs_of(projection)} == before
+    assert len(before) == 3
+    (parent,) = runs_of(projection, "campaign")
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs_of(projection)} == {parent.info.run_id}
+
+
+def test_a_run_that_broke_off_is_completed(projection: Projection, artifact: Artifact) -> None:
+    (record, *_) = run_records(outcome("broke-off"), projection.campaign, artifact.manifest)
+    parent = runs_of(projection, "campaign")[0].info.run_id
+    run = projection.client.create_run(
+        projection.experiment_id, start_time=123, tags={**record.tags, "mlflow.parentRunId": parent}, run_name=record.name
+    )
+    projection.client.log_metric(run.info.run_id, "drift/error_ratio", 1.25, timestamp=123)
+    resumed = Projection.open(projection.tracking_uri, projection.campaign)
+    resumed.start("catalog.yaml", 0.0)
+    assert resumed.log_outcome(outcome("broke-off"), artifact.manifest) == run.info.run_id
+    completed = by_recipe(projection)["portable"]
+    assert completed.info.status == "FINISHED"
+    assert completed.data.metrics["speedup/value"] == 2.0
+    assert len(projection.client.get_metric_history(run.info.run_id, "drift/error_ratio")) == 1
+    assert json.loads(text_of(projection, run.info.run_id, "manifest.json"))["model"] == "tiny"
+
+
+def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
+    projection.log_outcome(failed("changed", failure="timeout"))
+    projection.log_outcome(outcome("changed", candidates=(candidate("portable", speedup=3.0),)))
+    projection.log_outcome(outcome("changed", candidates=(candidate("portable", speedup=1.5, capture="trace"),)))
+    (run,) = runs_of(projection)
+    assert run.data.tags["coldpress.recipe"] == "portable"
+    assert run.data.metrics["speedup/value"] == 1.5
+    assert run.data.params["capture"] == "trace"
+
+
+def test_campaigns_do_not_mix(uri: str, projection: Projection) -> None:
+    other = Projection.open(uri, "it's another")
+    other.start("catalog.yaml", 0.0)
+    assert other.log_outcome(outcome("mix")) != projection.log_outcome(outcome("mix"))
+    again = Projection.open(uri, "it's another")
+    assert again.start("catalog.yaml", 0.0) == other.start("catalog.yaml", 0.0)
+    assert again.log_outcome(outcome("mix")) == other.log_outcome(outcome("mix"))
+
+
+def test_runs_that_a_dying_server_made_twice_are_one_again(projection: Projection, artifact: Artifact) -> None:
+    kept = projection.log_outcome(outcome("doubled"), artifact.manifest)
+    (record, *_) = run_records(outcome("doubled"), projection.campaign, artifact.manifest)
+    for kind_tags in (record.tags, {"coldpress.campaign": projection.campaign, "coldpress.kind": "campaign"}):
+        projection.client.create_run(projection.experiment_id, start_time=123, tags=dict(kind_tags))
+    resumed = Projection.open(projection.tracking_uri, projection.campaign)
+    resumed.start("catalog.yaml", 0.0)
+    assert resumed.log_outcome(outcome("doubled"), artifact.manifest) == kept
+    assert len(runs_of(projection)) == 2
+    assert len(runs_of(projection, "campaign")) == 1
+
+
+def test_runs_bear_the_time_that_their_outcome_was_reached(projection: Projection) -> None:
+    run_id = projection.log_outcome(outcome("timed"), reached=1_700_000_010.0)
+    run = projection.client.get_run(str(run_id))
+    assert (run.info.start_time, run.info.end_time) == (1_700_000_007_500, 1_700_000_010_000)
+
+
+# The summary
+
+
+def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
+    outcomes = [outcome("one"), failed("two", reason="a | b"), outcome("three", drift={"error_ratio": float("inf")}).as_cached()]
+    projection.finish(outcomes, 1, interrupted=False)
+    projection.finish(outcomes, 1, interrupted=False)
+    (parent,) = runs_of(projection, "campaign")
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["outcomes/published"] == 2
+    assert parent.data.metrics["outcomes/failed"] == 1
+    assert parent.data.metrics["outcomes/unchanged"] == 1
+    assert parent.data.metrics["build_s/total"] == 5.0
+    assert parent.data.tags["coldpress.exit_code"] == "1"
+    mlflow.set_tracking_uri(projection.tracking_uri)
+    table = projection.client.load_table(projection.experiment_id, "summary.json", run_ids=[parent.info.run_id])
+    assert list(table["model"]) == ["one", "two", "three"]
+    assert table["speedup_ci_low"][0] == 1.8
+    assert "| two | portable | failed: source |" in text_of(projection, parent.info.run_id, "summary.md")
+    for name in ("speedups.png", "drift.png"):
+        path = Path(projection.client.download_artifacts(parent.info.run_id, name))
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 5000
+    assert len(projection.client.get_metric_history(parent.info.run_id, "outcomes/total")) == 1
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "interrupted", "status"), [(0, False, "FINISHED"), (3, False, "FAILED"), (130, True, "KILLED")]
+)
+def test_the_end_of_the_parent_run(projection: Projection, exit_code: int, interrupted: bool, status: str) -> None:
+    projection.finish([], exit_code, interrupted=interrupted)
+    assert runs_of(projection, "campaign")[0].info.status == status
+
+
+def test_a_summary_that_is_shown_already_is_left_alone(projection: Projection) -> None:
+    projection.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0)
+    before = runs_of(projection, "campaign")[0].to_dictionary()
+    again = Projection.open(projection.tracking_uri, projection.campaign)
+    again.start("catalog.yaml", 0.0, resume=False)
+    again.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0)
+    assert again.num_written == 0
+    assert runs_of(projection, "campaign")[0].to_dictionary() == before
+    assert before["info"]["end_time"] == 1_700_000_100_000
+    again.finish([outcome("one", reason="another")], 0, interrupted=False, finished=1_700_000_100.0)
+    assert again.num_written == 1
+
+
+def test_an_interrupted_campaign_is_resumed_and_its_counts_follow(projection: Projection) -> None:
+    projection.finish([outcome("one"), failed("two")], 130, interrupted=True)
+    projection.start("catalog.yaml", 0.0)
+    assert runs_of(projection, "campaign")[0].info.status == "RUNNING"
+    projection.finish([outcome("one"), outcome("two")], 0, interrupted=False)
+    (parent,) = runs_of(projection, "campaign")
+    assert parent.data.metrics["outcomes/published"] == 2
+    assert parent.data.metrics["outcomes/failed"] == 0
+
+
+def test_the_summary_is_json_without_nan_and_markdown_without_broken_cells() -> None:
+    odd = outcome("odd", drift={"error_ratio": float("inf"), "margin": float("nan")}, reason="a | b\nc")
+    table = json.loads(summary_table([odd]), parse_constant=lambda name: pytest.fail(name))
+    assert dict(zip(table["columns"], table["data"][0], strict=True))["error_ratio"] is None
+    text = summary_markdown([odd], "camp", exit_code=0, interrupted=False)
+    assert "a \\| b c |" in text
+    assert "1 outcomes (1 published); exit code 0" in text
