@@ -63,7 +63,11 @@ def test_a_campaign_that_is_killed_goes_on_from_the_bucket_alone(
 
 
 @pytest.mark.slow
-def test_status_replay_and_another_campaign_read_the_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("provider", ["bucket", "gs"])
+def test_status_replay_and_another_campaign_read_the_bucket(
+    provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    bucket = request.getfixturevalue(provider)
     write_catalog(tmp_path, SLOW_CATALOG.format(entries=ENTRY.format(i=0, w=8)))
     done = run(command_of(tmp_path, bucket), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
