@@ -28,15 +28,15 @@ class Head:
     def __init__(self, address: str, gcs_address: str, environ: dict[str, str]) -> None:
         self.address, self.gcs_address, self.environ = address, gcs_address, environ
 
-    def command(self, folder: Path, *arguments: str, address: str | None = None) -> list[str]:
-        """Of a submission; store and database are in `folder`."""
-        places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+    def command(self, folder: Path, *arguments: str, address: str | None = None, store: str | None = None) -> list[str]:
+        """Of a submission; the database is in `folder`, and so is the store unless another is given."""
+        places = ["--store", store or str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
         command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *arguments, "--address", address or self.address, *places]
         return [*command, "--python", sys.executable]
 
-    def submit(self, folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def submit(self, folder: Path, *arguments: str, store: str | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         environ = {**self.environ, **environ}
-        command = self.command(folder, *arguments)
+        command = self.command(folder, *arguments, store=store)
         return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import freezer
 from freezer.errors import UsageError
 from freezer.store import Store
 from jobs.submit import checked_options
@@ -24,6 +26,7 @@ from pipeline.ledger import Ledger
 from pipeline.locations import is_relative
 from pipeline.submission import Job, job_prefix
 from pipeline.working_dir import gather, stage
+from tests.buckets import ENVIRONMENT
 from tests.pipeline.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +36,14 @@ CATALOG = """
 defaults: {recipes: [torchscript-frozen], device_classes: [portable]}
 models:
   - {name: raises, source: "python:campaign_models:raises", inputs: [{shape: [1, 16]}]}
+"""
+WORKS = """
+defaults: {recipes: [torchscript-frozen], device_classes: [portable]}
+models:
+  - name: works
+    source: "python:campaign_models:slow_to_build"
+    args: {width: 16, seconds: 0.0}
+    inputs: [{shape: [1, 16]}]
 """
 HANGS = CATALOG.replace("raises", "hangs")
 
@@ -225,3 +236,21 @@ def test_a_job_is_attached_to_while_it_runs_and_submitted_anew_when_it_has_ended
     assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
     assert "raises portable: failed: CP-SOURCE: " in ended
     assert f"job {prefix}2: FAILED" in ended
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_job_publishes_to_a_bucket_with_the_credentials_that_it_is_given(
+    head: Head, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalog(tmp_path, WORKS)
+    credentials = {name: os.environ[name] for name in (*ENVIRONMENT, "AWS_ENDPOINT_URL")}
+    given = [word for name in credentials for word in ("--env", name)]
+    done = head.submit(tmp_path, "catalog.yaml", "--campaign", "far", *given, store=bucket, **credentials)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "outcome works portable published" in done.stdout
+    shown = status("far", "--store", bucket, "--address", head.address, "--json", environ={**head.environ, **credentials})
+    found = json.loads(shown.stdout)
+    assert (found["state"], found["verdicts"], found["job"]["status"]) == ("finished", {"published": 1}, "SUCCEEDED")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    assert freezer.load("works", store=bucket)(torch.ones(1, 16)).shape[0] == 1
