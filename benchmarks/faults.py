@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.machine import where
+
 ROOT = Path(__file__).resolve().parent.parent
 UNDISTURBED = "nothing happens"
 """The scenario without a fault, against whose time the others are to be held."""
@@ -93,7 +95,7 @@ def page(runs: Sequence[Sequence[Case]], *, day: str, command: str) -> str:
             "",
             f"`{command}`",
             "",
-            *_where(),
+            *where(),
             "",
             f"Passed: {', then '.join(counts)}. Recovery is the time from the fault to the end of the campaign, the rest of its",
             f'work included: without any fault ("{UNDISTURBED}") that rest takes as long as the first line says.',
@@ -102,20 +104,6 @@ def page(runs: Sequence[Sequence[Case]], *, day: str, command: str) -> str:
             "",
         ]
     )
-
-
-def _where() -> list[str]:
-    """The machine and the versions, one line each."""
-    import mlflow
-    import ray
-
-    from freezer.target import host_fingerprint, toolchain
-
-    host, made = host_fingerprint(), toolchain()
-    return [
-        f"- Machine: {host['cpu']}, {host['affinity']} of {host['num_cpus']} CPUs, Linux {host['kernel']}",
-        f"- Versions: torch {made['torch']}, ray {ray.__version__}, mlflow {mlflow.__version__}, Python {made['python']}",
-    ]
 
 
 def run(report: Path, only: str | None) -> list[Case]:

@@ -28,8 +28,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import where
 from benchmarks.scale_jobs import JOBS, RESULT
-from freezer.device_class import available_threads, best_level, detect
+from freezer.device_class import available_threads, detect
 from tests.raylets import RayCluster
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,19 +184,6 @@ def _finish(child: subprocess.Popen[str]) -> dict[str, Any]:
     raise RuntimeError(f"{shlex.join(map(str, child.args))} left with {child.returncode}:\n{said[-3000:]}")  # type: ignore[arg-type]
 
 
-def _where() -> list[str]:
-    import mlflow
-    import ray
-
-    from freezer.target import host_fingerprint, toolchain
-
-    host = host_fingerprint()
-    return [
-        f"{host['cpu']}, {host['affinity']} of {host['num_cpus']} CPUs, `{best_level(detect().classes)}`; torch "
-        f"{toolchain()['torch']}, Ray {ray.__version__}, MLflow {mlflow.__version__} (sqlite), Python {toolchain()['python']}.",
-    ]
-
-
 def main() -> None:
     """Measure, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,7 +200,7 @@ def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     chosen = given.only or ["plan", "idle", "real", "efficiency"]
     command = shlex.join(["python", "-m", "benchmarks.scale", *(word for word in sys.argv[1:])])
-    lines = [f"# Scale, {datetime.datetime.now().astimezone().date().isoformat()}", "", f"`{command}`", "", *_where()]
+    lines = [f"# Scale, {datetime.datetime.now().astimezone().date().isoformat()}", "", f"`{command}`", "", *where()]
     with tempfile.TemporaryDirectory(prefix="coldpress-scale-") as scratch:
         folder, began = Path(scratch), time.monotonic()
         if "plan" in chosen:
