@@ -79,6 +79,8 @@ class Driver:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     @property
     def built(self) -> Counter[str]:

@@ -177,10 +177,12 @@ def test_the_drivers_clock_jumps(site: Site, jump_s: int) -> None:
     found = subprocess.run(["sh", "-c", "ls /usr/lib/*/faketime/libfaketimeMT.so.1"], capture_output=True, text=True, check=False)
     if found.returncode:
         pytest.skip("needs libfaketime (Debian: apt-get install faketime)")
-    clock = site.folder / "clock"
+    clock, sleeps = site.folder / "clock", site.folder / "sleeps.so"
     clock.write_text("+0\n")
+    compiler = ["g++", "-x", "c", "-shared", "-fPIC", "-o", str(sleeps), str(Path(__file__).with_name("sleeps.c"))]
+    subprocess.run(compiler, check=True)
     environ = {
-        "LD_PRELOAD": found.stdout.strip(),
+        "LD_PRELOAD": f"{sleeps} {found.stdout.strip()}",
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_NO_CACHE": "1",
         "DONT_FAKE_MONOTONIC": "1",
