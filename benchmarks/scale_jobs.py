@@ -220,7 +220,7 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
         speedup=2.0,
         speedup_ci=(1.9, 2.1),
     )
-    done = judged_folder(request.store, request.key)
+    done = judged_folder(request.store, request.key, request.entry.name)
     staging = done.with_name(f".{request.key}-{os.getpid()}")
     for item in template.manifest.contents:
         link_or_copy(template.folder / item.path, staging / "artifact" / item.path)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freezer.device_class import PORTABLE, device_class
-from freezer.errors import ColdpressError
+from freezer.errors import ColdpressError, IntegrityError
+from freezer.store import Store
 from pipeline.cluster import Done, Handle, Node
 from pipeline.demand import Demand, demand_of
 from pipeline.ending import CODES, NODE_MEMORY, code_of, failure_of
@@ -25,7 +26,7 @@ from pipeline.materials import Materials
 from pipeline.outcome import CandidateReport, Outcome
 from pipeline.placement import Queue, Slot, ask_bytes
 from pipeline.places import Places
-from pipeline.plan import Item, Plan
+from pipeline.plan import Item, Plan, found_meanwhile
 from pipeline.policy import attempts_left, decide, final_sentence, is_kept, memory_for_next, soonest_tried_again
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, build_wall_s, judge
 from pipeline.workplace import workplace
@@ -35,12 +36,18 @@ IDLE_S = 0.5
 
 @dataclass(kw_only=True)
 class _Progress:
-    """Where one item stands."""
+    """Where one item stands.
+
+    Attributes:
+        results: of its builds, by recipe.
+        was_damaged: whether candidates were built again, which were damaged between their build and the judge.
+    """
 
     item: Item
     index: int
     estimate: Demand
     results: dict[str, BuildResult] = field(default_factory=dict)
+    was_damaged: bool = False
 
     @property
     def built(self) -> bool:
@@ -149,20 +156,21 @@ class Executor:
     Args:
         plan: of the campaign.
         fleet: to run on.
-        store: its path, or the URI of a bucket.
+        store: that holds the candidates.
         ledger: where finished builds are looked up and kept.
         materials: bring an entry's model to the workers, just before it is built.
         show: takes the events.
     """
 
     def __init__(
-        self, plan: Plan, fleet: Fleet, store: str, ledger: Ledger, materials: Materials, show: Callable[[Event], None]
+        self, plan: Plan, fleet: Fleet, store: Store, ledger: Ledger, materials: Materials, show: Callable[[Event], None]
     ) -> None:
         self._fleet, self._store, self._ledger, self._materials, self._show = fleet, store, ledger, materials, show
+        self._place = workplace(store.uri)
         self._waiting: Queue[_Task] = Queue()
         self._ready: Queue[_Task] = Queue()
         self._running: dict[Handle, _Task] = {}
-        self._hopeless: deque[tuple[Item, Outcome]] = deque()
+        self._due: deque[tuple[Item, Outcome]] = deque()
         self._lifted = plan.lift_quarantine
         self._classes = {item.device_class for item in plan.items}
         self._places: Places[_Task] = Places(fleet, self._waiting, self._ready, show)
@@ -172,24 +180,24 @@ class Executor:
         self.num_builds = len(self._waiting)
 
     def may_disturb(self) -> bool:
-        """Whether no judge runs where the driver stands; asked from other threads too."""
+        """Whether no judge runs where the driver stands, of this campaign or another; asked from other threads too."""
         return not self._places.judges_here()
 
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
         """Each item's outcome, as it is reached; not published yet. Stopping the iteration stops everything that runs."""
         cluster = self._fleet.cluster
         try:
-            while self._waiting or self._ready or self._running or self._hopeless:
+            while self._waiting or self._ready or self._running or self._due:
+                while self._due and self.may_disturb():  # before the next judge starts where the driver stands
+                    yield self._due.popleft()
                 self._start()
-                while self._hopeless and self.may_disturb():
-                    yield self._hopeless.popleft()
-                if not self._running and (self._waiting or self._ready):
+                if not self._running and not (self._due and self.may_disturb()):
                     time.sleep(IDLE_S)  # until a node comes, or another campaign's turn is over
                 for done in cluster.wait(list(self._running), timeout_s=IDLE_S) if self._running else ():
                     self._places.leave(self._running[done.handle], done)
                     found = self._ended(done)
                     if found is not None:
-                        self._hopeless.append(found)
+                        self._due.append(found)
         finally:
             self._places.close()
             cluster.cancel(list(self._running))
@@ -210,8 +218,8 @@ class Executor:
         row = self._ledger.find("build", key)
         # What this campaign has built before it was stopped is its own work; so is what no driver came to write a row of.
         own_s = row.data["wall_s"] if row is not None and row.campaign == self._ledger.campaign else 0.0
-        if workplace(self._store).had("candidates", key):
-            wall_s = build_wall_s(self._store, key) if row is None else own_s
+        if self._place.had("candidates", key):
+            wall_s = build_wall_s(self._store.uri, key) if row is None else own_s
             return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
         if row is None or row.data["failure"] is None:
             return None
@@ -237,10 +245,15 @@ class Executor:
             self._materials.ship_from_now_on()
         for task, failure, code, why in self._places.given_up():
             self._end(task, failure, code, why)
-        for slot, task in self._places.judges(self._may_bring):
-            self._start_judge(task, slot)
-        for slot, task in self._places.builds(self._may_bring):
+        judges = list(self._places.judges(self._may_bring))
+        here = [(slot, task) for slot, task in judges if slot.node.node_id == self._fleet.cluster.home]
+        for slot, task in judges:
+            if (slot, task) not in here:
+                self._start_judge(task, slot)
+        for slot, task in self._places.builds(self._may_bring):  # while their materials may still be brought
             self._start_build(task, slot)
+        for slot, task in here:
+            self._start_judge(task, slot)
 
     def _may_bring(self, task: _Task) -> bool:
         """Whether a task's materials may be brought now: that is work, which would disturb a judge where the driver stands."""
@@ -255,7 +268,7 @@ class Executor:
             self._keep_build(task.progress, task.recipe, result)
             return
         judged = JudgeResult(key=item.judge.digest, verdict="failed", reason=why, failure=failure, code=code)
-        self._hopeless.append(self._reached(item, outcome_of(item, judged, results)))
+        self._due.append(self._reached(item, outcome_of(item, judged, results)))
 
     def _start_build(self, task: _Task, slot: Slot) -> None:
         item, recipe = task.progress.item, str(task.recipe)
@@ -270,7 +283,7 @@ class Executor:
             recipe=recipe,
             device_class=item.device_class,
             num_threads=item.num_threads,
-            store=self._store,
+            store=self._store.uri,
             further_threads=item.further_threads,
         )
         self._show(Event(kind="build", what=task.what))
@@ -287,6 +300,10 @@ class Executor:
 
     def _start_judge(self, task: _Task, slot: Slot) -> None:
         item = task.progress.item
+        found = found_meanwhile(item, self._store, self._ledger, lifted=self._lifted)
+        if found is not None:
+            self._due.append((item, found))
+            return
         try:
             entry = self._materials.ready(item.entry)
         except ColdpressError as error:
@@ -301,7 +318,7 @@ class Executor:
             further_threads=item.further_threads,
             policy=item.policy,
             campaign=self._ledger.campaign,
-            store=self._store,
+            store=self._store.uri,
             failures={r: result.message for r, result in task.progress.results.items() if result.failure is not None},
         )
         self._show(Event(kind="judge", what=task.what))
@@ -324,7 +341,7 @@ class Executor:
         failed = _failure_in(done, task.node)
         if failed is not None:
             task.failures.append(failed.kind)
-            if self._try_again(task, failed):
+            if self._build_again(task, failed) or self._try_again(task, failed):
                 return None
         if task.recipe is not None:
             self._build_ended(task, done, failed)
@@ -345,6 +362,22 @@ class Executor:
         text = f"{_label(item, None)}: judged again in vain ({outcome.coded_reason}); what was found before stands"
         self._show(Event(kind="note", text=text))
         return item, item.before
+
+    def _build_again(self, task: _Task, failed: _Failed) -> bool:
+        """Queue the builds, once, whose candidates a judge has found damaged and removed."""
+        progress = task.progress
+        if task.recipe is not None or failed.code != IntegrityError.code or progress.was_damaged:
+            return False
+        found = {name: result.key for name, result in progress.results.items() if result.failure is None}
+        gone = [name for name, key in found.items() if not self._place.has("candidates", key)]
+        if not gone:
+            return False
+        progress.was_damaged = True
+        self._show(Event(kind="note", text=f"{task.what}: {failed.message}; {', '.join(gone)} built again"))
+        for name in gone:
+            del progress.results[name]
+            self._waiting.append(_Task(progress=progress, recipe=name))
+        return True
 
     def _try_again(self, task: _Task, failed: _Failed) -> bool:
         """Queue a failed task for another attempt, if the policy has one for it."""
@@ -410,11 +443,11 @@ class Executor:
         """Have an item judged; where what was missed is not built now either, what was found without it stands."""
         item = progress.item
         if item.before is not None and all(progress.results[recipe].failure is not None for recipe in item.missed):
-            self._hopeless.append((item, item.before))
+            self._due.append((item, item.before))
         elif any(result.failure is None for result in progress.results.values()):
             self._ready.append(_Task(progress=progress, recipe=None))
         else:
-            self._hopeless.append((progress.item, failed_outcome(progress.item, progress.results)))
+            self._due.append((progress.item, failed_outcome(progress.item, progress.results)))
 
 
 def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) -> Outcome:

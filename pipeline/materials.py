@@ -85,8 +85,9 @@ class Materials:
             self._sent.clear()
 
     def is_ready(self, entry: Entry) -> bool:
-        """Whether nothing is left to do for an entry."""
-        return entry.name in self._ready
+        """Whether nothing is left to do for an entry that is work: to fetch, to download or to ship."""
+        remote = entry.source.kind == "mlflow" or (entry.source.kind in FILE_KINDS and is_url(entry.source.location))
+        return entry.name in self._ready or not (self.shipping or remote)
 
     def ready(self, entry: Entry) -> Entry:
         """The entry as a worker can load it; done once for each name.

@@ -132,9 +132,10 @@ class Places(Generic[_Task]):
             self._checked_for = None  # it may come back, and ask for more
 
     def judges_here(self) -> bool:
-        """Whether a judge runs where the driver stands."""
-        here = self._slots.get(self._fleet.cluster.home) if self._slots else None
-        return here is not None and here.judge
+        """Whether a judge runs where the driver stands, or another campaign has its turn there."""
+        home = self._fleet.cluster.home
+        here = self._slots.get(home) if self._slots else None
+        return here is not None and (here.judge or self.turns.claimed(home))
 
     def given_up(self) -> list[_GivenUp[_Task]]:
         """Tasks that no node can serve, with type, code and reason: at once for want of memory, later for want of a node."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.device_class import PORTABLE, auto_classes, device_class
-from freezer.errors import InfrastructureError
+from freezer.errors import InfrastructureError, StoreUnreachableError
 from freezer.limits import SamplingPolicy
 from freezer.recipes import RECIPES, Recipe, made_for, select
 from freezer.store import Store
@@ -266,6 +267,18 @@ def _finished(
     if outcome.version is not None and outcome.version not in versions(entry.name):
         return None, f"version {outcome.version} is gone from the store"
     return outcome.as_cached(), "unchanged"
+
+
+def found_meanwhile(item: Item, store: Store, ledger: Ledger, *, lifted: bool) -> Outcome | None:
+    """The finished outcome of an item that had none when it was planned: another campaign was faster. None if it has none still."""
+    if item.finished is not None or item.before is not None:
+        return item.finished
+    with suppress(StoreUnreachableError):  # then it is done twice
+        ledger.refresh()
+    found, _ = _finished(
+        item.entry, item.device_class, item.source, item.judge, item.builds, store.versions, ledger, item.memory_bytes, lifted
+    )
+    return None if found is None else replace(found, tags=dict(item.entry.tags), registered_name=item.entry.registered_name)
 
 
 def _missed(

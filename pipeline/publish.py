@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from freezer.artifact import Artifact
 from freezer.device_class import PORTABLE, device_class
-from freezer.errors import IntegrityError, StoreUnreachableError
+from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
 from freezer.store import Store, Version
 from pipeline.ledger import Draft, Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan
-from pipeline.tasks import judged_folder
+from pipeline.tasks import judged_folder, judged_name
 from pipeline.workplace import workplace
+
+_Gathered = list[tuple[Item, Outcome]]
 
 
 class Publisher:
@@ -28,7 +32,7 @@ class Publisher:
     def __init__(self, plan: Plan, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger, self._place = store, ledger, workplace(store.uri)
         self._expected: dict[str, list[str]] = {}
-        self._gathered: dict[str, list[tuple[Item, Outcome]]] = {}
+        self._gathered: dict[str, _Gathered] = {}
         for item in plan.items:
             self._expected.setdefault(item.entry.name, []).append(item.device_class)
 
@@ -49,33 +53,49 @@ class Publisher:
             return []
         # In the order of the plan, however they came in: so versions in MLflow are the same after a restart.
         gathered.sort(key=lambda reached: expected.index(reached[1].device_class))
+        gathered = self._taken_over(gathered)
         try:
-            version = self._publish(gathered)
+            gathered, version = self._publish(gathered)
         except IntegrityError as error:
             gathered = [(of, self._damaged(of, reached, error)) for of, reached in gathered]
-            version = self._publish(gathered)
+            gathered, version = self._publish(gathered)
         final = [(of, _final(reached, version)) for of, reached in gathered]
         self._finish(final)
         return [reached for _, reached in final]
 
-    def _publish(self, gathered: Sequence[tuple[Item, Outcome]]) -> Version | None:
-        """Publish what was judged; what another campaign judged and published meanwhile is taken over from there."""
+    def _taken_over(self, gathered: _Gathered) -> _Gathered:
+        """The outcomes; what another campaign has judged and published meanwhile stands in the place of ours."""
+        if not any(_is_new(outcome) for _, outcome in gathered):
+            return gathered
+        with suppress(StoreUnreachableError):  # then it is published twice; what is wrong with the store, publishing tells
+            self._ledger.refresh()
+        return [(item, self._of_another(item, outcome) or outcome) for item, outcome in gathered]
+
+    def _publish(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
+        """Publish what was judged; the outcomes again, since another campaign may publish the same, and clear it away, meanwhile.
+
+        Raises:
+            IntegrityError: what was judged is damaged, or gone.
+        """
         if all(outcome.cached for _, outcome in gathered):
-            return None
+            return gathered, None
         self._ledger.check()
         for _, outcome in gathered:
             if _is_new(outcome):
-                self._place.bring("judged", outcome.judge_key, judged_folder(str(self._store.root), outcome.judge_key))
+                self._place.bring("judged", _name(outcome), self._folder(outcome))
         try:
-            return self._publish_once(gathered)
-        except (IntegrityError, StoreUnreachableError):
-            folders = [judged_folder(str(self._store.root), of.judge_key) for _, of in gathered if _is_new(of)]
-            if all(folder.is_dir() for folder in folders):
+            return gathered, self._publish_once(gathered)
+        except (IntegrityError, NotPublishedError, StoreUnreachableError) as error:
+            if all(self._folder(outcome).is_dir() for _, outcome in gathered if _is_new(outcome)):
                 raise
-        self._ledger.refresh()
-        return self._publish_once(gathered)
+            gathered = self._taken_over(gathered)
+            gone = [outcome for _, outcome in gathered if _is_new(outcome) and not self._folder(outcome).is_dir()]
+            if gone:
+                what = ", ".join(outcome.device_class for outcome in gone)
+                raise IntegrityError(f"what was judged of {gone[0].model} for {what} is gone from the store") from error
+        return gathered, self._publish_once(gathered)
 
-    def _publish_once(self, gathered: Sequence[tuple[Item, Outcome]]) -> Version | None:
+    def _publish_once(self, gathered: _Gathered) -> Version | None:
         model, source_key = gathered[0][1].model, gathered[0][1].source_key
         artifacts: dict[str, Artifact] = {}
         carried: dict[str, Mapping[str, Any]] = {}
@@ -88,12 +108,11 @@ class Publisher:
         for _, outcome in gathered:
             if not _has_artifact_of_its_own(outcome):
                 continue
-            known = outcome if outcome.cached else self._of_another(outcome)
-            folder = judged_folder(str(self._store.root), outcome.judge_key) / "artifact"
-            if known is not None and known.version is not None:
-                before = self._store.version(f"{model}:{known.version}")
+            folder = self._folder(outcome) / "artifact"
+            if outcome.cached and outcome.version is not None:
+                before = self._store.version(f"{model}:{outcome.version}")
                 carried[outcome.device_class] = before.images[outcome.device_class]
-            elif known is None and (outcome.verdict == "published" or folder.is_dir()):  # what keeps eager may not be captured
+            elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):  # what keeps eager may not be captured
                 artifacts[outcome.device_class] = Artifact.read(folder)
         if not artifacts and not carried:
             return None
@@ -109,19 +128,25 @@ class Publisher:
             raise StoreUnreachableError(str(error)) from error
         if not _is_new(outcome):
             return outcome
-        self._place.drop("judged", outcome.judge_key)
+        self._place.drop("judged", _name(outcome))
         for key in item.builds.values():
             self._place.drop("candidates", key.digest)
         lost: dict[str, Any] = {"recipe": None, "speedup": None, "speedup_ci": None, "drift": None, "latency_ms": None}
         return replace(outcome, verdict="failed", failure="disk", code=error.code, reason=str(error), **lost)
 
-    def _of_another(self, outcome: Outcome) -> Outcome | None:
-        """What another campaign has made of a new outcome's judge key, where it has published that and cleared it away."""
-        if judged_folder(str(self._store.root), outcome.judge_key).is_dir():
+    def _of_another(self, item: Item, outcome: Outcome) -> Outcome | None:
+        """What another campaign has made of a new outcome's judge key and published meanwhile."""
+        if not _is_new(outcome) or (item.before is not None and self._folder(outcome).is_dir()):
             return None
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
-        known = Outcome.from_json(row.data["outcome"]) if row is not None else None
-        return known if known is not None and _has_artifact_of_its_own(known) and known.version is not None else None
+        known = None if row is None or row.campaign == self._ledger.campaign else Outcome.from_json(row.data["outcome"])
+        if known is None or not _has_artifact_of_its_own(known) or known.version not in self._store.versions(outcome.model):
+            return None
+        return replace(known, tags=outcome.tags, registered_name=outcome.registered_name).as_cached()
+
+    def _folder(self, outcome: Outcome) -> Path:
+        """Of what was judged."""
+        return judged_folder(str(self._store.root), outcome.judge_key, outcome.model)
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Keep new and changed outcomes in the ledger, together; then their judged folders may go: the files are in the store."""
@@ -139,7 +164,7 @@ class Publisher:
             ]
         )
         for _, outcome in final:  # of a cached one too: a driver may have been killed before this
-            self._place.drop("judged", outcome.judge_key, listed=outcome.cached)
+            self._place.drop("judged", _name(outcome), listed=outcome.cached)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger says the same already: what was taken over may have come into another version."""
@@ -147,6 +172,11 @@ class Publisher:
             return item.is_kept
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         return row is not None and Outcome.from_json(row.data["outcome"]).as_cached() == outcome
+
+
+def _name(outcome: Outcome) -> str:
+    """Of the folder of what was judged."""
+    return judged_name(outcome.judge_key, outcome.model)
 
 
 def _is_new(outcome: Outcome) -> bool:

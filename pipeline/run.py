@@ -30,7 +30,7 @@ from pipeline.entry import Entry
 from pipeline.events import Display, Event
 from pipeline.execute import Executor
 from pipeline.fleet import Fleet, assembled
-from pipeline.heap import keep_heap_small
+from pipeline.heap import collect_rarely, keep_heap_small
 from pipeline.keys import FileDigests
 from pipeline.lease import LeaseLostError
 from pipeline.ledger import Ledger
@@ -105,6 +105,7 @@ def run(config: Config, display: Display) -> Report:
     """
     started = time.time()
     keep_heap_small()
+    collect_rarely()
     catalog = _read(config)
     _refuse_bad_entries(config, catalog.problems)
     store = Store.open(config.store, create=True)
@@ -134,7 +135,7 @@ def run(config: Config, display: Display) -> Report:
             bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
             if config.explain:
                 return _explained(config, plan, bad, display, started)
-            executor = Executor(plan, fleet, store.uri, ledger, materials, display.show)
+            executor = Executor(plan, fleet, store, ledger, materials, display.show)
             tracker.may_work = executor.may_disturb
             try:
                 campaign = _Campaign(config, plan, executor, store, ledger, tracker, display)

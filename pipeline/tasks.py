@@ -2,7 +2,7 @@
 
     probe    what a class's workers build with
     build    one recipe, one model, one class     -> STORE/.coldpress/candidates/<build_key>/
-    judge    all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>/
+    judge    all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>-<model>/
 
 A result is moved to its name in one step, so a task that is started again finds it whole or not at all. Nothing here imports ray,
 and torch only in the children.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +34,7 @@ from pipeline.isolate import Memory, run_isolated
 from pipeline.known_torch import keep_versions, known_versions
 from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
+from pipeline.policy import decide
 from pipeline.shipping import arrived
 from pipeline.staging import staging_folder
 from pipeline.workplace import Workplace, workplace
@@ -181,9 +183,14 @@ def build_wall_s(store: str, key: str) -> float:
         return 0.0
 
 
-def judged_folder(store: str, key: str) -> Path:
+def judged_name(key: str, model: str) -> str:
+    """Of the folder of a judge's result: models that are the same but for their names share a key, and each has an artifact."""
+    return f"{key}-{model}"
+
+
+def judged_folder(store: str, key: str, model: str) -> Path:
     """Where a judge's result and artifact lie until they are published."""
-    return Path(store) / WORK / "judged" / key
+    return Path(store) / WORK / "judged" / judged_name(key, model)
 
 
 def log_path(store: str, key: str) -> Path:
@@ -269,8 +276,8 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
 
 def judge(request: JudgeRequest) -> JudgeResult:
     """Judge the candidates, unless the store has the result of an undisturbed judge."""
-    place = workplace(request.store)
-    done = place.read("judged", request.key, "result.json")
+    place, name = workplace(request.store), judged_name(request.key, request.entry.name)
+    done = place.read("judged", name, "result.json")
     if done is not None:
         return JudgeResult.from_json(json.loads(done))
     with staging_folder(str(place.root)) as staging:
@@ -278,15 +285,18 @@ def judge(request: JudgeRequest) -> JudgeResult:
         if damage is not None:
             return _failed_judge(request, End(kind="disk", failure="disk", code=IntegrityError.code, message=damage))
         end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
-        if end.kind != "ok":
-            return _failed_judge(request, end)
-        result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
-        if result.verdict != "unstable":  # kept until it is published: a driver may die before all classes of a model are judged
+        result = _failed_judge(request, end)
+        if end.kind == "ok":
+            result = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+        # Kept until it is published: a driver may die before all classes of a model are judged.
+        is_final = decide(result.failure, result.code).kept == "key" if result.failure else result.verdict != "unstable"
+        if is_final:
             with contextlib.suppress(FileNotFoundError):
                 if not result.has_artifact:
-                    (staging / "judged").mkdir(exist_ok=True)
+                    shutil.rmtree(staging / "judged", ignore_errors=True)
+                    (staging / "judged").mkdir()
                 write_whole(staging / "judged" / "result.json", json.dumps(asdict(result)).encode())
-            if not place.keep(staging / "judged", "judged", request.key):
+            if not place.keep(staging / "judged", "judged", name):
                 return _failed_judge(request, replace(end, **REMOVED))
         return result
 

@@ -39,7 +39,8 @@ def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with the wheel and what it requires, and nothing else."""
     folder = tmp_path_factory.mktemp("deployed")
     venv.create(folder, with_pip=True)
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-compile", str(wheel), "-c", str(ROOT / "constraints.txt")]
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-compile", str(wheel)]
+    command += ["-c", str(ROOT / "constraints.txt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "bin"

@@ -102,7 +102,7 @@ def plan_of(
 def judged(item: Item, verdict: str, store: Store, artifact: Artifact) -> Outcome:
     """An outcome as a judge gives it, with its artifact where judges leave theirs."""
     if verdict == "published":
-        folder = judged_folder(str(store.root), item.judge.digest)
+        folder = judged_folder(str(store.root), item.judge.digest, item.entry.name)
         staging = folder.with_name("staging")
         shutil.copytree(artifact.folder, staging)
         folder.mkdir(parents=True)

@@ -138,7 +138,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         plan = plan_of(entries, store, ledger, digests=digests)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
         materials = Materials(store.root, uri, digests)
-        executor = Executor(plan, OneNode(InProcess(), store.root), str(store.root), ledger, materials, display.show)
+        executor = Executor(plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show)
         campaign = _Campaign(config, plan, executor, store, ledger, Tracker(uri, CAMPAIGN, store, mode="copy"), display)
         campaign.start((), 1_700_000_000.0)
         return campaign.finish((), 1_700_000_000.0).exit_code

@@ -35,7 +35,7 @@ def test_a_judge_that_hangs_or_eats_memory_is_one_typed_outcome(tmp_path: Path) 
     ate = judge(JudgeRequest(entry=limited(Limits(memory_gb=1.2)), **judges))
     assert (ate.verdict, ate.failure, ate.code, ate.tried_bytes) == ("failed", "memory", "CP-MEMORY", 1.2e9)
     assert candidate_folder(store, "b").is_dir(), "what was built stays"
-    assert not judged_folder(store, "j").exists()
+    assert not judged_folder(store, "j", "good").exists()
     assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
 
 

@@ -171,7 +171,7 @@ def executed(store: Store, ledger: Ledger, ends: list[Done], plan: Plan) -> tupl
             notes.append(event.text)
 
     materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
-    executor = Executor(plan, OneNode(cluster, store.root), str(store.root), ledger, materials, show)
+    executor = Executor(plan, OneNode(cluster, store.root), store, ledger, materials, show)
     return list(executor.outcomes()), cluster, notes
 
 

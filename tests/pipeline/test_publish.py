@@ -67,7 +67,7 @@ def plan(entry: Entry, empty: Store, ledger: Ledger) -> Callable[..., Plan]:
 def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = None) -> Outcome:
     """An outcome as a judge gives it, with its artifact where judges leave theirs."""
     if artifact is not None:
-        folder = judged_folder(str(store.root), item.judge.digest)
+        folder = judged_folder(str(store.root), item.judge.digest, item.entry.name)
         staging = folder.with_name("staging")
         shutil.copytree(artifact.folder, staging)
         folder.mkdir(parents=True)
@@ -82,6 +82,11 @@ def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = N
         source_key=item.source.digest,
         judge_key=item.judge.digest,
     )
+
+
+def _of(frozen: Frozen, item: Item) -> Artifact:
+    """An artifact as a judge of the item's model would leave it."""
+    return Artifact(folder=frozen.artifact.folder, manifest=replace(frozen.artifact.manifest, model=item.entry.name))
 
 
 def publish_first(plan: Plan, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen) -> list[Outcome]:
@@ -101,7 +106,7 @@ def test_a_version_is_written_when_all_classes_are_in(
     version = empty.version("mlp")
     assert version.source_key == first.items[0].source.digest
     assert [(o.version, o.artifact) for o in final] == [(1, version.images[o.device_class]["digest"]) for o in final]
-    assert not judged_folder(str(empty.root), first.items[0].judge.digest).exists()
+    assert not judged_folder(str(empty.root), first.items[0].judge.digest, "mlp").exists()
     again = plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert all(item.finished is not None and item.finished.cached for item in again.items)
@@ -161,7 +166,7 @@ def test_kept_eager_on_a_gpu_is_served_by_an_artifact_of_its_own(
     images = empty.version("mlp").images
     assert set(images) == ({gpu, "portable"} if captured else {"portable"})
     assert served.artifact == (images[gpu]["digest"] if captured else None)
-    assert not judged_folder(str(empty.root), here.judge.digest).exists()
+    assert not judged_folder(str(empty.root), here.judge.digest, "mlp").exists()
 
 
 def test_nothing_is_published_of_a_model_that_fails_and_what_was_published_stays(
@@ -191,6 +196,50 @@ def test_a_class_that_is_not_judged_again_is_carried_over_from_the_same_source(
     assert (final.version, after.number) == (2, 2)
     assert after.images[HERE] == before[HERE]
     assert after.images["portable"] != before["portable"]
+
+
+def test_models_that_are_the_same_but_for_their_names_have_artifacts_of_their_own(
+    entry: Entry, empty: Store, ledger: Ledger, portable: Frozen
+) -> None:
+    twins = plan_of([replace(entry, name=name) for name in ("mlp", "twin")], empty, ledger, classes=("portable",))
+    first, second = twins.items
+    assert first.judge.digest == second.judge.digest
+    publisher = Publisher(twins, empty, ledger)
+    reached = [(item, judged(item, "published", empty, _of(portable, item))) for item in twins.items]
+    assert [outcome.version for item, outcome in reached for outcome in publisher.add(item, outcome)] == [1, 1]
+    pulled = [empty.pull(empty.version(name), "portable", empty.root.parent / name) for name in ("mlp", "twin")]
+    assert [artifact.manifest.model for artifact in pulled] == ["mlp", "twin"]
+
+
+@pytest.mark.parametrize("cleared", [False, True], ids=["judged by both", "judged by the other"])
+def test_what_another_campaign_published_meanwhile_is_taken_over(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, cleared: bool
+) -> None:
+    made = plan()
+    publisher = Publisher(made, empty, ledger)
+    with Ledger(empty, "faster") as other:
+        publish_first(made, empty, other, scripted, portable)
+    if cleared:
+        outcomes = [judged(item, "published", empty) for item in made.items]
+    else:
+        artifacts = (scripted.artifact, portable.artifact)
+        outcomes = [judged(item, "published", empty, own) for item, own in zip(made.items, artifacts, strict=True)]
+    final = [found for item, outcome in zip(made.items, outcomes, strict=True) for found in publisher.add(item, outcome)]
+    assert empty.versions("mlp") == [1]
+    assert [(outcome.version, outcome.cached) for outcome in final] == [(1, True)] * 2
+    assert not any(judged_folder(str(empty.root), item.judge.digest, "mlp").exists() for item in made.items)
+
+
+def test_what_was_judged_and_is_gone_is_a_failure_of_the_disk(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, portable: Frozen
+) -> None:
+    here, anywhere = plan().items
+    publisher = Publisher(plan(), empty, ledger)
+    publisher.add(here, judged(here, "published", empty))
+    final = publisher.add(anywhere, judged(anywhere, "published", empty, portable.artifact))
+    assert [(lost.verdict, lost.failure, lost.version) for lost in final] == [("failed", "disk", None)] * 2
+    assert f"what was judged of mlp for {HERE} is gone from the store" in str(final[0].reason)
+    assert empty.models() == []
 
 
 def test_explain_names_what_changed(

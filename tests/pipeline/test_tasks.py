@@ -48,7 +48,7 @@ def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) 
     assert report.constants[-1] == "and 14 more"
     assert (candidate.capture, candidate.lowering, candidate.strides_equal) == ("trace", "torchscript", True)
     assert candidate.tried[-1]["outcome"] == "captured and lowered"
-    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j") / "result.json").read_text())) == result
-    freezing = Artifact.read(judged_folder(str(tmp_path), "j") / "artifact").manifest.freezing
+    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
+    freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest.freezing
     assert freezing["failures"] == why
     assert len(freezing["reports"]["payloads/all.pt"]["constants"]) == 24

@@ -124,8 +124,8 @@ def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> N
     assert cells == [(2, 1), (2, 3), (1, 1), (1, 3)]
     assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
     assert result.speedup == candidate.points[0]["speedup"]
-    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j") / "result.json").read_text())) == result
-    manifest = Artifact.read(judged_folder(str(tmp_path), "j") / "artifact").manifest
+    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
+    manifest = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest
     assert manifest.latency is not None
     assert manifest.latency["points"] == [dict(row) for row in candidate.points]
     (item,) = (one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE)
