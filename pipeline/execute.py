@@ -147,6 +147,8 @@ def _failure_in(done: Done, node: Node | None) -> _Failed | None:
 def _final(failed: _Failed, task: _Task) -> str:
     """The message of a failure that is not tried again."""
     more = final_sentence(failed.kind, failed.code, len(task.failures))
+    if failed.code == IntegrityError.code:
+        more = "the same command builds it again"
     return f"{failed.message}; {more}" if more else failed.message
 
 
@@ -191,7 +193,8 @@ class Executor:
                 while self._due and self.may_disturb():  # before the next judge starts where the driver stands
                     yield self._due.popleft()
                 self._start()
-                if not self._running and not (self._due and self.may_disturb()):
+                goes_on = self._running or (self._due and self.may_disturb())
+                if not goes_on and (self._waiting or self._ready or self._due):
                     time.sleep(IDLE_S)  # until a node comes, or another campaign's turn is over
                 for done in cluster.wait(list(self._running), timeout_s=IDLE_S) if self._running else ():
                     self._places.leave(self._running[done.handle], done)

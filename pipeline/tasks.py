@@ -315,7 +315,7 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) ->
             damage = str(error)
         if damage is not None:
             place.drop("candidates", key)
-            return f"{damage}, which the store's disk did, or somebody; the same command builds it again"
+            return f"{damage}, which the store's disk did, or somebody"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from freezer.artifact import Artifact
@@ -11,7 +12,7 @@ from freezer.report import Report
 from freezer.sources import parse_source
 from freezer.spec import InputSpec, TensorSpec
 from pipeline.entry import Entry
-from pipeline.tasks import BuildRequest, JudgeRequest, JudgeResult, build, judge, judged_folder
+from pipeline.tasks import BuildRequest, JudgeRequest, JudgeResult, build, candidate_folder, judge, judged_folder
 from tests.steps import HERE, QUICK
 
 MODELS = Path(__file__).parent / "models"
@@ -52,3 +53,22 @@ def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) 
     freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest.freezing
     assert freezing["failures"] == why
     assert len(freezing["reports"]["payloads/all.pt"]["constants"]) == 24
+
+
+def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:
+    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
+    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    request = JudgeRequest(
+        key="j",
+        entry=replace(entry(), source=source),
+        builds={"torchscript-frozen": "b"},
+        device_class=HERE,
+        num_threads=2,
+        policy=QUICK,
+        campaign="c",
+        store=str(tmp_path),
+    )
+    first = judge(request)
+    assert (first.verdict, first.failure, first.has_artifact) == ("failed", "source", False)
+    assert first.judge_s > 0
+    assert judge(request) == first, "to the microsecond: it was read"

@@ -1,0 +1,156 @@
+"""The order in which a plan is executed: what may happen beside a judge where the driver stands, and what is done only once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freezer.artifact import Artifact
+from freezer.store import Store
+from pipeline.cluster import Cluster, Done, Handle, Node
+from pipeline.execute import Executor
+from pipeline.fleet import Fleet
+from pipeline.keys import FileDigests
+from pipeline.ledger import Ledger
+from pipeline.materials import Materials
+from pipeline.outcome import Outcome
+from pipeline.plan import Item, Plan
+from pipeline.publish import Publisher
+from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, candidate_folder
+from tests.conftest import Frozen
+from tests.pipeline.campaigns import entry, judged, plan_of
+from tests.pipeline.one_node import NoRay
+
+HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
+AWAY = Node(node_id="away", num_cpus=2, classes=("portable",))
+
+
+class Workers(NoRay):
+    """Does every task when it is waited for, one at a time, and notes what was started where."""
+
+    def __init__(self, damaged: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.home = HOME.node_id
+        self.said: list[str] = []
+        self._damaged = list(damaged)
+        self._tasks: dict[Handle, BuildRequest | JudgeRequest] = {}
+
+    def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **__: object) -> Handle:  # type: ignore[override]
+        kind = "build" if isinstance(request, BuildRequest) else "judge"
+        self.said.append(f"{kind} {request.entry.name} {node.node_id}")
+        handle = Handle(len(self.said))
+        self._tasks[handle] = request
+        return handle
+
+    start_alone = start  # type: ignore[assignment]
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        request = self._tasks[handles[0]]
+        if isinstance(request, BuildRequest):
+            candidate_folder(request.store, request.key).mkdir(parents=True, exist_ok=True)
+            return [Done(handle=handles[0], value=BuildResult(key=request.key, recipe=request.recipe))]
+        result = JudgeResult(key=request.key, verdict="rejected", reason="as it is")
+        if request.entry.name in self._damaged:
+            self._damaged.remove(request.entry.name)
+            for key in request.builds.values():
+                shutil.rmtree(candidate_folder(request.store, key), ignore_errors=True)
+            result = replace(result, verdict="failed", reason="a byte is wrong", failure="disk", code="CP-INTEGRITY")
+        return [Done(handle=handles[0], value=result)]
+
+    def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
+        assert not handles
+
+
+class Standing(Fleet):
+    """Nodes that are there and stay."""
+
+    def __init__(self, cluster: Cluster, store: Path, nodes: Sequence[Node]) -> None:
+        super().__init__(cluster, lambda _: None, store=store, files=store, wait_s=None)
+        self._used = {node.node_id: node for node in nodes}
+
+    def tick(self) -> None:
+        """Nothing changes."""
+
+    def assemble(self, wanted: Collection[str]) -> None:
+        """They are there."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def ledger(store: Store) -> Iterator[Ledger]:
+    with Ledger(store, "c") as opened:
+        yield opened
+
+
+def planned(store: Store, ledger: Ledger, names: str) -> Plan:
+    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in names]
+    return plan_of(entries, store, ledger, device_classes=("portable",), classes=("portable",))
+
+
+def outcomes(plan: Plan, store: Store, ledger: Ledger, workers: Workers, nodes: Sequence[Node]) -> Iterator[tuple[Item, Outcome]]:
+    """Each outcome, as it is handed out to be published; that is noted too."""
+    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
+    executor = Executor(plan, Standing(workers, store.root, nodes), store, ledger, materials, lambda _: None)
+    for item, outcome in executor.outcomes():
+        assert executor.may_disturb()
+        workers.said.append(f"outcome {item.entry.name}")
+        yield item, outcome
+
+
+def built(plan: Plan, store: Store, names: str) -> None:
+    """Have the candidates of some models in the store."""
+    for item in plan.items:
+        for key in item.builds.values() if item.entry.name in names else ():
+            candidate_folder(str(store.root), key.digest).mkdir(parents=True)
+
+
+def test_an_outcome_is_handed_out_before_the_next_judge_starts_where_the_driver_stands(store: Store, ledger: Ledger) -> None:
+    plan, workers = planned(store, ledger, "abc"), Workers()
+    built(plan, store, "abc")
+    assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 3
+    assert workers.said == [line for name in "abc" for line in (f"judge {name} home", f"outcome {name}")]
+
+
+def test_other_nodes_are_given_builds_while_the_drivers_own_judges(store: Store, ledger: Ledger) -> None:
+    plan, workers = planned(store, ledger, "abcdefgh"), Workers()
+    built(plan, store, "abcd")
+    nodes = [HOME, AWAY]
+    assert len(list(outcomes(plan, store, ledger, workers, nodes))) == 8
+    judges_at_home = [place for place, line in enumerate(workers.said) if line.startswith("judge") and line.endswith("home")]
+    builds_away = [place for place, line in enumerate(workers.said) if line.startswith("build") and line.endswith("away")]
+    assert judges_at_home
+    assert builds_away
+    assert builds_away[0] < judges_at_home[-1]
+
+
+def test_what_another_campaign_finished_meanwhile_is_not_judged(store: Store, ledger: Ledger, portable: Frozen) -> None:
+    plan, workers = planned(store, ledger, "ab"), Workers()
+    built(plan, store, "ab")
+    with Ledger(store, "faster") as other:
+        item = plan.items[1]
+        artifact = Artifact(folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, model="b"))
+        Publisher(Plan(items=(item,)), store, other).add(item, judged(item, "published", store, artifact))
+    (_, first), (_, second) = outcomes(plan, store, ledger, workers, [HOME])
+    assert workers.said == ["judge a home", "outcome a", "outcome b"]
+    assert (first.verdict, first.cached) == ("rejected", False)
+    assert (second.verdict, second.version, second.cached) == ("published", 1, True)
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(1, "rejected"), (2, "failed")])
+def test_candidates_that_are_damaged_before_their_judge_are_built_again_once(
+    store: Store, ledger: Ledger, times: int, verdict: str
+) -> None:
+    plan, workers = planned(store, ledger, "a"), Workers(damaged=["a"] * 3 if times > 1 else ["a"])
+    ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
+    assert outcome.verdict == verdict
+    assert workers.said[:4] == ["build a home", "judge a home", "build a home", "judge a home"]
+    assert workers.said.count("build a home") == 2
