@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -68,6 +69,7 @@ def test_the_stores_disk_is_full_for_a_while(site: Site, store_of_its_own: Path)
 
 
 def test_the_temporary_folder_of_a_node_is_full(site: Site) -> None:
+    """Items work, and their compilers too, in folders of the store; what else a worker writes goes where there is room."""
     folder = mounted(site.folder / "scratch", 16)
     try:
         site.head()
@@ -77,6 +79,7 @@ def test_the_temporary_folder_of_a_node_is_full(site: Site) -> None:
         site.strikes()
         fill(folder)
         site.recovered(driver)
+        assert shutil.disk_usage(folder).free == 0, "it was so to the end"
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
