@@ -74,6 +74,12 @@ def stop_itself() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def compile_for_ever() -> None:
+    """g++, and the compiler proper that it starts, which read a source that does not end."""
+    source, _ = os.pipe()
+    subprocess.run(["g++", "-x", "c++", "-c", "-o", "never.o", "-"], stdin=source, check=True)
+
+
 def hang_in_a_compiler(compiler: str) -> None:
     """Waits for a compiler that never ends."""
     subprocess.run([compiler, "-O2", "x.cpp"], check=True)
