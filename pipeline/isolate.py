@@ -3,6 +3,9 @@
 The child is forked from a forkserver that has torch imported already, which takes half a second instead of several. The forkserver
 inherits the environment of this process, so a class's instruction-set limits, set when the worker started, hold in every child.
 Between the two stands a keeper (keeper.py), which watches the limits and ends all that the child has started.
+
+A worker ends by SIGKILL or os._exit, which clean nothing up. So the socket that its forkserver listens at loses its name as soon as
+it is there: the worker reaches it by a handle, and no file is left to remove.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import pickle
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -29,11 +34,15 @@ from freezer.torchscript_remedies import NOT_WRITTEN, ROOM
 from pipeline.ending import CODES, NODE_MEMORY, End, EndKind, message_of
 from pipeline.keeper import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, Kept, keep
 from pipeline.processes import KILL_WAIT_S, adopting, children, descendants, kill
+from pipeline.staging import remove_tree
 
 PRELOAD = ["torch", "torch._inductor.compile_fx", "freezer.build", "freezer.judge", "freezer.assemble", "pipeline.keeper"]
 START_LIMIT_S = 300.0
 """Until a child must have started. The first one of a worker waits until its forkserver has imported torch, which takes seconds, or
 a minute from a cold disk; that is no item's fault, and counts against none of its limits."""
+LISTENER, ABANDONED_S = "coldpress-fork-", 3600.0
+"""How the folder is called in which a forkserver's socket has a name for some milliseconds, and the age at which one was left by a
+worker that was killed within them."""
 GRACE_S = 60.0
 """Beyond an item's time, until a keeper that says nothing is taken for dead."""
 LOG_TAIL_LINES = 20
@@ -41,9 +50,12 @@ _TAIL_BYTES = 20_000
 _LINE_CHARACTERS = 400
 _TRACE = "(most recent call first):"
 """How faulthandler begins."""
+_HANDLES = "/proc/self/fd/"
 VMSTAT = Path("/proc/vmstat")
 SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
 """What a process may ask for beyond its limit of resident memory: stacks of threads, arenas, and what it never touches."""
+
+_starting = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +140,7 @@ def _start(process: ForkServerProcess) -> None:
     def start() -> None:
         try:
             with _without_main():
+                _start_forkserver()
                 process.start()
         except BaseException as error:
             failed.append(error)
@@ -146,6 +159,47 @@ def _start(process: ForkServerProcess) -> None:
     if failed:
         why = f"{type(failed[0]).__name__}: {failed[0]}"
         raise InfrastructureError(f"a child process could not be started ({why}); look at this node's memory") from failed[0]
+
+
+def _start_forkserver() -> None:
+    """Have this process's forkserver run, with a socket that is in no folder.
+
+    multiprocessing would leave the socket, and its folder, to the end of this process. Linux connects to a socket by a handle on
+    its file (O_PATH), which needs no name. An abstract socket has none either, but any user of the machine could connect to it.
+    """
+    server: Any = forkserver._forkserver
+    settings: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    with _starting, _short_name_of_a_folder() as folder:
+        before, own_folder = server._forkserver_address, settings.get("tempdir")
+        settings["tempdir"] = folder
+        try:
+            server.ensure_running()
+        finally:
+            settings["tempdir"] = own_folder
+        if not server._forkserver_address.startswith(f"{folder}/"):
+            return
+        server._forkserver_address = f"{_HANDLES}{os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)}"
+        if before is not None and before.startswith(_HANDLES):  # of a forkserver that died
+            os.close(int(before.removeprefix(_HANDLES)))
+        _remove_abandoned_listeners()
+
+
+@contextlib.contextmanager
+def _short_name_of_a_folder() -> Iterator[str]:
+    """A temporary folder by a handle: a socket's path may have 108 characters, and a long TMPDIR leaves it too few."""
+    with tempfile.TemporaryDirectory(prefix=LISTENER) as folder:
+        handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"{_HANDLES}{handle}"
+        finally:
+            os.close(handle)
+
+
+def _remove_abandoned_listeners() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{LISTENER}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                remove_tree(folder)
 
 
 @contextlib.contextmanager

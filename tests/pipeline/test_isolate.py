@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from freezer.errors import BuildError, CaptureError, SpecError
 from pipeline import isolate
 from pipeline.ending import End
-from pipeline.isolate import Memory, run_isolated
+from pipeline.isolate import LISTENER, Memory, run_isolated
 from pipeline.keeper import LOG_LIMIT_BYTES, SCRATCH
 from tests.pipeline import faults
 
@@ -411,3 +412,60 @@ def test_a_dangling_scratch_of_a_dead_machine_is_swept(tmp_path: Path) -> None:
     stale.symlink_to(tmp_path / "nothing")
     isolated(tmp_path, add, 1, 2)
     assert not stale.is_symlink()
+
+
+UNTIDY = """
+import os, sys
+from pathlib import Path
+from pipeline import isolate
+from pipeline.isolate import Memory, run_isolated
+from tests.pipeline import faults
+from tests.pipeline.test_isolate import add, temporary_file_of_a_process_pool
+
+isolate.PRELOAD = ["pipeline.keeper"]
+folder = Path(sys.argv[1])
+limits = {"folder": folder, "log": folder / "log", "timeout_s": 60, "memory": Memory(limit_bytes=4 * 10**9)}
+for number in range(2):
+    assert run_isolated(add, (1, number), **limits).kind == "ok"
+    end = run_isolated(temporary_file_of_a_process_pool, (), **limits)
+    assert (end.kind, end.value.startswith(isolate.tempfile.gettempdir())) == ("ok", True), end
+    if number == 0:  # the second forkserver has a socket of its own
+        before = len(os.listdir("/proc/self/fd"))
+        os.kill(isolate.forkserver._forkserver._forkserver_pid, 9)
+        os.waitid(os.P_PID, isolate.forkserver._forkserver._forkserver_pid, os.WEXITED | os.WNOWAIT)
+assert len(os.listdir("/proc/self/fd")) == before
+print("worked", flush=True)
+if sys.argv[2] == "leaves":
+    os._exit(0)
+run_isolated(faults.spin, (), **limits)
+"""
+
+
+def temporary_file_of_a_process_pool() -> str:
+    """Where multiprocessing keeps its sockets in an item that uses it."""
+    return get_temp_dir()
+
+
+@pytest.mark.parametrize("ending", ["leaves", "is killed"])
+def test_a_worker_that_cleans_nothing_up_leaves_no_temporary_file(tmp_path: Path, ending: str) -> None:
+    temporary, folder = tmp_path / "system", tmp_path / "staging"
+    temporary.mkdir()
+    folder.mkdir()
+    (temporary / f"{LISTENER}left").mkdir()
+    (temporary / f"{LISTENER}left" / "listener-x").touch()
+    os.utime(temporary / f"{LISTENER}left", (0, 0))
+    env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", UNTIDY, str(folder), ending]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "worked\n"
+        if ending == "is killed":
+            deadline = time.monotonic() + 60
+            while not list(temporary.glob(f"{SCRATCH}*")):  # a child is at work
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            worker.kill()
+    deadline = time.monotonic() + 60
+    while found := list(temporary.iterdir()):  # the keeper takes what is its own away
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
