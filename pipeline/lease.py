@@ -33,6 +33,7 @@ from freezer.durable import WAITS_S, retried, write_whole
 from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
 from freezer.remote_files import RemoteFiles
 from freezer.store import WORK
+from pipeline.processes import boot_id, process_namespace, process_started
 
 HEARTBEAT_S = 5.0
 """Between two heartbeats of a driver."""
@@ -91,11 +92,11 @@ class Holder:
 
     def is_here(self) -> bool:
         """Whether it can be seen from here if the holder lives: it runs in the same boot and process namespace."""
-        return bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace())
+        return bool(self.boot) and (self.boot, self.namespace) == (boot_id(), process_namespace())
 
     def is_dead(self) -> bool:
         """Whether the holder is seen dead from here; False where that cannot be told."""
-        return self.is_here() and _pid_started(self.pid) != self.pid_started
+        return self.is_here() and process_started(self.pid) != self.pid_started
 
 
 def check_campaign(name: str) -> None:
@@ -259,9 +260,9 @@ class Lease:
             host=platform.node(),
             user=_user(),
             pid=os.getpid(),
-            boot=_boot(),
-            namespace=_namespace(),
-            pid_started=_pid_started(os.getpid()) or 0,
+            boot=boot_id(),
+            namespace=process_namespace(),
+            pid_started=process_started(os.getpid()) or 0,
             started=now,
             beat=0,
             beat_time=now,
@@ -338,26 +339,3 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # a user id without a name, as containers have
         return str(os.getuid())
-
-
-def _boot() -> str:
-    """The id of this boot of this machine; empty where the kernel shows none."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def _namespace() -> str:
-    with contextlib.suppress(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
-    return ""
-
-
-def _pid_started(pid: int) -> int | None:
-    """When a process of this namespace started, in clock ticks since the boot; None of one that is not there, or is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    after_name = stat.rpartition(")")[2].split()
-    return None if after_name[0] in "ZX" else int(after_name[19])

@@ -136,3 +136,27 @@ def _sizes(pid: int) -> tuple[int, int] | None:
 def _read(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
+
+
+def boot_id() -> str:
+    """The id of this boot of this machine; empty where the kernel shows none."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def process_namespace() -> str:
+    """The process namespace, as the kernel names it: within a boot, a pid means one process of one namespace."""
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
+
+
+def process_started(pid: int) -> int | None:
+    """When a process of this namespace started, in clock ticks since the boot; None of one that is not there, or is a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    after_name = stat.rpartition(")")[2].split()
+    return None if after_name[0] in "ZX" else int(after_name[19])

@@ -9,13 +9,18 @@ import platform
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from freezer.durable import move, retried
 from freezer.store import WORK
+from pipeline.processes import boot_id, process_namespace, process_started
 
 REMOVE_LIMIT_S = 60.0
+
+ABANDONED_S = 8 * 86_400.0
+"""Without a change, until a folder is nobody's whose owner cannot be looked at: longer than an entry's timeout_s may be."""
 
 
 @contextlib.contextmanager
@@ -47,20 +52,37 @@ def remove_tree(folder: Path) -> None:
 
 
 def remove_abandoned(store: str) -> None:
-    """Remove what workers and drivers of this machine, or container, that were killed have left among the staging folders."""
+    """Remove what workers and drivers of this machine, or container, that were killed have left among the staging folders.
+
+    A folder of another boot may be of this machine before it was started anew, or of another that has its host name. So it is left
+    until nothing in it has changed for ABANDONED_S; and so are those of earlier releases, which did not name the boot.
+    """
     mine = _owner_prefix()
-    for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(mine)}*"):
-        pid = int(folder.name.removeprefix(mine).partition("~")[0])
-        if not Path(f"/proc/{pid}").exists():
+    for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(platform.node())}~*"):
+        if folder.name.startswith(mine):
+            abandoned = process_started(int(folder.name.removeprefix(mine).partition("~")[0])) is None
+        else:
+            abandoned = _is_unchanged_since(time.time() - ABANDONED_S, folder)
+        if abandoned:
             remove_tree(folder)
 
 
 def _owner_prefix() -> str:
-    """Of names of this machine's folders; containers that share a host's name have processes of their own, so these count too."""
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
-    return f"{platform.node()}~{namespace}~"
+    """Of names of the folders of this boot of this machine; containers have processes of their own, so these count too."""
+    digits = re.sub(r"\D", "", process_namespace())
+    return f"{platform.node()}~{boot_id()}~{digits}~"
+
+
+def _is_unchanged_since(since: float, folder: Path) -> bool:
+    """Whether a folder, or file, has not changed since a time in seconds since the epoch, nor anything within it."""
+    with contextlib.suppress(OSError, RecursionError):
+        if os.lstat(folder).st_mtime >= since:
+            return False
+        for above, folders, files in os.walk(folder):
+            if any(os.lstat(f"{above}/{name}").st_mtime >= since for name in (*folders, *files)):
+                return False
+        return True
+    return False
 
 
 def move_whole(source: Path, dest: Path) -> bool:
