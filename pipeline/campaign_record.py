@@ -36,7 +36,8 @@ class CampaignRecord:
         finished: seconds since the epoch; None of a campaign that goes on, or was killed.
         exit_code: without regard to MLflow, which can be brought up to date later; None until the end.
         interrupted: stopped by a person.
-        members: its outcomes, in the order of the catalog.
+        members: its outcomes, in the order of the catalog; until it ends, those that it is to reach.
+        unreached: what was planned and not reached when it ended. Records of earlier releases lack it.
         problems: the outcomes of bad entries, which no key finds; shown last.
     """
 
@@ -46,7 +47,13 @@ class CampaignRecord:
     exit_code: int | None = None
     interrupted: bool = False
     members: tuple[Member, ...]
+    unreached: tuple[Member, ...] = ()
     problems: tuple[Outcome, ...] = ()
+
+    @property
+    def num_planned(self) -> int:
+        """How many outcomes it is to reach, or was to reach; those of bad entries among them."""
+        return len(self.members) + len(self.unreached) + len(self.problems)
 
     @property
     def is_complete(self) -> bool:
@@ -62,17 +69,20 @@ class CampaignRecord:
             "exit_code": self.exit_code,
             "interrupted": self.interrupted,
             "members": [list(asdict(member).values()) for member in self.members],
+            "unreached": [list(asdict(member).values()) for member in self.unreached],
             "problems": [outcome.to_json() for outcome in self.problems],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
         """The record that `to_json` wrote."""
-        members = tuple(
-            Member(judge_key=key, model=model, device_class=name, cached=cached) for key, model, name, cached in data["members"]
-        )
         problems = tuple(Outcome.from_json(item) for item in data["problems"])
-        return cls(**{**data, "members": members, "problems": problems})
+        members = {"members": _members(data["members"]), "unreached": _members(data.get("unreached", ()))}
+        return cls(**{**data, **members, "problems": problems})
+
+
+def _members(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
+    return tuple(Member(judge_key=key, model=model, device_class=name, cached=cached) for key, model, name, cached in rows)
 
 
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:

@@ -201,11 +201,12 @@ class _Campaign:
     def start(self, problems: Sequence[Outcome], started: float) -> None:
         """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
         self._continued = Continued(self._ledger, started)
+        self._planned = planned_members(self._plan, self._continued)
         self._record(
             CampaignRecord(
                 catalog=self._config.catalog,
                 started=self._continued.started,
-                members=planned_members(self._plan, self._continued),
+                members=self._planned,
                 problems=tuple(problems),
             )
         )
@@ -235,8 +236,8 @@ class _Campaign:
 
     def finish(self, problems: Sequence[Outcome], started: float) -> Report:
         """The report, with the ledger's record and MLflow's summary written."""
-        keys = [(item.entry.name, item.device_class) for item in self._plan.items]
-        reached = [self._final[key] for key in keys if key in self._final]
+        planned = {(member.model, member.device_class): member for member in self._planned}
+        reached = [self._final[key] for key in planned if key in self._final]
         ended = self._report((*reached, *problems), started, time.time())
         record = CampaignRecord(
             catalog=self._config.catalog,
@@ -245,6 +246,7 @@ class _Campaign:
             exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # MLflow can be brought up to date later
             interrupted=self._interrupted,
             members=members_of(reached),
+            unreached=tuple(member for key, member in planned.items() if key not in self._final),
             problems=tuple(problems),
         )
         try:

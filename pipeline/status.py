@@ -39,7 +39,7 @@ class Status:
     Attributes:
         state: `dead`: it has not ended, and its driver is gone.
         catalog: what was asked for.
-        planned: outcomes that it is to reach, bad entries among them; `reached` are final.
+        planned: outcomes that it is to reach, or was to reach, bad entries among them; `reached` are final.
         unchanged: of those, taken over from earlier campaigns.
         built, builds_failed: its own builds since it started.
         verdicts: number of outcomes by verdict.
@@ -101,7 +101,7 @@ def campaign_status(store: Store, campaign: str, tell: Callable[[str], None] = l
         campaign=campaign,
         state=_state(alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code),
         catalog=record.catalog,
-        planned=len(record.problems) + len(record.members),
+        planned=record.num_planned,
         reached=len(outcomes),
         unchanged=sum(outcome.cached for outcome in outcomes),
         built=sum(failure is None for failure in builds.values()),
