@@ -86,17 +86,20 @@ class Ledger:
         store: that holds it.
         campaign: to write for.
         tell: told what is waited for, where another driver may be alive or dead.
+        read_only: take no lease, so that it can be read beside the campaign's driver, and not be written.
 
     Raises:
         UsageError: the campaign's name cannot be one.
     """
 
-    def __init__(self, store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None, *, read_only: bool = False
+    ) -> None:
         check_campaign(campaign)
         self._store, self._remote = store, store.remote
         self.folder = ledger_folder(store)
         self.campaign = campaign
-        self._tell = tell
+        self._tell, self._read_only = tell, read_only
         self._of_keys: dict[tuple[str, str], dict[str, _Entry]] = {}  # by kind and key, then by model
         self._nearest: dict[tuple[str, str, str], _Entry] = {}  # by kind, model and device class
         self._own: dict[tuple[str, str, str], _Entry] = {}  # by kind, key and model
@@ -115,6 +118,9 @@ class Ledger:
             InfrastructureError: another driver runs this campaign.
             StoreUnreachableError: the ledger cannot be read or made.
         """
+        if self._read_only:
+            self.refresh()
+            return self
         with ExitStack() as held:
             self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._tell, remote=self._remote))
             remove_partial(self.folder, self.campaign)
@@ -123,6 +129,8 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._read_only:
+            return
         # Rows are safe in many parts too: where they cannot be made one, the next start does it.
         with self._held, suppress(LeaseLostError, StoreUnreachableError):
             parts = sorted(self._own_parts, key=lambda part: part.num_rows)
@@ -144,7 +152,7 @@ class Ledger:
             StoreUnreachableError: that cannot be told.
         """
         if self._lease is None:
-            raise RuntimeError("the ledger is not open")
+            raise RuntimeError("the ledger is not open, or to be read alone")
         self._lease.check()
 
     def refresh(self) -> None:

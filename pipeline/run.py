@@ -61,7 +61,7 @@ class Config:
         only: a glob over names of entries.
         keep_going: let good entries run when others are bad.
         lift_quarantine: try again what crashed in earlier campaigns.
-        explain: plan, say what would be done and why, and stop.
+        explain: plan, say what would be done and why, and stop. Beside a driver of the campaign too: nothing is locked.
         mlflow_artifacts: whether MLflow holds whole artifacts, or references.
         policy: of sampling.
         wait_s: how long to wait for nodes of a class that has none; None is not at all.
@@ -120,10 +120,12 @@ def run(config: Config, display: Display) -> Report:
         display.show(Event(kind="note", text=text))
 
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    with Ledger(store, config.campaign, tell) as ledger, display, connect(config.address) as cluster:
+    ledger = Ledger(store, config.campaign, tell, read_only=config.explain)
+    with ledger, display, connect(config.address) as cluster:
         if callable(on_sigterm):  # Ray has put one of its own in its place, by which nothing would be recorded
             signal.signal(signal.SIGTERM, on_sigterm)
-        remove_abandoned(str(store.root))
+        if not config.explain:
+            remove_abandoned(str(store.root))
         files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog)
         seen = {"store": store.root / WORK, "files": files.absolute()}
         reached = store.uri if store.remote is not None else None

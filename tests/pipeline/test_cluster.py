@@ -25,6 +25,9 @@ import freezer
 from freezer.device_class import PORTABLE, best_level, detect
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.store import Store
+from pipeline.campaign_record import CampaignRecord
+from pipeline.ledger import Ledger
+from pipeline.staging import staging_folder
 
 pytestmark = pytest.mark.cluster
 
@@ -285,6 +288,26 @@ def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -
     assert found["good", "portable"]["verdict"] == "published"
     assert found["Bad", "auto"]["verdict"] == "failed"
     assert found["Bad", "auto"]["reason"].startswith("CP-ENTRY-NAME: catalog.yaml:")
+
+
+def test_explain_only_reads_and_works_beside_the_driver_of_the_campaign(tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+    store = Store.open(str(tmp_path / "store"), create=True)
+    with staging_folder(str(store.root)) as mine:
+        killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", "~999999999~"))
+        killed.mkdir()
+        with Ledger(store, "catalog") as ledger:  # this process is the driver
+            record = CampaignRecord(catalog="catalog.yaml", started=1.0, members=())
+            ledger.append("campaign", "catalog", model="", device_class="", data=record.to_json())
+            (ledger.folder / ".catalog@half.partial").touch()
+            before = {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"}
+            explained = optimize(tmp_path, "--explain", "--device-class", PORTABLE)
+            assert explained.returncode == 0, explained.stdout + explained.stderr
+            assert "good portable: build portable; judge (never done)" in explained.stdout
+            ledger.check()  # the lease is this process's still
+            assert {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"} == before
+        assert {path.name for path in mine.parent.iterdir()} == {mine.name, killed.name}
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
