@@ -69,7 +69,7 @@ def main(
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)  # a job's log has no width; 80 columns would cut the table
     signal.signal(signal.SIGTERM, interrupt)
-    with exiting(errors, interrupted="interrupted before anything was started"):
+    with exiting(errors, interrupted="interrupted; what was finished by now is kept, and the same command goes on from it"):
         name = campaign or campaign_name(catalog)
         check_campaign(name)
         if in_job():

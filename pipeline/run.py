@@ -40,7 +40,7 @@ from pipeline.plan import Item, Plan, auto_classes_of, make_plan
 from pipeline.publish import Publisher
 from pipeline.report import Report
 from pipeline.staging import remove_abandoned
-from pipeline.tracker import ArtifactMode, Tracker
+from pipeline.tracker import ArtifactMode, Tracker, replay_command
 from pipeline.tracker_process import TrackerProcess
 from pipeline.tracking.projection import outcomes_digest
 from pipeline.workplace import workplace
@@ -258,7 +258,16 @@ class _Campaign:
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
-        self._tracker.finish(ended.outcomes, record.exit_code or 0, interrupted=self._interrupted, finished=ended.finished)
+        try:
+            self._tracker.finish(ended.outcomes, record.exit_code or 0, interrupted=self._interrupted, finished=ended.finished)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            config = self._config
+            again = replay_command(config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts)
+            self._failures.append(
+                f"interrupted before MLflow was told everything; the store and the ledger are complete, and `{again}` brings it "
+                "up to date"
+            )
         return self._report(ended.outcomes, started, ended.finished)
 
     def _record(self, record: CampaignRecord) -> None:

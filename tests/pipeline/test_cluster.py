@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,62 @@ def test_a_stopped_driver_loses_nothing_and_repeats_no_finished_build(tmp_path: 
     assert list((tmp_path / "store" / ".coldpress" / "staging").iterdir()) == []
     store = Store.open(str(tmp_path / "store"))
     assert [store.versions(f"m{i}") for i in range(3)] == [[1], [1], [1]]
+
+
+@pytest.fixture
+def silent_mlflow() -> Iterator[str]:
+    """A server that says that it is well, and answers nothing else."""
+    ended = threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not self.path.endswith("/health"):
+                ended.wait()
+            self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        ended.set()
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_interrupts", [1, 2])
+def test_an_interrupt_while_mlflow_is_waited_for_keeps_the_report_and_says_what_is_left_to_do(
+    tmp_path: Path, silent_mlflow: str, num_interrupts: int
+) -> None:
+    """The first of two interrupts a model that hangs, and then MLflow is waited for; so it is after the last outcome."""
+    bad, hanging = CATALOG.format().splitlines()[-2:]
+    models = [bad.replace("raises, ", "failing, "), *([hanging.replace("timeout_s: 5", "timeout_s: 600")] * (num_interrupts - 1))]
+    write_catalog(tmp_path, "\n".join(["defaults: {recipes: [torchscript-frozen]}", "models:", *models]))
+    places = ["--store", str(tmp_path / "store"), "--tracking-uri", silent_mlflow, "--json", str(tmp_path / "out.json")]
+    command = [sys.executable, "-u", "-m", "jobs.optimize", "catalog.yaml", *places, "--device-class", PORTABLE]
+    with subprocess.Popen(
+        command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        said = wait_for(process, "outcome failing portable failed")
+        for _ in range(num_interrupts):
+            time.sleep(12)  # what an interrupted task may take to end, and more
+            assert process.poll() is None, said
+            process.send_signal(signal.SIGINT)
+        said += process.communicate(timeout=60)[0]
+    assert process.returncode == 130, said
+    replay = f"python -m jobs.replay catalog --store {tmp_path}/store --tracking-uri {silent_mlflow}"
+    assert f"the store and the ledger are complete, and `{replay}` brings it up to date" in said
+    assert "Traceback" not in said
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["exit_code"], [item["model"] for item in report["outcomes"]]) == (130, ["failing"])
+    shown = run([sys.executable, "-m", "jobs.status", "catalog", "--store", str(tmp_path / "store")], tmp_path).stdout
+    assert f"1 of {num_interrupts} outcomes: 1 failed" in shown
+    assert ("finished, exit code 1" if num_interrupts == 1 else "interrupted, exit code 130") in shown
 
 
 @pytest.mark.slow
