@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.device_class import DEVICE_CLASSES, PORTABLE, available_threads, detect, device_class
-from freezer.errors import InfrastructureError
+from freezer.errors import InfrastructureError, UsageError
 from pipeline.head import CONNECT_S, LOOK_S, Head, host_and_port
 from pipeline.policy import kind_of_ray
 from pipeline.ray_tls import check_tls
@@ -198,8 +199,10 @@ def connect(address: str | None) -> Iterator[Cluster]:
         address: `HOST:PORT`, `auto`, or None for a local Ray. Inside a Ray job, the job's own cluster is taken.
 
     Raises:
+        UsageError: the address is that of a dashboard.
         InfrastructureError: the cluster cannot be reached.
     """
+    check_address(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs workers at nice 15, which is no way to time anything
     joined = address or os.environ.get("RAY_ADDRESS")
     try:
@@ -220,6 +223,25 @@ def connect(address: str | None) -> Iterator[Cluster]:
             yield Cluster(joined=bool(joined), head=head)
         finally:
             _leave(head)
+
+
+def check_address(address: str | None) -> None:
+    """Refuse the address of a dashboard: Ray's own commands for jobs take it, from RAY_ADDRESS too, and a driver cannot.
+
+    Args:
+        address: as of `connect`.
+
+    Raises:
+        UsageError: it is one.
+    """
+    found = address or os.environ.get("RAY_ADDRESS", "")
+    if not re.match(r"https?://", found):
+        return
+    what, other = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
+    raise UsageError(
+        f"{what} {found!r} is that of a dashboard, which takes jobs: `python -m jobs.submit CATALOG --address {found}`. To run the "
+        f"campaign from here, {other} for a local Ray, or name the head of a cluster with --address HOST:6379"
+    )
 
 
 def _leave(head: Head) -> None:

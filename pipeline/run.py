@@ -25,7 +25,7 @@ from freezer.limits import SamplingPolicy
 from freezer.store import WORK, Store
 from pipeline.campaign_record import CampaignRecord, Continued, members_of, planned_members
 from pipeline.catalog import Catalog, is_registry, read_catalog, read_registry
-from pipeline.cluster import connect
+from pipeline.cluster import check_address, connect
 from pipeline.entry import Entry
 from pipeline.events import Display, Event
 from pipeline.execute import Executor
@@ -101,9 +101,11 @@ def run(config: Config, display: Display) -> Report:
 
     Raises:
         CatalogError: the catalog or some entries are bad, and nothing was started.
+        UsageError: the address is none that a driver can take.
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
+    check_address(config.address)
     keep_heap_small()
     collect_rarely()
     catalog = _read(config)

@@ -44,3 +44,26 @@ def test_a_json_file_that_cannot_be_written_is_one_line_and_a_code(monkeypatch: 
     done = CliRunner().invoke(jobs.optimize.app, [str(tmp_path / "c.yaml"), "--json", str(tmp_path / "folder" / "out.json")])
     assert done.exit_code == 3
     assert re.fullmatch(r"CP-INFRASTRUCTURE: .*cannot be written: .*\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            [],
+            r"RAY_ADDRESS 'http://head:8265' is that of a dashboard, .* `python -m jobs.submit .*, unset it for a local Ray",
+        ),
+        (
+            ["--address", "https://h:1"],
+            r"--address 'https://h:1' is that of a dashboard, .* leave it out for a local Ray, or name .*",
+        ),
+    ],
+)
+def test_the_address_of_a_dashboard_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    done = CliRunner().invoke(jobs.optimize.app, ["catalog.yaml", "--store", str(tmp_path / "store"), *arguments])
+    assert done.exit_code == 2
+    assert re.match(f"CP-USAGE: {said}", done.stderr), done.stderr
+    assert not (tmp_path / "store").exists()
