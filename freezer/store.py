@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlparse
+from urllib.parse import parse_qsl, unquote, urlparse
 
 from freezer.artifact import MANIFEST, Artifact, check_inside
 from freezer.blob_cache import cache_folder
@@ -101,19 +101,12 @@ class Store:
             UsageError: the scheme is not one that this release can reach.
             MissingDependencyError: it is in a bucket, and pyarrow is not installed.
         """
-        scheme, host = urlparse(uri).scheme, urlparse(uri).netloc
-        if scheme in SCHEMES:
+        if urlparse(uri).scheme in SCHEMES:
             from freezer.remote_files import RemoteFiles
 
             root = cache_folder() / "work" / hashlib.sha256(uri.encode()).hexdigest()[:16]
             return cls(root, RemoteFiles(open_bucket(uri), work=WORK))
-        if scheme not in ("", "file"):
-            raise UsageError(
-                f"store {uri!r}: scheme {scheme!r} is none of a store; name a local folder, s3:// or gs://{_OCI.get(scheme, '')}"
-            )
-        if scheme and host not in ("", "localhost"):
-            raise UsageError(f"store {uri!r} names the host {host!r}; a local folder is file:PATH or file:///PATH")
-        root = Path(unquote(urlparse(uri).path) if scheme else uri).absolute()
+        root = _local_folder(uri)
         try:
             if create:
                 (root / WORK).mkdir(parents=True, exist_ok=True)
@@ -380,6 +373,38 @@ class Store:
         if not NAME.fullmatch(model):
             raise NotPublishedError(f"{model!r} is no model's name; expected {NAME.pattern}, optionally with :VERSION")
         return Layout(self._files, model)
+
+
+def one_spelling(uri: str) -> str:
+    """A store's URI as it is for all its spellings: `/s`, `/s/` and `file:///s` are one store, and so are `s3://b/p` and `s3://b/p/`.
+
+    Of a bucket's options the endpoint alone says which store it is. Nothing is opened.
+
+    Raises:
+        UsageError: the scheme is not one that this release can reach.
+    """
+    parts = urlparse(uri)
+    if parts.scheme not in SCHEMES:
+        return str(_local_folder(uri))
+    base = unquote(f"{parts.netloc.removeprefix('anonymous@')}{parts.path}").strip("/")
+    endpoint = dict(parse_qsl(parts.query)).get("endpoint_override")
+    return f"{parts.scheme}://{base}" + (f"?endpoint_override={endpoint}" if endpoint else "")
+
+
+def _local_folder(uri: str) -> Path:
+    """The folder that a URI without a bucket names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    scheme, host = urlparse(uri).scheme, urlparse(uri).netloc
+    if scheme not in ("", "file"):
+        raise UsageError(
+            f"store {uri!r}: scheme {scheme!r} is none of a store; name a local folder, s3:// or gs://{_OCI.get(scheme, '')}"
+        )
+    if scheme and host not in ("", "localhost"):
+        raise UsageError(f"store {uri!r} names the host {host!r}; a local folder is file:PATH or file:///PATH")
+    return Path(unquote(urlparse(uri).path) if scheme else uri).absolute()
 
 
 def _signature_tag(image: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ def main(
         ended = f", ended {iso(job.ended)}" if job.ended else ""
         out.print(f"job {job.id}: {job.status}, started {iso(job.started)}{ended}; {job.message}")
     elif address is not None:
-        out.print(f"the cluster at {address} has no job of this campaign; the store must be named as it was when it was submitted")
+        out.print(f"the cluster at {address} has no job of this campaign that `python -m jobs.submit` has submitted to this store")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from freezer.errors import InfrastructureError, UsageError
+from freezer.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, USAGE
 
 STOP_WAIT_S = 60
@@ -79,9 +80,13 @@ class Job:
 
 
 def job_prefix(campaign: str, store: str) -> str:
-    """The beginning of the ids of a campaign's jobs: the campaign's name, and a few digits of its store."""
+    """The beginning of the ids of a campaign's jobs: the campaign's name, and a few digits of its store, however that is spelled.
+
+    Raises:
+        UsageError: the store's URI is none.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]", "-", campaign)
-    return f"coldpress-{name}-{hashlib.sha256(f'{campaign}|{store}'.encode()).hexdigest()[:6]}-"
+    return f"coldpress-{name}-{hashlib.sha256(f'{campaign}|{one_spelling(store)}'.encode()).hexdigest()[:6]}-"
 
 
 class Jobs:

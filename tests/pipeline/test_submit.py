@@ -18,7 +18,7 @@ import torch
 
 import freezer
 from freezer.errors import UsageError
-from freezer.store import Store
+from freezer.store import Store, one_spelling
 from jobs.submit import checked_options
 from pipeline import working_dir
 from pipeline.campaign_record import CampaignRecord, Member
@@ -145,6 +145,30 @@ def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: i
     assert job.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ("/s/t", "/s/t/", "/s//t", "/s/./t", "file:/s/t", "file:///s/t", "file:///s/t/", "file://localhost/s/%74"),
+        ("/other/t", "file:///other/t"),
+        ("s3://b/p", "s3://b/p/", "s3://b/p?region=eu-west-1", "s3://b/p/?anonymous=true"),
+        ("s3://b/p?endpoint_override=h:1", "s3://b/p/?region=eu-west-1&endpoint_override=h:1"),
+        ("gs://b/p", "gs://b/p/", "gs://anonymous@b/p"),
+    ],
+)
+def test_a_store_is_one_however_it_is_spelled(spellings: tuple[str, ...]) -> None:
+    prefixes = {job_prefix("c", spelling) for spelling in spellings}
+    assert len(prefixes) == 1
+    others = {job_prefix("c", other) for other in ("/s", "s3://b", "s3://b/pp", "gs://b", "s3://b/p?endpoint_override=h:2")}
+    assert prefixes.isdisjoint({*others, job_prefix("d", spellings[0])})
+
+
+def test_a_spelling_is_of_what_is_opened(tmp_path: Path) -> None:
+    for spelling in (f"{tmp_path}/s/", f"file:{tmp_path}/s", f"file://{tmp_path}//s/."):
+        assert Store.open(spelling, create=True).uri == one_spelling(spelling) == str(tmp_path / "s")
+    with pytest.raises(UsageError, match="scheme 'ftp' is none of a store"):
+        one_spelling("ftp://h/s")
+
+
 # Status
 
 
@@ -208,7 +232,8 @@ def test_a_job_is_attached_to_while_it_runs_and_submitted_anew_when_it_has_ended
     prefix = job_prefix("c", str(tmp_path / "store"))
     first = head.submit(tmp_path, "catalog.yaml", "--campaign", "c", "--detach")
     assert (first.returncode, f"submitted {prefix}1" in first.stdout) == (0, True), first.stdout + first.stderr
-    second = head.submit(tmp_path, "catalog.yaml", "--campaign", "c", "--keep-going", "--detach")
+    spelled = f"file://{tmp_path}/store/"
+    second = head.submit(tmp_path, "catalog.yaml", "--campaign", "c", "--keep-going", "--detach", store=spelled)
     assert f"campaign c is running already as {prefix}1; attached to it, nothing was submitted" in second.stdout, second.stderr
     assert "with other options" in second.stdout
     places = ["c", "--store", str(tmp_path / "store"), "--address", head.address]
@@ -223,7 +248,7 @@ def test_a_job_is_attached_to_while_it_runs_and_submitted_anew_when_it_has_ended
     subprocess.run([*stop, head.address, f"{prefix}1"], env=head.environ, check=True)
     for _ in range(60):
         found = json.loads(status(*places, "--json", environ=head.environ).stdout)
-        if found["job"]["status"] == "STOPPED":
+        if found["job"]["status"] == "STOPPED" and found["state"] != "running":  # the job is looked at some seconds later
             break
         time.sleep(1)
     assert (found["job"]["status"], found["state"], found["exit_code"]) == ("STOPPED", "interrupted", 130)
@@ -254,3 +279,24 @@ def test_a_job_publishes_to_a_bucket_with_the_credentials_that_it_is_given(
     assert (found["state"], found["verdicts"], found["job"]["status"]) == ("finished", {"published": 1}, "SUCCEEDED")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     assert freezer.load("works", store=bucket)(torch.ones(1, 16)).shape[0] == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_rays_own_command_submits_a_campaign_too_and_jobs_submit_goes_on_with_it(head: Head, tmp_path: Path) -> None:
+    write_catalog(tmp_path / "project", WORKS)
+    for package in working_dir.PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / "project" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    places = ["--store", str(tmp_path / "store"), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db", "--campaign", "plain"]
+    ray = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", head.address, "--working-dir", "."]
+    command = [*ray, "--", sys.executable, "-m", "jobs.optimize", "catalog.yaml", *places]
+    environ = {name: value for name, value in head.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path / "project", env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "outcome works portable published" in done.stdout
+    found = json.loads(status("plain", "--store", str(tmp_path / "store"), "--json").stdout)
+    assert (found["state"], found["verdicts"]) == ("finished", {"published": 1})
+    again = head.submit(tmp_path, "project/catalog.yaml", "--campaign", "plain")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"submitted {job_prefix('plain', str(tmp_path / 'store'))}1" in again.stdout
+    assert "outcome works portable unchanged: published" in again.stdout
