@@ -67,7 +67,7 @@ POLICY: Mapping[str, Decision] = {
     "node": Decision(attempts=3, elsewhere=True),
     "worker": Decision(attempts=3, elsewhere=True),
     "node-memory": Decision(attempts=2, more_memory=True),
-    "object": Decision(attempts=3),
+    "object": Decision(attempts=3, elsewhere=True),
     "set-up": Decision(attempts=2, elsewhere=True, later=True),
     "task": Decision(attempts=2, elsewhere=True),
     "cancelled": Decision(attempts=2),

@@ -232,6 +232,15 @@ def test_node_deaths_are_bounded_and_told(place: Store) -> None:
         assert len(again.started) == 1, "never kept"
 
 
+def test_what_lost_an_object_comes_back_elsewhere(place: Store) -> None:
+    lost = Done(handle=Handle(0), failure="ObjectLostError: its copies are gone", kind="object")
+    with Ledger(place, "c") as ledger:
+        [(_, outcome)], cluster, notes = executed(place, ledger, [lost, ended("capture")], plan_of(place, ledger))
+    assert len(cluster.started) == 2
+    assert notes[0].endswith("ObjectLostError: its copies are gone; attempt 2 of 3, on another node if there is one")
+    assert outcome.failure == "capture"
+
+
 def test_rays_out_of_memory_is_one_of_memory_and_tried_once_more(place: Store) -> None:
     killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
     with Ledger(place, "c") as ledger:
