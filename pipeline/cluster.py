@@ -132,10 +132,23 @@ class Cluster:
         options = _options(num_cpus=1, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node, selector=selector)
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
-    def start_alone(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
-        """Start a task that has a whole node to itself: it is given all cores, so Ray runs nothing beside it."""
+    def start_alone(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        name: str,
+        device_class_: str,
+        node: Node,
+        memory_bytes: int | None = None,
+    ) -> Handle:
+        """Start a task that has a whole node to itself: it is given all cores, so Ray runs nothing beside it but what takes none.
+
+        Args:
+            function, args, name, device_class_, node: as of `start`.
+            memory_bytes: to reserve: actors that take no core may hold memory there.
+        """
         num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
-        options = _options(num_cpus=node.num_cpus, num_gpus=num_gpus, node=node)
+        options = _options(num_cpus=node.num_cpus, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node)
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
     def glance(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:

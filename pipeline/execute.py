@@ -328,7 +328,10 @@ class Executor:
         self._places.enter(task, slot)
         name = f"judge {task.what}"
         limits_of = self._limits_of(item, slot)
-        handle = self._fleet.cluster.start_alone(judge, request, name=name, device_class_=limits_of, node=slot.node)
+        memory_bytes = ask_bytes(demand_of(entry, task.memory_bytes), slot.node)
+        handle = self._fleet.cluster.start_alone(
+            judge, request, name=name, device_class_=limits_of, node=slot.node, memory_bytes=memory_bytes
+        )
         self._running[handle] = task
 
     def _limits_of(self, item: Item, slot: Slot) -> str:

@@ -22,9 +22,9 @@ class NoRay(Cluster):
 class OneNode(Fleet):
     """The one node, on which a cluster starts everything."""
 
-    def __init__(self, cluster: Cluster, store: Path) -> None:
+    def __init__(self, cluster: Cluster, store: Path, node: Node = NODE) -> None:
         super().__init__(cluster, lambda _: None, store=store, files=store, wait_s=None)
-        self._used = {NODE.node_id: NODE}
+        self._used = {node.node_id: node}
 
     def tick(self) -> None:
         """Nothing changes."""

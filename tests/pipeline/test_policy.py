@@ -15,7 +15,7 @@ import ray.exceptions
 from freezer.errors import BuildError, CaptureError, FreezeError, JudgeError, LeakError, SourceError
 from freezer.limits import Limits
 from freezer.store import Store
-from pipeline.cluster import Done, Handle
+from pipeline.cluster import Done, Handle, Node
 from pipeline.ending import CODES, EndKind
 from pipeline.events import Event
 from pipeline.execute import Executor, failed_outcome
@@ -39,7 +39,7 @@ from pipeline.policy import (
 from pipeline.tasks import BuildResult, ClassFacts, JudgeResult
 from tests.pipeline import campaigns
 from tests.pipeline.campaigns import entry
-from tests.pipeline.one_node import NoRay, OneNode
+from tests.pipeline.one_node import NODE, NoRay, OneNode
 
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10 * 10**9)
 
@@ -137,9 +137,11 @@ class Fake(NoRay):
     def __init__(self, ends: list[Done]) -> None:
         super().__init__()
         self.ends, self.started, self._keys = ends, list[str](), list[str]()
+        self.memory: list[int | None] = []
 
-    def start(self, *args: Any, name: str, **_: object) -> Handle:
+    def start(self, *args: Any, name: str, memory_bytes: int | None = None, **_: object) -> Handle:
         self.started.append(name)
+        self.memory.append(memory_bytes)
         self._keys.append(args[1].key)
         return Handle(len(self.started))
 
@@ -163,7 +165,9 @@ def plan_of(store: Store, ledger: Ledger, *, memory_gb: float | None = None, fac
     return made
 
 
-def executed(store: Store, ledger: Ledger, ends: list[Done], plan: Plan) -> tuple[list[tuple[Item, Outcome]], Fake, list[str]]:
+def executed(
+    store: Store, ledger: Ledger, ends: list[Done], plan: Plan, node: Node = NODE
+) -> tuple[list[tuple[Item, Outcome]], Fake, list[str]]:
     cluster, notes = Fake(ends), list[str]()
 
     def show(event: Event) -> None:
@@ -171,7 +175,7 @@ def executed(store: Store, ledger: Ledger, ends: list[Done], plan: Plan) -> tupl
             notes.append(event.text)
 
     materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
-    executor = Executor(plan, OneNode(cluster, store.root), store, ledger, materials, show)
+    executor = Executor(plan, OneNode(cluster, store.root, node), store, ledger, materials, show)
     return list(executor.outcomes()), cluster, notes
 
 
@@ -262,6 +266,17 @@ def test_a_machine_without_memory_is_tried_once_more_with_twice_as_much_and_kept
         larger = ClassFacts(num_threads=2, toolchain=FACTS.toolchain, memory_bytes=20 * 10**9)
         _, more, _ = executed(place, ledger, [ended("capture")], plan_of(place, ledger, facts=larger))
         assert len(more.started) == 1
+
+
+def test_a_judge_has_as_much_memory_kept_free_as_is_said(place: Store) -> None:
+    killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
+    ends = [ended(None), killed, killed]
+    with Ledger(place, "c") as ledger:
+        roomy = replace(NODE, memory_bytes=8 * 10**9)
+        _, cluster, notes = executed(place, ledger, ends, plan_of(place, ledger, memory_gb=3), roomy)
+    assert cluster.started == ["build m portable portable", "judge m portable", "judge m portable"]
+    assert notes[-1].endswith("attempt 2 of 2, with 6.0 GB kept free")
+    assert cluster.memory == [3 * 10**9, 3 * 10**9, 6 * 10**9]
 
 
 def test_a_limit_of_memory_is_final_until_it_is_raised(place: Store) -> None:
