@@ -115,9 +115,10 @@ class Cluster:
         name: str,
         device_class_: str,
         node: Node | None = None,
+        num_cpus: int = 1,
         memory_bytes: int | None = None,
     ) -> Handle:
-        """Start a task on one core, of a CUDA class on one GPU besides.
+        """Start a task on one core, or more, of a CUDA class on one GPU besides.
 
         Args:
             function: importable on the nodes.
@@ -125,11 +126,11 @@ class Cluster:
             name: for people who look at Ray.
             device_class_: whose limits it runs under.
             node: to run on; None is any node that serves the class. Where it dies, so does the task.
-            memory_bytes: to reserve.
+            num_cpus, memory_bytes: to reserve.
         """
         selector = {} if device_class_ == PORTABLE or node else {f"{LABEL}{device_class_}": "true"}
         num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
-        options = _options(num_cpus=1, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node, selector=selector)
+        options = _options(num_cpus=num_cpus, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node, selector=selector)
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
     def start_alone(

@@ -80,8 +80,11 @@ class _Task:
     @property
     def least_cpus(self) -> int:
         """A judge needs a core for each thread; a build makes do with one."""
-        item = self.progress.item
-        return 1 if self.recipe else max(item.num_threads, *item.further_threads, 1)
+        return 1 if self.recipe else self.judge_cpus
+
+    @property
+    def judge_cpus(self) -> int:
+        return max(self.progress.item.num_threads, *self.progress.item.further_threads, 1)
 
     @property
     def index(self) -> int:

@@ -51,6 +51,19 @@ MAX_ASKED = 2
 """Cores to ask an autoscaler for, for each that a class has; so a fleet grows by doubling."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """What one task that waits needs of a node, as an autoscaler is asked for it.
+
+    Attributes:
+        memory_bytes: None where any node has enough.
+    """
+
+    device_class: str
+    num_cpus: int = 1
+    memory_bytes: int | None = None
+
+
 @dataclass(kw_only=True)
 class _Examined:
     """A node that shows what it is."""
@@ -104,7 +117,7 @@ class Fleet:
         self._doubted: dict[str, Handle] = {}
         self._toolchains: dict[str, Mapping[str, Any]] = {}
         self._memory_bytes: dict[str, int | None] = {}
-        self._asked: dict[str, list[Handle]] = {}
+        self._asked: dict[Ask, list[Handle]] = {}
         self._next = 0.0
 
     @property
@@ -191,20 +204,29 @@ class Fleet:
 
             self._doubted[node.node_id] = self.cluster.glance(answer, name="answer", device_class_=node.classes[0], node=node)
 
-    def ask(self, wanted: Mapping[str, int]) -> None:
-        """Ask an autoscaler for cores, by class: by tasks that do nothing, and wait for a core of the class until they have it.
+    def ask(self, wanted: Mapping[Ask, int]) -> None:
+        """Ask an autoscaler for nodes: by tasks that do nothing, and wait for what they ask until they have it.
 
         Args:
-            wanted: how many, by class; nothing is asked where nobody waits for nodes.
+            wanted: how many of each. What nothing wants any more is taken back; single ones are not, since Ray would go on asking
+                while any of a kind waits. Nothing is asked where nobody waits for nodes.
         """
         if self.wait_s is None:
             return
-        for name in {*wanted, *self._asked}:
-            count, pending = wanted.get(name, 0), self._asked.get(name, [])
-            ended = {done.handle for done in self.cluster.wait(pending, timeout_s=0)} if pending else set()
-            pending = [handle for handle in pending if handle not in ended]
-            more = [self.cluster.start(_nothing, name=f"ask {name}", device_class_=name) for _ in range(count - len(pending))]
-            self._asked[name] = [*pending, *more]
+        waiting = [handle for handles in self._asked.values() for handle in handles]
+        ended = {done.handle for done in self.cluster.wait(waiting, timeout_s=0)} if waiting else set()
+        for ask in {*wanted, *self._asked}:
+            count, pending = wanted.get(ask, 0), [handle for handle in self._asked.pop(ask, []) if handle not in ended]
+            if count:
+                self._asked[ask] = [*pending, *(self._ask(ask) for _ in range(count - len(pending)))]
+            else:
+                self.cluster.cancel(pending, grace_s=1)
+
+    def _ask(self, ask: Ask) -> Handle:
+        name = ask.device_class
+        return self.cluster.start(
+            _nothing, name=f"ask {name}", device_class_=name, num_cpus=ask.num_cpus, memory_bytes=ask.memory_bytes
+        )
 
     def close(self) -> None:
         """Leave nothing in the store. Tasks that still wait end with the driver."""
@@ -230,7 +252,7 @@ class Fleet:
                 labels = " and ".join(f"coldpress.dev/{name}=true" for name in lacking) or "coldpress.dev/<device class>=true"
                 left = deadline - time.monotonic()
                 self._note(f"waiting up to {left:.0f} s for nodes labelled {labels}; nodes serve {', '.join(_classes(nodes))}")
-            self.ask(dict.fromkeys(lacking or [PORTABLE], 1))
+            self.ask({Ask(device_class=name): 1 for name in lacking or [PORTABLE]})
             time.sleep(1)
         return nodes
 

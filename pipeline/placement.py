@@ -142,6 +142,10 @@ class Queue(Generic[_Task]):
         """How many wait, by class."""
         return {name: len(line) for name, line in self._lines.items() if line}
 
+    def line(self, name: str) -> Iterator[_Task]:
+        """Those of one class, in their order."""
+        return iter(self._lines.get(name, ()))
+
     def num_for(self, node: Node) -> int:
         """How many wait for a class that a node serves."""
         return sum(len(self._lines.get(name, ())) for name in node.classes)

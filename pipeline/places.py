@@ -10,13 +10,17 @@ leave     a task ended
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
+from freezer.device_class import PORTABLE
 from pipeline.cluster import ClusterBoard, Done, Node
+from pipeline.demand import BASE_BYTES
 from pipeline.ending import CODES
 from pipeline.events import Event
-from pipeline.fleet import MAX_ASKED, Fleet
+from pipeline.fleet import MAX_ASKED, Ask, Fleet
 from pipeline.placement import Placeable, Queue, Slot, begins_turn, by_load, ends_turn, missing, serves
 from pipeline.turns import REST_S, Turns
 
@@ -33,6 +37,10 @@ class Work(Placeable, Protocol):
 
     recipe: str | None
     node: Node | None
+
+    @property
+    def judge_cpus(self) -> int:
+        """That its item's judge needs."""
 
 
 _Task = TypeVar("_Task", bound=Work)
@@ -54,6 +62,7 @@ class Places(Generic[_Task]):
         self._turns: Turns | None = None
         self._under_way: dict[int, _Task] = {}
         self._without_node: dict[str, float] = {}
+        self._unserved: dict[str, Ask] = {}
         self._checked_for: tuple[Node, ...] | None = None
         self._next_check = 0.0
 
@@ -77,7 +86,7 @@ class Places(Generic[_Task]):
             for task in self._under_way.values():
                 if task.node and task.node.node_id == node_id:
                     (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
-        self._fleet.ask({name: self._num_asked(name, count) for name, count in self._waiting.counts().items()})
+        self._fleet.ask(self._asks())
 
     def judges(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
         """The judges to start now, each with its slot; turns begin and end here."""
@@ -140,11 +149,12 @@ class Places(Generic[_Task]):
     def given_up(self) -> list[_GivenUp[_Task]]:
         """Tasks that no node can serve, with type, code and reason: at once for want of memory, later for want of a node."""
         nodes, now = self._fleet.nodes, time.monotonic()
-        if nodes == self._checked_for and (not self._without_node or now < self._next_check):
+        if nodes == self._checked_for and (not self._unserved or now < self._next_check):
             return []
         self._checked_for, self._next_check = nodes, now + CHECK_S
         gone: list[_GivenUp[_Task]] = []
         without: dict[str, float] = {}
+        self._unserved = _unserved((*self._waiting, *self._ready, *self._under_way.values()), nodes)
         for task in (*self._waiting, *self._ready):
             too_large, name = missing(task, nodes), task.device_class
             if too_large is not None:
@@ -170,7 +180,42 @@ class Places(Generic[_Task]):
         slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
         self.turns.release(slot.node.node_id)
 
-    def _num_asked(self, name: str, num_waiting: int) -> int:
-        """Cores to ask an autoscaler for: what waits, up to a doubling of what is there; of a class without a node one."""
-        num_cpus = sum(slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes)
-        return min(num_waiting, max(1, MAX_ASKED * num_cpus))
+    def _asks(self) -> Counter[Ask]:
+        """What to ask an autoscaler for. Of a class that has no node for all that waits, one that has; else nodes for what waits,
+        up to a doubling of the cores that are there.
+        """
+        asked = Counter(ask for ask in self._unserved.values() if not any(_covers(other, ask) for other in self._unserved.values()))
+        for name in self._waiting.counts().keys() | self._ready.counts().keys():
+            num_cpus = MAX_ASKED * sum(slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes)
+            for task in chain(self._waiting.line(name), self._ready.line(name)) if name not in self._unserved else ():
+                num_cpus -= task.least_cpus
+                if num_cpus < 0:
+                    break
+                asked[_ask_of(task, task.least_cpus)] += 1
+        return asked
+
+
+def _ask_of(task: Work, num_cpus: int) -> Ask:
+    """What is asked for a task. Its estimate of memory is none of it: where no node has as much, it makes do with less."""
+    least = task.demand.least
+    return Ask(device_class=task.device_class, num_cpus=num_cpus, memory_bytes=least if least > BASE_BYTES else None)
+
+
+def _unserved(tasks: Iterable[Work], nodes: Collection[Node]) -> dict[str, Ask]:
+    """By class, what the largest task needs that no node serves, or whose judge none will: builds alone end in no verdict."""
+    largest: dict[str, Ask] = {}
+    for task in tasks:
+        if not any(serves(task, node) and node.num_cpus >= task.judge_cpus for node in nodes):
+            ask = _ask_of(task, task.judge_cpus)
+            largest[ask.device_class] = max(ask, largest.get(ask.device_class, ask), key=_size)
+    return largest
+
+
+def _size(ask: Ask) -> tuple[int, int]:
+    """By which the larger of two is told."""
+    return ask.num_cpus, ask.memory_bytes or 0
+
+
+def _covers(other: Ask, ask: Ask) -> bool:
+    """Whether the node that another asks for serves what is portable, too."""
+    return ask.device_class == PORTABLE != other.device_class and _size(other) >= _size(ask)
