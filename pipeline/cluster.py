@@ -23,6 +23,7 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
+from ray._private import state
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -107,6 +108,20 @@ class Cluster:
         if self.head.answers():
             self._nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         return list(self._nodes)
+
+    def in_use(self, node: Node) -> str:
+        """What of a node is taken now, by whomever, and the actors that live there, for people."""
+        free: Mapping[str, float] | None = None
+        with _told_by(self.head) as answers:
+            if answers:
+                alive = state.actors(actor_state_name="ALIVE").values()
+                actors = [one["ActorClassName"].rpartition(".")[2] for one in alive if one["Address"]["NodeID"] == node.node_id]
+                free = state.available_resources_per_node().get(node.node_id)
+        if free is None:
+            return "what is in use there cannot be told"
+        given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
+        taken = [f"{total - free.get(name, 0):g} of its {total} {name}s" for name, total in given.items() if total]
+        return f"in use are {' and '.join(taken)}" + (f"; actors there: {', '.join(sorted(actors))}" if actors else "")
 
     def start(
         self,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from freezer.device_class import DEVICE_CLASSES, PORTABLE, detect, device_class
+from freezer.device_class import DEVICE_CLASSES, PORTABLE, auto_classes, detect, device_class
 from freezer.durable import write_whole
 from freezer.errors import InfrastructureError
 from pipeline.cluster import Cluster, Done, Handle, Node
@@ -33,7 +33,16 @@ REFRESH_S = 2.0
 
 EXAMINE_S = 120.0
 """How long a node may take to look for the store. What it builds with is asked by a task that takes a core, which may have to wait
-there for another campaign's judge, as long as the node lives."""
+there for another campaign's judge: in mid-campaign as long as the node lives, at the start see LATE_S and HELD_S."""
+
+SOON_S = 20.0
+"""After which it is said, at the start, for which nodes is waited."""
+
+LATE_S = 120.0
+"""How long the others wait at the start, after the last answer, for one whose cores or GPUs are taken: it joins when it answers."""
+
+HELD_S = 1200.0
+"""How long the only node of a class is waited for, after the last answer: longer than another campaign's judge takes by default."""
 
 AGAIN_S = 30.0
 """Until a node whose examination was lost is examined again."""
@@ -73,9 +82,34 @@ class _Examined:
     handles: dict[str, Handle]
     found: dict[str, Done] = field(default_factory=dict)
 
+    @property
+    def complete(self) -> bool:
+        """Whether it has shown all."""
+        return len(self.found) == len(self.handles)
+
     def probed(self, name: str) -> Done | None:
         """What it builds with for a class; None for a GPU that it does not give out."""
-        return self.found.get(_probe_of(name) if device_class(name).kind == "cuda" else "probe")
+        return self.found.get(self._probe(name))
+
+    def shows(self, name: str) -> bool:
+        """Whether it has shown that it can be built on for a class."""
+        probed, looked = self.probed(name), "look" in self.found or "look" not in self.handles
+        return name in self.node.classes and looked and probed is not None and probed.failure is None
+
+    def owes(self, name: str) -> bool:
+        """Whether it has yet to show what it builds with for a class."""
+        return name in self.node.classes and self._probe(name) in self.handles and self.probed(name) is None
+
+    def leave_gpus(self, why: str) -> bool:
+        """Do without the GPUs that it has not shown, if that is all that it has not; whether it was."""
+        owed = self.handles.keys() - self.found.keys()
+        if owed & {"look", "probe"}:
+            return False
+        self.found |= {what: Done(handle=self.handles[what], failure=why) for what in owed}
+        return True
+
+    def _probe(self, name: str) -> str:
+        return _probe_of(name) if device_class(name).kind == "cuda" else "probe"
 
 
 def _probe_of(name: str) -> str:
@@ -155,17 +189,17 @@ class Fleet:
             wanted: classes that are asked for by name, for which is waited.
 
         Raises:
-            InfrastructureError: there is no node, none has a label, one does not see the store, or none can be built on.
+            InfrastructureError: there is no node, none has a label, one does not see the store, none can be built on, or the only
+                one of a class is held by others.
         """
         nodes = self._waited_for(wanted)
         self._mark.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._mark, b"a node that sees this file sees the store\n")
         for node in nodes:
             self._examine(node, next((name for name in node.classes if name in wanted), node.classes[0]))
-        while any(len(item.found) < len(item.handles) for item in self._examined.values()):
-            self._collect(timeout_s=0.5)
-        examined = list(self._examined.values())
-        self._examined.clear()
+        self._wait_for_probes({*(wanted or _auto(nodes)), PORTABLE})
+        examined = [item for item in self._examined.values() if item.complete]
+        self._examined = {name: item for name, item in self._examined.items() if not item.complete}
         unseen = [item.node for item in examined if not self._sees(item, "store") and item.found["look"].failure is None]
         if unseen and self._reached is not None:
             raise InfrastructureError(
@@ -192,7 +226,7 @@ class Fleet:
             self._next = time.monotonic() + REFRESH_S
             self._refresh()
         self._collect(timeout_s=0)
-        for node_id in [name for name, item in self._examined.items() if len(item.found) == len(item.handles)]:
+        for node_id in [name for name, item in self._examined.items() if item.complete]:
             self._admit(self._examined.pop(node_id))
 
     def doubt(self, node: Node) -> None:
@@ -255,6 +289,47 @@ class Fleet:
             self.ask({Ask(device_class=name): 1 for name in lacking or [PORTABLE]})
             time.sleep(1)
         return nodes
+
+    def _wait_for_probes(self, needed: Collection[str]) -> None:
+        """Return when all nodes have shown what they are, or all but late ones that no class depends on.
+
+        Raises:
+            InfrastructureError: a class depends on one that is held by others.
+        """
+        started = answered = time.monotonic()
+        said, num_found = started + SOON_S, 0
+        while late := [item for item in self._examined.values() if not item.complete]:
+            self._collect(timeout_s=0.5)
+            now, before = time.monotonic(), num_found
+            num_found = sum(len(item.found) for item in self._examined.values())
+            answered = now if num_found > before else answered
+            held = [(name, item) for item in late for name in _classes([item.node]) if name in needed and item.owes(name)]
+            shown = {name for item in self._examined.values() for name in needed if item.shows(name)}
+            needs = {name: item for name, item in held if name not in shown}
+            if needs and now >= answered + max(HELD_S, self.wait_s or 0):
+                name, item = next(reversed(needs.items()))
+                raise InfrastructureError(
+                    f"no node for {name} has given a core or GPU for {now - started:.0f} s: {self._held(item)}. End what holds it, "
+                    f"start another node for {name}, or leave the class out (--device-class)",
+                    code="CP-NO-NODE",
+                )
+            if not needs and now >= answered + LATE_S:
+                self._leave_out(late)
+                return
+            if now >= said:
+                said = now + SAY_S
+                for item in late:
+                    self._note(f"waiting for {self._held(item)}")
+
+    def _leave_out(self, late: Collection[_Examined]) -> None:
+        """Begin without these nodes, or without their GPUs."""
+        for item in late:
+            why = f"no answer: {self.cluster.in_use(item.node)}"
+            if not item.leave_gpus(why):
+                self._note(f"begun without {self._held(item)}; it is used when it answers")
+
+    def _held(self, item: _Examined) -> str:
+        return f"node {item.node.node_id[:12]}, which serves {', '.join(item.node.classes)}: {self.cluster.in_use(item.node)}"
 
     def _examine(self, node: Node, name: str) -> None:
         handles: dict[str, Handle] = {}
@@ -426,6 +501,11 @@ def _reacher() -> Callable[..., str]:
 def _classes(nodes: Collection[Node]) -> tuple[str, ...]:
     found = {name for node in nodes for name in node.classes}
     return tuple(name for name in DEVICE_CLASSES if name in found)
+
+
+def _auto(nodes: Collection[Node]) -> set[str]:
+    """What is asked for where no class is named."""
+    return {name for node in nodes for name in auto_classes(node.classes)}
 
 
 def _problem(nodes: Collection[Node]) -> InfrastructureError | None:

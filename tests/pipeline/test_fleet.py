@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from freezer.errors import InfrastructureError
 from pipeline.cluster import Done, Handle, Node
 from pipeline.events import Event
 from pipeline.fleet import Fleet, assembled
@@ -18,11 +21,14 @@ ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
 
 
 class Answers(NoRay):
-    """A cluster whose nodes answer a probe at once; those in `broken` have no driver that works."""
+    """A cluster whose nodes answer a probe at once; `broken` ones have no driver that works, GPUs of `held` ones never do."""
 
-    def __init__(self, nodes: Sequence[Node], broken: Sequence[str] = ()) -> None:
+    def __init__(self, nodes: Sequence[Node], broken: Sequence[str] = (), held: Sequence[str] = ()) -> None:
         super().__init__()
-        self._nodes, self._broken, self._ended = list(nodes), broken, list[Done]()
+        self._nodes, self._broken, self._held, self._ended = list(nodes), broken, held, list[Done]()
+
+    def in_use(self, node: Node) -> str:
+        return "in use are 1 of its 1 GPUs"
 
     def nodes(self) -> list[Node]:
         return self._nodes
@@ -30,6 +36,8 @@ class Answers(NoRay):
     def start(self, function: Callable[..., Any], *args: Any, device_class_: str, node: Node | None = None, **_: Any) -> Handle:
         assert node is not None
         handle = Handle((node.node_id, device_class_))
+        if device_class_ == GPU and node.node_id in self._held:
+            return handle
         facts = ClassFacts(num_threads=args[1], toolchain=ON_GPU if device_class_ == GPU else PLAIN, memory_bytes=8 * 10**9)
         failed = device_class_ == GPU and node.node_id in self._broken
         value, failure = (None, "RuntimeError: no driver") if failed else (facts, None)
@@ -44,13 +52,13 @@ def node(name: str, *classes: str, num_gpus: int = 0) -> Node:
     return Node(node_id=name, num_cpus=4, classes=(*classes, "portable"), num_gpus=num_gpus)
 
 
-def fleet_of(folder: Path, cluster: Answers) -> tuple[Fleet, list[str]]:
+def fleet_of(folder: Path, cluster: Answers, *, wanted: Sequence[str] = ()) -> tuple[Fleet, list[str]]:
     notes: list[str] = []
 
     def show(event: Event) -> None:
         notes.append(event.text)
 
-    with assembled(Fleet(cluster, show, store=folder, files=folder, wait_s=None), ()) as fleet:
+    with assembled(Fleet(cluster, show, store=folder, files=folder, wait_s=None), wanted) as fleet:
         return fleet, notes
 
 
@@ -72,3 +80,23 @@ def test_a_node_whose_gpu_does_not_work_is_used_for_its_cpu(tmp_path: Path) -> N
         f"node c is not used for {GPU}: it has no GPU that Ray gives out; start it with --num-gpus",
     ]
     assert fleet.facts()[GPU].toolchain == ON_GPU
+
+
+def test_a_node_whose_gpu_is_held_is_used_for_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.fleet.LATE_S", 0.1)
+    nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1)]
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
+    assert [found.classes for found in fleet.nodes] == [(V4, "portable"), (GPU, V4, "portable")]
+    assert notes == [f"node a is not used for {GPU}: no answer: in use are 1 of its 1 GPUs"]
+    fleet, _ = fleet_of(tmp_path, Answers(nodes[:1], held=["a"]), wanted=[V4])
+    assert [found.classes for found in fleet.nodes] == [(V4, "portable")], "nobody has asked for what only it serves"
+
+
+def test_a_class_whose_only_gpu_is_held_is_an_error_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.fleet.LATE_S", 0.1)
+    monkeypatch.setattr("pipeline.fleet.HELD_S", 0.2)
+    nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
+    said = f"no node for {GPU} has given a core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
+    for wanted in ([GPU], []):
+        with pytest.raises(InfrastructureError, match=said):
+            fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
