@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline.exit_codes import INFRASTRUCTURE
 from pipeline.ledger import Ledger
 from pipeline.outcome import Outcome
 from pipeline.plan import Plan
+from pipeline.tasks import ClassFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +40,7 @@ class CampaignRecord:
         members: its outcomes, in the order of the catalog; until it ends, those that it is to reach.
         unreached: what was planned and not reached when it ended. Records of earlier releases lack it.
         problems: the outcomes of bad entries, which no key finds; shown last.
+        facts: what each class was planned for: its thread count and toolchain, which are in the keys. Earlier releases kept none.
     """
 
     catalog: str
@@ -49,6 +51,7 @@ class CampaignRecord:
     members: tuple[Member, ...]
     unreached: tuple[Member, ...] = ()
     problems: tuple[Outcome, ...] = ()
+    facts: Mapping[str, ClassFacts] = field(default_factory=dict)
 
     @property
     def num_planned(self) -> int:
@@ -71,6 +74,9 @@ class CampaignRecord:
             "members": [list(asdict(member).values()) for member in self.members],
             "unreached": [list(asdict(member).values()) for member in self.unreached],
             "problems": [outcome.to_json() for outcome in self.problems],
+            "facts": {
+                name: {"num_threads": facts.num_threads, "toolchain": dict(facts.toolchain)} for name, facts in self.facts.items()
+            },
         }
 
     @classmethod
@@ -78,7 +84,8 @@ class CampaignRecord:
         """The record that `to_json` wrote."""
         problems = tuple(Outcome.from_json(item) for item in data["problems"])
         members = {"members": _members(data["members"]), "unreached": _members(data.get("unreached", ()))}
-        return cls(**{**data, **members, "problems": problems})
+        facts = {name: ClassFacts(**item) for name, item in data.get("facts", {}).items()}
+        return cls(**{**data, **members, "problems": problems, "facts": facts})
 
 
 def _members(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
@@ -101,6 +108,7 @@ class Continued:
 
     Attributes:
         started: of the start that it goes on from; `started` of a campaign that is new, or had ended.
+        facts: of each class, what it was planned for then; none of a campaign that is new, or had ended.
     """
 
     def __init__(self, ledger: Ledger, started: float) -> None:
@@ -108,7 +116,9 @@ class Continued:
         record = CampaignRecord.from_json(row.data) if row is not None else None
         self._ledger = ledger
         self._goes_on = record is not None and (not record.is_complete or ledger.took_over)  # it may have died telling MLflow
-        self.started = record.started if record is not None and self._goes_on else started
+        before = record if self._goes_on else None
+        self.started = started if before is None else before.started
+        self.facts: Mapping[str, ClassFacts] = {} if before is None else before.facts
 
     def reached(self, outcome: Outcome) -> Outcome:
         """The outcome as this campaign's own, if it is."""

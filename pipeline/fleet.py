@@ -10,6 +10,7 @@ builds with: a candidate is kept under its class's toolchain, so a node of the c
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import uuid
@@ -126,6 +127,8 @@ class Fleet:
         files: of the catalog; what a node does not see must travel through the store.
         wait_s: how long to wait for nodes of a class that has none; None is not at all.
         reached: URI of a store in a bucket, which all must reach instead of seeing a folder.
+        before: what each class was planned for when the campaign was started, if it goes on: thread counts and toolchains are in
+            the keys, so both stay while a node serves them.
 
     Attributes:
         blind: whether some node does not see the catalog's files.
@@ -140,9 +143,11 @@ class Fleet:
         files: Path,
         wait_s: float | None,
         reached: str | None = None,
+        before: Mapping[str, ClassFacts] | None = None,
     ) -> None:
         self.cluster, self.wait_s = cluster, wait_s if cluster.joined else None
         self._show, self._store, self._files, self._reached = show, store, files, reached
+        self._before = before or {}
         self._mark = own_path(store, f"seen-{uuid.uuid4().hex}")
         self.blind = False
         self._used: dict[str, Node] = {}
@@ -170,12 +175,12 @@ class Fleet:
         return GONE_S if self.wait_s is None else self.wait_s
 
     def facts(self) -> Mapping[str, ClassFacts]:
-        """What the workers of each class build with, the thread count to build for: the cores of its smallest node, and the most
-        memory that an item may use.
+        """What the workers of each class build with, the thread count to build for: the cores of its smallest node, or what it was
+        when the campaign was started, and the most memory that an item may use.
         """
         return {
             name: ClassFacts(
-                num_threads=min(node.num_cpus for node in self._used.values() if name in node.classes),
+                num_threads=self._num_threads(name),
                 toolchain=self._toolchains[name],
                 memory_bytes=self._memory_bytes[name],
             )
@@ -382,15 +387,39 @@ class Fleet:
             if name is not None and not known:
                 self._examine(node, name)
 
+    def _num_threads(self, name: str) -> int:
+        counts = [node.num_cpus for node in self._used.values() if name in node.classes]
+        before = self._before.get(name)
+        if before is not None and before.num_threads <= max(counts):
+            return before.num_threads
+        if before is not None:
+            self._note(
+                f"{name} is for {min(counts)} threads now, since no node has the {before.num_threads} CPUs that it was for when "
+                "the campaign was started: what was finished for these is done again"
+            )
+        return min(counts)
+
+    def _toolchain(self, name: str, said: Collection[ClassFacts]) -> Mapping[str, Any]:
+        """What a class builds with: what it did when the campaign was started, if a node still does; else what most do."""
+        counted = Counter(_text(facts.toolchain) for facts in said)
+        found = {_text(facts.toolchain): facts.toolchain for facts in said}
+        usual = min(counted, key=lambda text: (-counted[text], text))
+        if name in self._before and _text(self._before[name].toolchain) in found:
+            usual = _text(self._before[name].toolchain)
+        elif name in self._before:
+            self._note(
+                f"{name} is built with {usual} now, since no node has what it was built with when the campaign was started, "
+                f"{_text(self._before[name].toolchain)}: what was finished with that is done again"
+            )
+        return found[usual]
+
     def _settle_toolchains(self, examined: Collection[_Examined]) -> None:
-        """For each class the toolchain that most of its nodes have; portable is built by any node."""
+        """For each class the toolchain that its nodes are to have; portable is built by any node."""
         for name in _classes([item.node for item in examined]):
             probed = [item.probed(name) for item in examined if name in item.node.classes]
             said = [done.value for done in probed if done is not None and done.value]
-            counted = Counter(repr(facts.toolchain) for facts in said)
             if said:
-                usual = counted.most_common(1)[0][0]
-                self._toolchains[name] = next(facts.toolchain for facts in said if repr(facts.toolchain) == usual)
+                self._toolchains[name] = self._toolchain(name, said)
                 self._memory_bytes[name] = max((facts.memory_bytes or 0 for facts in said), default=0) or None
 
     def _admit(self, item: _Examined) -> None:
@@ -501,6 +530,11 @@ def _reacher() -> Callable[..., str]:
 def _classes(nodes: Collection[Node]) -> tuple[str, ...]:
     found = {name for node in nodes for name in node.classes}
     return tuple(name for name in DEVICE_CLASSES if name in found)
+
+
+def _text(toolchain: Mapping[str, Any]) -> str:
+    """A toolchain in one line, whatever the order of its parts."""
+    return json.dumps(toolchain, sort_keys=True)
 
 
 def _auto(nodes: Collection[Node]) -> set[str]:

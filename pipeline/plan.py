@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.device_class import PORTABLE, auto_classes, device_class
@@ -78,11 +78,13 @@ class Plan:
     Attributes:
         unplaced: models and classes that no node serves, and why, where the others were told to go on.
         lift_quarantine: whether what crashed in earlier campaigns is tried again.
+        facts: what each class is planned for.
     """
 
     items: tuple[Item, ...]
     unplaced: tuple[Unplaced, ...] = ()
     lift_quarantine: bool = False
+    facts: Mapping[str, ClassFacts] = field(default_factory=dict)
 
 
 def make_plan(
@@ -131,7 +133,7 @@ def make_plan(
             wanted = recipes or entry.recipes
             items.append(_item(entry, name, facts[name], source, samples, wanted, versions, ledger, policy, lift_quarantine))
     digests.save()
-    return Plan(items=tuple(items), unplaced=tuple(unplaced), lift_quarantine=lift_quarantine)
+    return Plan(items=tuple(items), unplaced=tuple(unplaced), lift_quarantine=lift_quarantine, facts=facts)
 
 
 def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError | None:

@@ -131,7 +131,8 @@ def run(config: Config, display: Display) -> Report:
         files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog)
         seen = {"store": store.root / WORK, "files": files.absolute()}
         reached = store.uri if store.remote is not None else None
-        found = Fleet(cluster, display.show, **seen, wait_s=config.wait_s, reached=reached)
+        before = Continued(ledger, started).facts
+        found = Fleet(cluster, display.show, **seen, wait_s=config.wait_s, reached=reached, before=before)
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
         with nullcontext() if config.explain else tracker, assembled(found, _named(config, entries)) as fleet:
             display.show(Event(kind="note", text=f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}"))
@@ -212,6 +213,7 @@ class _Campaign:
                 started=self._continued.started,
                 members=self._planned,
                 problems=tuple(problems),
+                facts=self._plan.facts,
             )
         )
         self._display.plan(len(self._plan.items), self._executor.num_builds)
@@ -252,6 +254,7 @@ class _Campaign:
             members=members_of(reached),
             unreached=tuple(member for key, member in planned.items() if key not in self._final),
             problems=tuple(problems),
+            facts=self._plan.facts,
         )
         try:
             self._record(record)

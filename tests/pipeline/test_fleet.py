@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,20 @@ from tests.pipeline.one_node import NoRay
 
 V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
 PLAIN = {"torch": "2.13.0", "driver": None}
+NEWER = {"torch": "2.14.0", "driver": None}
 ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
 
 
 class Answers(NoRay):
-    """A cluster whose nodes answer a probe at once; `broken` ones have no driver that works, GPUs of `held` ones never do."""
+    """A cluster whose nodes answer a probe at once; `broken` ones have no driver that works, GPUs of `held` ones never do, and
+    `newer` ones have a newer torch.
+    """
 
-    def __init__(self, nodes: Sequence[Node], broken: Sequence[str] = (), held: Sequence[str] = ()) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], broken: Sequence[str] = (), held: Sequence[str] = (), newer: Sequence[str] = ()
+    ) -> None:
         super().__init__()
-        self._nodes, self._broken, self._held, self._ended = list(nodes), broken, held, list[Done]()
+        self._nodes, self._broken, self._held, self._newer, self._ended = list(nodes), broken, held, newer, list[Done]()
 
     def in_use(self, node: Node) -> str:
         return "in use are 1 of its 1 GPUs"
@@ -38,7 +43,8 @@ class Answers(NoRay):
         handle = Handle((node.node_id, device_class_))
         if device_class_ == GPU and node.node_id in self._held:
             return handle
-        facts = ClassFacts(num_threads=args[1], toolchain=ON_GPU if device_class_ == GPU else PLAIN, memory_bytes=8 * 10**9)
+        toolchain = ON_GPU if device_class_ == GPU else NEWER if node.node_id in self._newer else PLAIN
+        facts = ClassFacts(num_threads=args[1], toolchain=toolchain, memory_bytes=8 * 10**9)
         failed = device_class_ == GPU and node.node_id in self._broken
         value, failure = (None, "RuntimeError: no driver") if failed else (facts, None)
         self._ended.append(Done(handle=handle, value=value, failure=failure))
@@ -48,17 +54,19 @@ class Answers(NoRay):
         return [done for done in self._ended if done.handle in handles]
 
 
-def node(name: str, *classes: str, num_gpus: int = 0) -> Node:
-    return Node(node_id=name, num_cpus=4, classes=(*classes, "portable"), num_gpus=num_gpus)
+def node(name: str, *classes: str, num_cpus: int = 4, num_gpus: int = 0) -> Node:
+    return Node(node_id=name, num_cpus=num_cpus, classes=(*classes, "portable"), num_gpus=num_gpus)
 
 
-def fleet_of(folder: Path, cluster: Answers, *, wanted: Sequence[str] = ()) -> tuple[Fleet, list[str]]:
+def fleet_of(
+    folder: Path, cluster: Answers, before: Mapping[str, ClassFacts] | None = None, *, wanted: Sequence[str] = ()
+) -> tuple[Fleet, list[str]]:
     notes: list[str] = []
 
     def show(event: Event) -> None:
         notes.append(event.text)
 
-    with assembled(Fleet(cluster, show, store=folder, files=folder, wait_s=None), wanted) as fleet:
+    with assembled(Fleet(cluster, show, store=folder, files=folder, wait_s=None, before=before), wanted) as fleet:
         return fleet, notes
 
 
@@ -100,3 +108,41 @@ def test_a_class_whose_only_gpu_is_held_is_an_error_in_the_end(tmp_path: Path, m
     for wanted in ([GPU], []):
         with pytest.raises(InfrastructureError, match=said):
             fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
+
+
+def test_a_campaign_that_goes_on_keeps_its_threads_while_a_node_has_as_many_cores(tmp_path: Path) -> None:
+    small, large = node("small", V4, num_cpus=4), node("large", V4, num_cpus=8)
+    fleet, _ = fleet_of(tmp_path, Answers([small, large]))
+    before = fleet.facts()
+    assert {name: facts.num_threads for name, facts in before.items()} == {V4: 4, "portable": 4}
+    again, notes = fleet_of(tmp_path, Answers([large]), before)
+    assert again.facts() == before
+    assert notes == []
+    assert fleet_of(tmp_path, Answers([large]))[0].facts()[V4].num_threads == 8, "a campaign that is new"
+
+
+def test_threads_that_no_node_has_any_more_are_told(tmp_path: Path) -> None:
+    before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=8, toolchain=PLAIN))
+    fleet, notes = fleet_of(tmp_path, Answers([node("a", V4), node("b", V4, num_cpus=6)]), before)
+    assert fleet.facts()[V4].num_threads == 4
+    assert f"{V4} is for 4 threads now, since no node has the 8 CPUs that it was for when the campaign was started: " in notes[-1]
+
+
+def test_a_campaign_that_goes_on_keeps_its_toolchain_while_a_node_has_it(tmp_path: Path) -> None:
+    nodes = [node(name, V4) for name in "abc"]
+    before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=4, toolchain={"driver": None, "torch": "2.13.0"}))
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b"]), before)
+    assert fleet.facts()[V4].toolchain == PLAIN
+    assert [found.node_id for found in fleet.nodes] == ["c"]
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
+    assert fleet.facts()[V4].toolchain == NEWER
+    assert [
+        note for note in notes if note.startswith(f'{V4} is built with {{"driver": null, "torch": "2.14.0"}} now, since no node ')
+    ]
+
+
+def test_of_toolchains_that_as_many_nodes_have_the_same_is_taken_in_any_order(tmp_path: Path) -> None:
+    nodes = [node("a", V4), node("b", V4)]
+    for newer in ("a", "b"):
+        for order in (nodes, nodes[::-1]):
+            assert fleet_of(tmp_path, Answers(order, newer=[newer]))[0].facts()[V4].toolchain == PLAIN
