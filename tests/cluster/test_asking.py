@@ -13,7 +13,7 @@ from pipeline.cluster import connect
 from pipeline.fleet import Ask, Fleet
 from tests.raylets import RayCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 APPEARS_S = 30.0

@@ -19,7 +19,7 @@ from pipeline.fleet import Fleet, assembled
 from tests.cluster.conftest import V3, V4
 from tests.raylets import RayCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @contextmanager
