@@ -327,9 +327,14 @@ def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, *arguments], folder)
 
 
-def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -> None:
+def write_bad_entry(folder: Path) -> None:
+    """A catalog of a good entry and a bad one."""
     text = CATALOG.format().split("  - {name: halves")[0] + '  - {name: Bad, source: "python:campaign_models:good"}\n'
-    write_catalog(tmp_path, text)
+    write_catalog(folder, text)
+
+
+def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -> None:
+    write_bad_entry(tmp_path)
     done = optimize(tmp_path)
     assert done.returncode == 2
     assert "CP-ENTRY-NAME: catalog.yaml:" in done.stderr
@@ -340,6 +345,11 @@ def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -
     assert json.loads((tmp_path / "new" / "folder" / "out.json").read_text())["exit_code"] == 0
     assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
     assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
+
+
+@pytest.mark.slow
+def test_the_good_entries_run_where_one_is_told_to_keep_going(tmp_path: Path) -> None:
+    write_bad_entry(tmp_path)
     going = optimize(tmp_path, "--keep-going", "--device-class", PORTABLE, "--json", str(tmp_path / "out.json"))
     assert going.returncode == 1, going.stderr
     found = outcomes(tmp_path)

@@ -192,7 +192,7 @@ def test_the_closure_of_a_module_is_what_it_imports_here(tmp_path: Path) -> None
     }
 
 
-@pytest.mark.parametrize("kind", ["python", "torchscript", "transformers"])
+@pytest.mark.parametrize("kind", ["python", "torchscript", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_a_shipped_entry_loads_where_the_original_is_gone(tmp_path: Path, kind: str) -> None:
     here = tmp_path / "here"
     here.mkdir()

@@ -18,7 +18,7 @@ from freezer.store import Store
 from tests.buckets import objects
 from tests.pipeline.test_cluster import SLOW_CATALOG, built_in, drive, environment, outcomes, run, wait_for, write_catalog
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ENTRY = """
   - name: m{i}
@@ -62,7 +62,6 @@ def test_a_campaign_that_is_killed_goes_on_from_the_bucket_alone(
     assert work == ["candidates", "ledger", "logs"], "what was judged is published, and no lock or lease is left"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("provider", ["bucket", "gs"])
 def test_status_replay_and_another_campaign_read_the_bucket(
     provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
