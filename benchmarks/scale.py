@@ -1,6 +1,6 @@
 """Measure what a campaign costs beside its builds and judges, and how that grows with the catalog.
 
-    python -m benchmarks.scale [--only plan] [--idle 10000] [--real 1000] [--out benchmarks/results/scale-2026-11-22.md]
+    python -m benchmarks.scale [--only plan] [--idle 10000] [--real 1000] [--out benchmarks/results/scale-DATE.md]
 
     plan         catalogs of 100 to 100,000 TorchScript files: planned with nothing done before, and again. No cluster
     idle         a campaign on a cluster of two nodes whose tasks do nothing, so that what is left is the driver: its time for each

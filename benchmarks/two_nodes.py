@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.machine import where
+from benchmarks.recipes import outcomes_of
 from freezer.store import Store
 from pipeline.outcome import Outcome
 from tests.raylets import RayCluster
@@ -35,7 +35,7 @@ def run(folder: Path, only: str | None) -> tuple[int, float, list[Outcome]]:
     """The campaign on its cluster: its exit code, its time in seconds, its outcomes."""
     command = [sys.executable, "-W", "ignore", "-m", "jobs.optimize", str(ROOT / "examples" / "zoo.yaml"), "--campaign", CAMPAIGN]
     command += ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{ROOT / 'mlflow.db'}"]
-    command += ["--json", str(folder / "out.json"), *(word for name in CLASSES for word in ("--device-class", name))]
+    command += [word for name in CLASSES for word in ("--device-class", name)]
     with RayCluster(folder / "cluster") as cluster:
         for core, name in zip(sorted(os.sched_getaffinity(0)), CLASSES, strict=False):
             cluster.start(num_cpus=1, classes=[name], before=("taskset", "--cpu-list", str(core)))
@@ -46,8 +46,7 @@ def run(folder: Path, only: str | None) -> tuple[int, float, list[Outcome]]:
             for line in driver.stdout:
                 sys.stderr.write(line)
         wall_s = time.monotonic() - began
-    found = json.loads((folder / "out.json").read_text())["outcomes"]
-    return driver.returncode, wall_s, [Outcome.from_json(item) for item in found]
+    return driver.returncode, wall_s, outcomes_of(Store.open(str(folder / "store")), CAMPAIGN)
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
