@@ -35,3 +35,20 @@ print(libc.mallinfo2().hblks - before)
 @pytest.mark.parametrize(("how", "mapped"), [("kept", "1"), ("as it is", "0")])
 def test_large_blocks_are_mapped_also_after_larger_ones_were_freed(how: str, mapped: str) -> None:
     assert python(BLOCKS, how).splitlines()[-1] == mapped
+
+
+LOOKS = """
+import gc, sys
+from pipeline.heap import collect_rarely
+
+if sys.argv[1] == "rarely":
+    collect_rarely()
+before = gc.get_stats()[0]["collections"]
+kept = [[] for _ in range(200_000)]
+print(gc.get_stats()[0]["collections"] - before > 10)
+"""
+
+
+@pytest.mark.parametrize(("how", "often"), [("rarely", "False"), ("as it is", "True")])
+def test_what_is_kept_is_seldom_looked_through_for_garbage(how: str, often: str) -> None:
+    assert python(LOOKS, how).splitlines()[-1] == often
