@@ -136,6 +136,8 @@ def main() -> None:
         made = (run(Path(folder) / f"{number}.xml", given.only) for number in range(given.repeats))
         runs = [list(cases(report)) for report in given.reports] if given.reports else list(made)
     words = [f"--repeats {len(runs)}", *([f"--only '{given.only}'"] if given.only else [])]
+    if given.reports:
+        words = [f"--reports {' '.join(report.name for report in given.reports)}"]
     text = page(runs, day=day, command=" ".join(["python -m benchmarks.faults", *words]))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(text)

@@ -23,7 +23,6 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
-from ray._private import state
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -112,8 +111,11 @@ class Cluster:
     def in_use(self, node: Node) -> str:
         """What of a node is taken now, by whomever, and the actors that live there, for people."""
         free: Mapping[str, float] | None = None
-        with _told_by(self.head) as answers:
+        # Ray's own tables: another release may have them elsewhere, and its public ones need the dashboard.
+        with _told_by(self.head) as answers, contextlib.suppress(ImportError, AttributeError, KeyError):
             if answers:
+                from ray._private import state
+
                 alive = state.actors(actor_state_name="ALIVE").values()
                 actors = [one["ActorClassName"].rpartition(".")[2] for one in alive if one["Address"]["NodeID"] == node.node_id]
                 free = state.available_resources_per_node().get(node.node_id)

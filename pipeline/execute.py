@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from freezer.device_class import PORTABLE, device_class
 from freezer.errors import ColdpressError, IntegrityError
@@ -21,13 +20,14 @@ from pipeline.demand import Demand, demand_of
 from pipeline.ending import CODES, NODE_MEMORY, code_of, failure_of
 from pipeline.events import Event
 from pipeline.fleet import Fleet
+from pipeline.item_outcome import failed_outcome, outcome_of
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
-from pipeline.outcome import CandidateReport, Outcome
+from pipeline.outcome import Outcome
 from pipeline.placement import Queue, Slot, ask_bytes
 from pipeline.places import Places
 from pipeline.plan import Item, Plan, found_meanwhile
-from pipeline.policy import attempts_left, decide, final_sentence, is_kept, memory_for_next, soonest_tried_again
+from pipeline.policy import attempts_left, decide, final_sentence, is_kept, memory_for_next
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, build_wall_s, judge
 from pipeline.workplace import workplace
 
@@ -150,9 +150,14 @@ def _failure_in(done: Done, node: Node | None) -> _Failed | None:
 def _final(failed: _Failed, task: _Task) -> str:
     """The message of a failure that is not tried again."""
     more = final_sentence(failed.kind, failed.code, len(task.failures))
-    if failed.code == IntegrityError.code:
+    if _is_damage(failed, task):
         more = "the same command builds it again"
     return f"{failed.message}; {more}" if more else failed.message
+
+
+def _is_damage(failed: _Failed, task: _Task) -> bool:
+    """Whether a judge has found a candidate that is not what was built, and removed it."""
+    return task.recipe is None and failed.code == IntegrityError.code
 
 
 class Executor:
@@ -251,10 +256,11 @@ class Executor:
             self._materials.ship_from_now_on()
         for task, failure, code, why in self._places.given_up():
             self._end(task, failure, code, why)
-        judges = list(self._places.judges(self._may_bring))
-        here = [(slot, task) for slot, task in judges if slot.node.node_id == self._fleet.cluster.home]
-        for slot, task in judges:
-            if (slot, task) not in here:
+        here: list[tuple[Slot, _Task]] = []
+        for slot, task in self._places.judges(self._may_bring):
+            if slot.node.node_id == self._fleet.cluster.home:
+                here.append((slot, task))
+            else:
                 self._start_judge(task, slot)
         for slot, task in self._places.builds(self._may_bring):  # while their materials may still be brought
             self._start_build(task, slot)
@@ -350,7 +356,8 @@ class Executor:
         failed = _failure_in(done, task.node)
         if failed is not None:
             task.failures.append(failed.kind)
-            if self._build_again(task, failed) or self._try_again(task, failed):
+            try_again = self._build_again if _is_damage(failed, task) else self._try_again
+            if try_again(task, failed):
                 return None
         if task.recipe is not None:
             self._build_ended(task, done, failed)
@@ -375,7 +382,7 @@ class Executor:
     def _build_again(self, task: _Task, failed: _Failed) -> bool:
         """Queue the builds, once, whose candidates a judge has found damaged and removed."""
         progress = task.progress
-        if task.recipe is not None or failed.code != IntegrityError.code or progress.was_damaged:
+        if progress.was_damaged:
             return False
         found = {name: result.key for name, result in progress.results.items() if result.failure is None}
         gone = [name for name, key in found.items() if not self._place.has("candidates", key)]
@@ -457,74 +464,3 @@ class Executor:
             self._ready.append(_Task(progress=progress, recipe=None))
         else:
             self._due.append((progress.item, failed_outcome(progress.item, progress.results)))
-
-
-def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) -> Outcome:
-    """The outcome that a judge's result makes, before it is published."""
-    judged = {report.recipe for report in result.candidates}
-    candidates = (*result.candidates, *(_report(found) for recipe, found in builds.items() if recipe not in judged))
-    return Outcome(
-        **_identity(item),
-        verdict=result.verdict,
-        reason=result.reason,
-        recipe=result.recipe,
-        failure=result.failure,
-        code=result.code,
-        log_tail=result.log_tail,
-        tried_bytes=result.tried_bytes,
-        speedup=result.speedup,
-        speedup_ci=result.speedup_ci,
-        drift=result.drift,
-        latency_ms=result.latency_ms,
-        task_metric=result.task_metric,
-        build_s=sum(found.wall_s for found in builds.values()),
-        judge_s=result.judge_s,
-        candidates=candidates,
-        host=result.host or {},
-    )
-
-
-def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
-    """The outcome of an item of which nothing was built: failed, or kept-eager where nothing but eager was asked for."""
-    if not builds:
-        reason = "no other recipe than eager was asked for that fits this class"
-        return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
-    # What may go well another time decides whether the next campaign tries again: the kept ones are in the ledger by themselves.
-    first = min(builds.values(), key=lambda found: soonest_tried_again(str(found.failure), found.code))
-    recipes: dict[str, list[str]] = {}
-    for recipe, found in builds.items():
-        recipes.setdefault(found.message, []).append(recipe)
-    reason = "; ".join(
-        message if len(names) == len(builds) else f"{', '.join(names)}: {message}" for message, names in recipes.items()
-    )
-    return Outcome(
-        **_identity(item),
-        verdict="failed",
-        failure=first.failure,
-        code=first.code,
-        reason=reason,
-        log_tail=first.log_tail,
-        tried_bytes=first.tried_bytes,
-        build_s=sum(found.wall_s for found in builds.values()),
-        candidates=tuple(_report(found) for found in builds.values()),
-    )
-
-
-def _identity(item: Item) -> dict[str, Any]:
-    return {
-        "model": item.entry.name,
-        "device_class": item.device_class,
-        "num_threads": item.num_threads,
-        "source": str(item.entry.source),
-        "registered_name": item.entry.registered_name,
-        "tags": dict(item.entry.tags),
-        "source_key": item.source.digest,
-        "judge_key": item.judge.digest,
-    }
-
-
-def _report(result: BuildResult) -> CandidateReport:
-    """Of a build that was not judged: it failed, or the judge did."""
-    return CandidateReport(
-        recipe=result.recipe, build_key=result.key, problem=result.message or None, failure=result.failure, build_s=result.wall_s
-    )

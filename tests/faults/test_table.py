@@ -31,3 +31,9 @@ def test_every_scenario_has_a_line_with_the_recovery_of_each_run(tmp_path: Path)
 def test_what_was_lost_is_said(tmp_path: Path) -> None:
     lost = RECOVERED.replace("0 of 3", "1 of 3").format(seconds=41)
     assert "| 1 of 3 outcomes |" in table([list(cases(report(tmp_path / "1.xml", lost)))])[2]
+
+
+def test_tests_that_inject_nothing_are_no_scenarios(tmp_path: Path) -> None:
+    of_this_file = '<testcase classname="tests.faults.test_table" name="test_the_table"></testcase>'
+    (case,) = cases(report(tmp_path / "1.xml", of_this_file, RECOVERED.format(seconds=41)))
+    assert case.group == "disks"

@@ -149,8 +149,7 @@ def test_what_another_campaign_finished_meanwhile_is_not_judged(store: Store, le
 def test_candidates_that_are_damaged_before_their_judge_are_built_again_once(
     store: Store, ledger: Ledger, times: int, verdict: str
 ) -> None:
-    plan, workers = planned(store, ledger, "a"), Workers(damaged=["a"] * 3 if times > 1 else ["a"])
+    plan, workers = planned(store, ledger, "a"), Workers(damaged=["a"] * times)
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert outcome.verdict == verdict
-    assert workers.said[:4] == ["build a home", "judge a home", "build a home", "judge a home"]
-    assert workers.said.count("build a home") == 2
+    assert workers.said == ["build a home", "judge a home", "build a home", "judge a home", "outcome a"]

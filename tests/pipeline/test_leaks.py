@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from freezer.store import Store
-from pipeline.execute import failed_outcome
+from pipeline.item_outcome import failed_outcome
 from pipeline.ledger import Ledger
 from pipeline.policy import is_kept
 from pipeline.tasks import BuildResult

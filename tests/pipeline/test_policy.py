@@ -18,7 +18,8 @@ from freezer.store import Store
 from pipeline.cluster import Done, Handle, Node
 from pipeline.ending import CODES, EndKind
 from pipeline.events import Event
-from pipeline.execute import Executor, failed_outcome
+from pipeline.execute import Executor
+from pipeline.item_outcome import failed_outcome
 from pipeline.keys import FileDigests
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials

@@ -17,7 +17,7 @@ from freezer.recipes import RECIPES
 from freezer.spec import Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from pipeline.entry import Entry
-from pipeline.execute import outcome_of
+from pipeline.item_outcome import outcome_of
 from pipeline.keys import FileDigests, Key, build_key, judge_key, source_key
 from pipeline.ledger import Ledger
 from pipeline.outcome import CandidateReport, Outcome
