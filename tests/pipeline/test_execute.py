@@ -25,6 +25,7 @@ from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult,
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.pipeline.one_node import NoRay
+from tests.steps import HERE
 
 HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
 AWAY = Node(node_id="away", num_cpus=2, classes=("portable",))
@@ -96,9 +97,11 @@ def planned(store: Store, ledger: Ledger, names: str) -> Plan:
     return plan_of(entries, store, ledger, device_classes=("portable",), classes=("portable",))
 
 
-def outcomes(plan: Plan, store: Store, ledger: Ledger, workers: Workers, nodes: Sequence[Node]) -> Iterator[tuple[Item, Outcome]]:
+def outcomes(
+    plan: Plan, store: Store, ledger: Ledger, workers: Workers, nodes: Sequence[Node], *, shipping: bool = False
+) -> Iterator[tuple[Item, Outcome]]:
     """Each outcome, as it is handed out to be published; that is noted too."""
-    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
+    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"), shipping=shipping)
     executor = Executor(plan, Standing(workers, store.root, nodes), store, ledger, materials, lambda _: None)
     for item, outcome in executor.outcomes():
         assert executor.may_disturb()
@@ -120,16 +123,19 @@ def test_an_outcome_is_handed_out_before_the_next_judge_starts_where_the_driver_
     assert workers.said == [line for name in "abc" for line in (f"judge {name} home", f"outcome {name}")]
 
 
-def test_other_nodes_are_given_builds_while_the_drivers_own_judges(store: Store, ledger: Ledger) -> None:
-    plan, workers = planned(store, ledger, "abcdefgh"), Workers()
-    built(plan, store, "abcd")
-    nodes = [HOME, AWAY]
-    assert len(list(outcomes(plan, store, ledger, workers, nodes))) == 8
+@pytest.mark.parametrize("shipping", [False, True], ids=["nothing to bring", "code to ship"])
+def test_other_nodes_are_given_builds_while_the_drivers_own_judges(store: Store, ledger: Ledger, shipping: bool) -> None:
+    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in "abcdefgh"]
+    plan, workers = plan_of(entries, store, ledger), Workers()
+    for item in plan.items:
+        for key in item.builds.values() if item.device_class == "portable" else ():
+            candidate_folder(str(store.root), key.digest).mkdir(parents=True)
+    nodes = [HOME, replace(AWAY, classes=(HERE,))]
+    assert len(list(outcomes(plan, store, ledger, workers, nodes, shipping=shipping))) == 16
     judges_at_home = [place for place, line in enumerate(workers.said) if line.startswith("judge") and line.endswith("home")]
     builds_away = [place for place, line in enumerate(workers.said) if line.startswith("build") and line.endswith("away")]
-    assert judges_at_home
-    assert builds_away
-    assert builds_away[0] < judges_at_home[-1]
+    assert (len(judges_at_home), len(builds_away)) == (8, 8)
+    assert builds_away[3] < judges_at_home[1], "two for each core, before the next judge"
 
 
 def test_what_another_campaign_finished_meanwhile_is_not_judged(store: Store, ledger: Ledger, portable: Frozen) -> None:
