@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,6 +59,12 @@ class Node:
     num_gpus: int = 0
     memory_bytes: int | None = None
     labelled: bool = True
+
+
+def classes_of(nodes: Collection[Node]) -> tuple[str, ...]:
+    """Every class that some of these nodes serve, in the order of DEVICE_CLASSES."""
+    found = {name for node in nodes for name in node.classes}
+    return tuple(name for name in DEVICE_CLASSES if name in found)
 
 
 @dataclass(frozen=True, slots=True)

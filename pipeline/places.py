@@ -16,11 +16,12 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from freezer.device_class import PORTABLE
+from pipeline.asking import MAX_ASKED, Ask
 from pipeline.cluster import ClusterBoard, Done, Node
 from pipeline.demand import BASE_BYTES
 from pipeline.ending import CODES
 from pipeline.events import Event
-from pipeline.fleet import MAX_ASKED, Ask, Fleet
+from pipeline.fleet import Fleet
 from pipeline.placement import Placeable, Queue, Slot, begins_turn, by_load, ends_turn, missing, serves
 from pipeline.turns import REST_S, Turns
 

@@ -43,7 +43,7 @@ def held(node: Node) -> Iterator[None]:
 def joined(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name in ("HOME", "RAY_AUTH_MODE"):
         monkeypatch.setenv(name, cluster.environment[name])
-    monkeypatch.setattr("pipeline.fleet.SOON_S", 1.0)
+    monkeypatch.setattr("pipeline.examination.SOON_S", 1.0)
     monkeypatch.setattr("pipeline.fleet.REFRESH_S", 0.2)
     with connect(cluster.address) as found:
         yield found
@@ -61,7 +61,7 @@ def fleet_of(cluster: Cluster, folder: Path) -> tuple[Fleet, list[str]]:
 def test_a_node_that_is_held_is_left_out_and_used_when_it_is_free(
     joined: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.fleet.LATE_S", 3.0)
+    monkeypatch.setattr("pipeline.examination.LATE_S", 3.0)
     fleet, notes = fleet_of(joined, tmp_path)
     small = next(node for node in joined.nodes() if V3 in node.classes)
     with held(small):
@@ -84,8 +84,8 @@ def test_a_node_that_is_held_is_left_out_and_used_when_it_is_free(
 def test_the_only_node_of_a_class_is_waited_for_and_named_in_the_end(
     joined: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.fleet.LATE_S", 1.0)
-    monkeypatch.setattr("pipeline.fleet.HELD_S", 15.0)
+    monkeypatch.setattr("pipeline.examination.LATE_S", 1.0)
+    monkeypatch.setattr("pipeline.examination.HELD_S", 15.0)
     fleet, _ = fleet_of(joined, tmp_path)
     small = next(node for node in joined.nodes() if V3 in node.classes)
     with held(small), pytest.raises(InfrastructureError) as caught, assembled(fleet, {V3, V4}):
@@ -101,7 +101,7 @@ def test_the_only_node_of_a_class_is_waited_for_and_named_in_the_end(
 def test_the_only_node_of_a_class_is_used_when_it_is_freed_in_time(
     joined: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.fleet.LATE_S", 1.0)
+    monkeypatch.setattr("pipeline.examination.LATE_S", 1.0)
     small = next(node for node in joined.nodes() if V3 in node.classes)
     with ExitStack() as holding:
         holding.enter_context(held(small))

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+import pipeline.examination
 import pipeline.execute
 import pipeline.fleet
 import pipeline.tasks
@@ -90,7 +91,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     pipeline.fleet.GONE_S = float(given.pop("gone_s", pipeline.fleet.GONE_S))
     pipeline.execute.build = watcher("build", pipeline.tasks.build, store)  # type: ignore[attr-defined]
     pipeline.execute.judge = watcher("judge", pipeline.tasks.judge, store)  # type: ignore[attr-defined]
-    pipeline.fleet.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[attr-defined]
+    pipeline.examination.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[attr-defined]
     typed: dict[str, Any] = {
         name: float(value) if name == "wait_s" else tuple(value.split(",")) if name in {"device_classes", "recipes"} else value
         for name, value in given.items()

@@ -91,7 +91,7 @@ def test_a_node_whose_gpu_does_not_work_is_used_for_its_cpu(tmp_path: Path) -> N
 
 
 def test_a_node_whose_gpu_is_held_is_used_for_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.fleet.LATE_S", 0.1)
+    monkeypatch.setattr("pipeline.examination.LATE_S", 0.1)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1)]
     fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
     assert [found.classes for found in fleet.nodes] == [(V4, "portable"), (GPU, V4, "portable")]
@@ -101,8 +101,8 @@ def test_a_node_whose_gpu_is_held_is_used_for_its_cpu(tmp_path: Path, monkeypatc
 
 
 def test_a_class_whose_only_gpu_is_held_is_an_error_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.fleet.LATE_S", 0.1)
-    monkeypatch.setattr("pipeline.fleet.HELD_S", 0.2)
+    monkeypatch.setattr("pipeline.examination.LATE_S", 0.1)
+    monkeypatch.setattr("pipeline.examination.HELD_S", 0.2)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
     said = f"no node for {GPU} has given a core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
     for wanted in ([GPU], []):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.asking import Ask
 from pipeline.cluster import Node
 from pipeline.demand import Demand
 from pipeline.events import Event
-from pipeline.fleet import Ask, Fleet
+from pipeline.fleet import Fleet
 from pipeline.placement import Queue
 from pipeline.places import Places
 from tests.pipeline.one_node import NoRay
