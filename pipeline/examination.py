@@ -26,7 +26,7 @@ LOOK_S = 120.0
 start see LATE_S and HELD_S."""
 
 SOON_S = 20.0
-"""After which it is said, at the start, for which nodes is waited."""
+"""After which it is said for which nodes is waited."""
 
 LATE_S = 120.0
 """How long the others wait at the start, after the last answer, for one whose cores or GPUs are taken: it joins when it answers."""
@@ -35,7 +35,7 @@ HELD_S = 1200.0
 """How long the only node of a class is waited for, after the last answer: longer than another campaign's judge takes by default."""
 
 SAY_S = 60.0
-"""Between two lines that say what is waited for."""
+"""Between two lines that say what is waited for at the start."""
 
 LOOK, PROBE = "look", "probe"
 """Names of the tasks; that of a GPU class is `probe CLASS`."""
@@ -49,12 +49,14 @@ class Examination:
         since: when it was asked; monotonic, in seconds.
         handles: of the tasks that it was asked by.
         found: what has ended of these.
+        told: whether it was said that it is waited for.
     """
 
     node: Node
     since: float
     handles: dict[str, Handle]
     found: dict[str, Done] = field(default_factory=dict)
+    told: bool = False
 
     @property
     def complete(self) -> bool:
@@ -190,8 +192,12 @@ class Examiner:
                 return
             if now >= said:
                 said = now + SAY_S
-                for item in late:
-                    self._note(f"waiting for {self._held(item)}")
+                self._tell(late)
+
+    def tell_late(self) -> None:
+        """Say for which nodes is waited, once for each."""
+        late = time.monotonic() - SOON_S
+        self._tell([item for item in self.under_way.values() if not item.complete and not item.told and item.since < late])
 
     def unseen(self, item: Examination) -> str | None:
         """Why a node that has answered cannot use the store; None where it can. A local Ray sees all."""
@@ -210,11 +216,17 @@ class Examiner:
         there = dict(zip((self._mark, self._files), item.found[LOOK].value, strict=True))
         return bool(there[path] == _looker()(str(path))[0])
 
+    def _tell(self, late: Collection[Examination]) -> None:
+        for item in late:
+            item.told = True
+            self._note(f"waiting for {self._held(item)}")
+
     def _leave_out(self, late: Collection[Examination]) -> None:
         """Begin without these nodes, or without their GPUs."""
         for item in late:
             why = f"no answer: {self._cluster.in_use(item.node)}"
             if not item.leave_gpus(why):
+                item.told = True
                 self._note(f"begun without {self._held(item)}; it is used when it answers")
 
     def _held(self, item: Examination) -> str:

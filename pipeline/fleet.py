@@ -142,6 +142,7 @@ class Fleet:
         self._examiner.collect()
         for item in self._examiner.ended():
             self._admit(item)
+        self._examiner.tell_late()
 
     def doubt(self, node: Node) -> None:
         """Give no more tasks to a node until it answers: one of its tasks was lost."""

@@ -110,6 +110,19 @@ def test_a_class_whose_only_gpu_is_held_is_an_error_in_the_end(tmp_path: Path, m
             fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
 
 
+def test_a_node_that_joins_while_it_is_held_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Answers([node("a", V4)], held=["b"])
+    fleet, notes = fleet_of(tmp_path, cluster)
+    cluster._nodes.append(node("b", GPU, V4, num_gpus=1))
+    fleet.tick()
+    assert notes == [], "it may still answer"
+    monkeypatch.setattr("pipeline.examination.SOON_S", 0.0)
+    fleet.tick()
+    fleet.tick()
+    assert notes == [f"waiting for node b, which serves {GPU}, {V4}, portable: in use are 1 of its 1 GPUs"]
+    assert [found.node_id for found in fleet.nodes] == ["a"]
+
+
 def test_a_campaign_that_goes_on_keeps_its_threads_while_a_node_has_as_many_cores(tmp_path: Path) -> None:
     small, large = node("small", V4, num_cpus=4), node("large", V4, num_cpus=8)
     fleet, _ = fleet_of(tmp_path, Answers([small, large]))
