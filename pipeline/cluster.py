@@ -116,7 +116,23 @@ class Cluster:
 
     def in_use(self, node: Node) -> str:
         """What of a node is taken now, by whomever, and the actors that live there, for people."""
-        free: Mapping[str, float] | None = None
+        free, actors = self._free(node)
+        if free is None:
+            return "what is in use there cannot be told"
+        given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
+        taken = [f"{total - free.get(name, 0):g} of its {total} {name}s" for name, total in given.items() if total]
+        memory = (node.memory_bytes or 0) - free.get("memory", 0)
+        if memory > 0 and node.memory_bytes is not None:
+            taken.append(f"{memory / 1e9:.1f} of its {node.memory_bytes / 1e9:.1f} GB")
+        return f"in use are {' and '.join(taken)}" + (f"; actors there: {', '.join(sorted(actors))}" if actors else "")
+
+    def held(self, node: Node) -> str | None:
+        """What keeps a task that asks for all cores of a node from beginning; None where it has begun, or that cannot be told."""
+        free = self._free(node)[0] if self.joined else None
+        return self.in_use(node) if free and free.get("CPU", 0) > 0 else None
+
+    def _free(self, node: Node) -> tuple[Mapping[str, float] | None, list[str]]:
+        """What Ray would give out of a node now, None where that cannot be told; and the classes of the actors that live there."""
         # Ray's own tables: another release may have them elsewhere, and its public ones need the dashboard.
         with _told_by(self.head) as answers, contextlib.suppress(ImportError, AttributeError, KeyError):
             if answers:
@@ -124,12 +140,8 @@ class Cluster:
 
                 alive = state.actors(actor_state_name="ALIVE").values()
                 actors = [one["ActorClassName"].rpartition(".")[2] for one in alive if one["Address"]["NodeID"] == node.node_id]
-                free = state.available_resources_per_node().get(node.node_id)
-        if free is None:
-            return "what is in use there cannot be told"
-        given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
-        taken = [f"{total - free.get(name, 0):g} of its {total} {name}s" for name, total in given.items() if total]
-        return f"in use are {' and '.join(taken)}" + (f"; actors there: {', '.join(sorted(actors))}" if actors else "")
+                return state.available_resources_per_node().get(node.node_id), actors
+        return None, []
 
     def start(
         self,

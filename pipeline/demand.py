@@ -38,20 +38,18 @@ class Demand:
     firm: bool = False
 
 
-def demand_of(entry: Entry, corrected: int | None = None) -> Demand:
-    """What an entry asks for.
-
-    Args:
-        entry: whose files are where it says.
-        corrected: what it should have by experience, in bytes.
-    """
+def demand_of(entry: Entry) -> Demand:
+    """What an entry asks for, whose files are where it says."""
     if entry.limits.memory_gb is not None:
         given = int(entry.limits.memory_gb * 1e9)
-        found = Demand(asked=given, least=given)
-    else:
-        weights = _weights_bytes(entry)
-        found = Demand(asked=_step(BASE_BYTES + PER_WEIGHT * weights), least=weights)
-    return found if corrected is None else replace(found, asked=max(corrected, found.asked), firm=True)
+        return Demand(asked=given, least=given)
+    weights = _weights_bytes(entry)
+    return Demand(asked=_step(BASE_BYTES + PER_WEIGHT * weights), least=weights)
+
+
+def corrected(demand: Demand, size: int) -> Demand:
+    """A demand by experience: `size` bytes at least."""
+    return replace(demand, asked=max(size, demand.asked), firm=True)
 
 
 def _weights_bytes(entry: Entry) -> int:

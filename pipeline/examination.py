@@ -200,8 +200,8 @@ class Examiner:
         self._tell([item for item in self.under_way.values() if not item.complete and not item.told and item.since < late])
 
     def unseen(self, item: Examination) -> str | None:
-        """Why a node that has answered cannot use the store; None where it can. A local Ray sees all."""
-        if LOOK not in item.handles:
+        """Why a node cannot use the store; None where it can, or has not told. A local Ray sees all."""
+        if LOOK not in item.handles or item.found[LOOK].failure is not None:
             return None
         if self._reached is not None:
             said = str(item.found[LOOK].value)

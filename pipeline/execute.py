@@ -16,8 +16,9 @@ from freezer.device_class import PORTABLE, device_class
 from freezer.errors import ColdpressError, IntegrityError
 from freezer.store import Store
 from pipeline.cluster import Done, Handle, Node
-from pipeline.demand import Demand, demand_of
+from pipeline.demand import Demand, corrected, demand_of
 from pipeline.ending import CODES, NODE_MEMORY, code_of, failure_of
+from pipeline.entry import Entry
 from pipeline.events import Event
 from pipeline.fleet import Fleet
 from pipeline.item_outcome import failed_outcome, outcome_of
@@ -39,6 +40,7 @@ class _Progress:
     """Where one item stands.
 
     Attributes:
+        estimate: of its memory; of a model that is fetched, known when it is.
         results: of its builds, by recipe.
         was_damaged: whether candidates were built again, which were damaged between their build and the judge.
     """
@@ -92,9 +94,8 @@ class _Task:
 
     @property
     def demand(self) -> Demand:
-        if self.memory_bytes is None:
-            return self.progress.estimate
-        return demand_of(self.progress.item.entry, self.memory_bytes)
+        estimate = self.progress.estimate
+        return estimate if self.memory_bytes is None else corrected(estimate, self.memory_bytes)
 
     @property
     def what(self) -> str:
@@ -200,6 +201,7 @@ class Executor:
             while self._waiting or self._ready or self._running or self._due:
                 while self._due and self.may_disturb():  # before the next judge starts where the driver stands
                     yield self._due.popleft()
+                    self._places.turns.tick()  # it may be another campaign's by now
                 self._start()
                 goes_on = self._running or (self._due and self.may_disturb())
                 if not goes_on and (self._waiting or self._ready or self._due):
@@ -271,6 +273,15 @@ class Executor:
         """Whether a task's materials may be brought now: that is work, which would disturb a judge where the driver stands."""
         return self.may_disturb() or self._materials.is_ready(task.progress.item.entry)
 
+    def _ready_entry(self, task: _Task) -> Entry:
+        """A task's entry, its model brought to where workers find it; of one that was fetched the size is known now."""
+        entry = self._materials.ready(task.progress.item.entry)
+        found = demand_of(entry)
+        if found.asked > task.progress.estimate.asked:
+            task.progress.estimate = found
+            self._places.check_again()
+        return entry
+
     def _end(self, task: _Task, failure: str, code: str, why: str) -> None:
         """End a task that was not started: a build of its item, or the whole item."""
         item, results = task.progress.item, task.progress.results
@@ -285,7 +296,7 @@ class Executor:
     def _start_build(self, task: _Task, slot: Slot) -> None:
         item, recipe = task.progress.item, str(task.recipe)
         try:
-            entry = self._materials.ready(item.entry)
+            entry = self._ready_entry(task)
         except ColdpressError as error:
             self._end(task, failure_of(error), code_of(error), str(error))
             return
@@ -306,7 +317,7 @@ class Executor:
             name=f"build {task.what}",
             device_class_=self._limits_of(item, slot),
             node=slot.node,
-            memory_bytes=ask_bytes(demand_of(entry, task.memory_bytes), slot.node),
+            memory_bytes=ask_bytes(task.demand, slot.node),
         )
         self._running[handle] = task
 
@@ -317,7 +328,7 @@ class Executor:
             self._due.append((item, found))
             return
         try:
-            entry = self._materials.ready(item.entry)
+            entry = self._ready_entry(task)
         except ColdpressError as error:
             self._end(task, failure_of(error), code_of(error), str(error))
             return
@@ -337,7 +348,7 @@ class Executor:
         self._places.enter(task, slot)
         name = f"judge {task.what}"
         limits_of = self._limits_of(item, slot)
-        memory_bytes = ask_bytes(demand_of(entry, task.memory_bytes), slot.node)
+        memory_bytes = ask_bytes(task.demand, slot.node)
         handle = self._fleet.cluster.start_alone(
             judge, request, name=name, device_class_=limits_of, node=slot.node, memory_bytes=memory_bytes
         )
@@ -413,6 +424,7 @@ class Executor:
         self._show(Event(kind="note", text=text))
         queue = self._waiting if task.recipe else self._ready
         (queue.append if decision.later else queue.appendleft)(task)
+        self._places.check_again()
         task.node = None
         return True
 

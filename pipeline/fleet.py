@@ -125,7 +125,7 @@ class Fleet:
             self._examiner.examine(node, next((name for name in node.classes if name in wanted), node.classes[0]))
         self._examiner.wait({*(wanted or _auto(nodes)), PORTABLE}, self.wait_s or 0)
         examined = self._examiner.ended()
-        self._check_store([item for item in examined if item.failure is None])
+        self._check_store(examined)
         self._settle_toolchains(examined)
         for item in examined:
             self._admit(item)

@@ -164,14 +164,19 @@ def judge_key(
     task_metric: str | None,
     further_threads: Sequence[int] = (),
     entry: Entry | None = None,
+    source: Key,
+    device_class: str,
 ) -> Key:
     """The key of one judge: its builds, gates, sampling policy and golden inputs, and where it times: thread counts and points.
 
-    The points are those of `entry`. What is as it would be by default leaves no trace, as in a build's key.
+    The points are those of `entry`. What is as it would be by default leaves no trace, as in a build's key. Source and device class
+    are those of the builds; where nothing but eager is asked for there are none, and they stand for themselves.
     """
+    alone = {} if builds else {"source": source.digest, "device_class": device_class}
     return make_key(
         {
             **(_points(entry) if entry else {}),
+            **alone,
             "builds": sorted(build.digest for build in builds),
             "limits": {
                 "speedup_min": limits.speedup_min,

@@ -12,6 +12,7 @@ stays with one class while it can, since a worker serves one class, and another 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class Slot:
         judge: whether one is in flight.
         turn: whether it is its turn to judge: no build is given to it.
         num_judged: judges of this turn, that in flight counted.
+        judge_since, held_looks: when the judge in flight was given to it, in seconds, and how often it was found not to have begun.
         last_class: of the last task it was given.
         rests_until: before then no turn begins.
     """
@@ -78,6 +80,8 @@ class Slot:
     judge: bool = False
     turn: bool = False
     num_judged: int = 0
+    judge_since: float = 0.0
+    held_looks: int = 0
     last_class: str = ""
     rests_until: float = 0.0
 
@@ -95,6 +99,7 @@ class Slot:
     def begins_judge(self, name: str) -> None:
         """A judge of a class is under way here."""
         self.judge = self.turn = True
+        self.judge_since, self.held_looks = time.monotonic(), 0
         self.num_judged += 1
         self.last_class = name
 
@@ -174,13 +179,20 @@ class Queue(Generic[_Task]):
             self._lines[name] = deque(task for task in line if id(task) not in gone)
 
 
-def fits(task: Placeable, node: Node, nodes: Iterable[Node]) -> bool:
+def fits(task: Placeable, node: Node, nodes: Collection[Node]) -> bool:
     """Whether a task may run on a node; on one where it failed only if no other is left."""
+    if not _hopeful(task, node, nodes):
+        return False
+    left = (other for other in nodes if other.node_id not in task.avoid)
+    return node.node_id not in task.avoid or not any(_hopeful(task, other, nodes) for other in left)
+
+
+def _hopeful(task: Placeable, node: Node, nodes: Collection[Node]) -> bool:
+    """Whether a task can run on a node; what had too little memory once has no hope there while a larger one can take it."""
     if not _can(task, node):
         return False
-    if task.demand.firm and _has_less(node, task.demand.asked) and any(_can(task, o) and _is_larger(o, node) for o in nodes):
-        return False
-    return node.node_id not in task.avoid or not any(_can(task, other) for other in nodes if other.node_id not in task.avoid)
+    asked = task.demand.asked if task.demand.firm else 0
+    return not (_has_less(node, asked) and any(_can(task, other) and _is_larger(other, node) for other in nodes))
 
 
 def _can(task: Placeable, node: Node) -> bool:

@@ -26,7 +26,10 @@ from pipeline.placement import Placeable, Queue, Slot, begins_turn, by_load, end
 from pipeline.turns import REST_S, Turns
 
 CHECK_S = 2.0
-"""Between two looks at whether every task that waits has a node that could serve it, while some have none."""
+"""Between two looks at whether every task that waits has a node that could serve it, while the nodes stay the same."""
+
+HELD_S = 20.0
+"""Between two looks at whether a judge has begun; it is told when it has not at the second."""
 
 
 class Work(Placeable, Protocol):
@@ -66,6 +69,8 @@ class Places(Generic[_Task]):
         self._unserved: dict[str, Ask] = {}
         self._checked_for: tuple[Node, ...] | None = None
         self._next_check = 0.0
+        self._check_again = False
+        self._next_held = 0.0
 
     @property
     def turns(self) -> Turns:
@@ -87,6 +92,7 @@ class Places(Generic[_Task]):
             for task in self._under_way.values():
                 if task.node and task.node.node_id == node_id:
                     (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
+        self._tell_held()
         self._fleet.ask(self._asks())
 
     def judges(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
@@ -104,6 +110,8 @@ class Places(Generic[_Task]):
                 self._end_turn(slot)
             elif not may_start(task):
                 self._ready.appendleft(task)
+                if slot.num_judged and self.turns.others:  # which may wait for this very node in their turn
+                    self._end_turn(slot)
             else:
                 if not slot.num_judged:
                     self.turns.claim(node_id)
@@ -138,8 +146,10 @@ class Places(Generic[_Task]):
             slot.ends(task.device_class, judge=task.recipe is None)
         if done.lost and task.node:
             self._fleet.doubt(task.node)
-        if done.failure is not None or done.value.failure is not None:
-            self._checked_for = None  # it may come back, and ask for more
+
+    def check_again(self) -> None:
+        """See soon whether the tasks that wait have a node: one of them needs something else than before."""
+        self._check_again = True
 
     def judges_here(self) -> bool:
         """Whether a judge runs where the driver stands, or another campaign has its turn there."""
@@ -150,7 +160,7 @@ class Places(Generic[_Task]):
     def given_up(self) -> list[_GivenUp[_Task]]:
         """Tasks that no node can serve, with type, code and reason: at once for want of memory, later for want of a node."""
         nodes, now = self._fleet.nodes, time.monotonic()
-        if nodes == self._checked_for and (not self._unserved or now < self._next_check):
+        if nodes == self._checked_for and (not (self._unserved or self._check_again) or now < self._next_check):
             return []
         self._checked_for, self._next_check = nodes, now + CHECK_S
         gone: list[_GivenUp[_Task]] = []
@@ -170,6 +180,7 @@ class Places(Generic[_Task]):
         self._without_node = without
         self._waiting.remove(task for task, *_ in gone)
         self._ready.remove(task for task, *_ in gone)
+        self._check_again = bool(gone)  # the judge of what is built of the same item may have no node either
         return gone
 
     def close(self) -> None:
@@ -180,6 +191,21 @@ class Places(Generic[_Task]):
         slot.turn, slot.num_judged = False, 0
         slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
         self.turns.release(slot.node.node_id)
+
+    def _tell_held(self) -> None:
+        """Say of judges, once of each, that they have not begun, since somebody else holds something of their node."""
+        now = time.monotonic()
+        if now < self._next_held:
+            return
+        self._next_held = now + HELD_S
+        for slot in self._slots.values():
+            if not slot.judge or slot.held_looks > 1 or now < slot.judge_since + HELD_S:
+                continue
+            held = self._fleet.cluster.held(slot.node)
+            slot.held_looks = slot.held_looks + 1 if held else 0
+            if slot.held_looks > 1:
+                what = f"node {slot.node.node_id[:12]} is not free to be judged on: {held}"
+                self._show(Event(kind="note", text=f"{what}; the judge begins when nothing else runs there"))
 
     def _asks(self) -> Counter[Ask]:
         """What to ask an autoscaler for. Of a class that has no node for all that waits, one that has; else nodes for what waits,

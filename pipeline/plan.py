@@ -215,6 +215,8 @@ def _item(
         task_metric=entry.task_metric,
         further_threads=further,
         entry=entry,
+        source=source,
+        device_class=name,
     )
     memory_bytes = int(entry.limits.memory_gb * 1e9) if entry.limits.memory_gb is not None else facts.memory_bytes
     known, why = _finished(entry, name, source, judge, builds, versions, ledger, memory_bytes, lifted)

@@ -96,7 +96,7 @@ class Publisher:
         return gathered, self._publish_once(gathered)
 
     def _publish_once(self, gathered: _Gathered) -> Version | None:
-        model, source_key = gathered[0][1].model, gathered[0][1].source_key
+        model, source_key = gathered[0][1].model, gathered[0][0].source.digest
         artifacts: dict[str, Artifact] = {}
         carried: dict[str, Mapping[str, Any]] = {}
         judged_now = {outcome.device_class for _, outcome in gathered}

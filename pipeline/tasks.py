@@ -137,6 +137,7 @@ class JudgeResult:
 
     Attributes:
         verdict, reason: of the judgement; `failed` when there is none.
+        judged: the recipes whose candidates it was given.
         has_artifact: whether an artifact folder lies in the store, to be published.
         recipe, speedup, speedup_ci, drift, latency_ms, task_metric: as in Outcome.
         candidates: one for each that was judged.
@@ -147,6 +148,7 @@ class JudgeResult:
     key: str
     verdict: str
     reason: str
+    judged: tuple[str, ...] = ()
     has_artifact: bool = False
     recipe: str | None = None
     failure: str | None = None
@@ -167,7 +169,8 @@ class JudgeResult:
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:
         """The result that `asdict` took apart, also after a pass through JSON text."""
         candidates = tuple(CandidateReport.from_json(item) for item in data["candidates"])
-        return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
+        judged = tuple(data.get("judged", ()))
+        return cls(**{**data, "judged": judged, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
 
 
 def candidate_folder(store: str, key: str) -> Path:
@@ -275,11 +278,13 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
-    """Judge the candidates, unless the store has the result of an undisturbed judge."""
+    """Judge the candidates, unless the store has the result of an undisturbed judge of all of them."""
     place, name = workplace(request.store), judged_name(request.key, request.entry.name)
-    done = place.read("judged", name, "result.json")
+    done = _judged(place, name)
+    if done is not None and request.builds.keys() <= set(done.judged):
+        return done
     if done is not None:
-        return JudgeResult.from_json(json.loads(done))
+        place.drop("judged", name)  # a recipe that had failed then is built now
     with staging_folder(str(place.root)) as staging:
         damage = _bring_candidates(place, request, staging)
         if damage is not None:
@@ -288,6 +293,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
         result = _failed_judge(request, end)
         if end.kind == "ok":
             result = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+        result = replace(result, judged=tuple(request.builds))
         # Kept until it is published: a driver may die before all classes of a model are judged.
         is_final = decide(result.failure, result.code).kept == "key" if result.failure else result.verdict != "unstable"
         if is_final:
@@ -298,7 +304,14 @@ def judge(request: JudgeRequest) -> JudgeResult:
                 write_whole(staging / "judged" / "result.json", json.dumps(asdict(result)).encode())
             if not place.keep(staging / "judged", "judged", name):
                 return _failed_judge(request, replace(end, **REMOVED))
+            return _judged(place, name) or result  # another campaign's, which was faster: that artifact is published
         return result
+
+
+def _judged(place: Workplace, name: str) -> JudgeResult | None:
+    """A result that lies in the store."""
+    done = place.read("judged", name, "result.json")
+    return None if done is None else JudgeResult.from_json(json.loads(done))
 
 
 def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) -> str | None:

@@ -19,7 +19,7 @@ BEAT_S = 1.0
 """How often a driver says that it lives, and reads what the others say."""
 
 SILENCE_S = 30.0
-"""After which a driver that has not said anything new is taken for dead. A driver that publishes says nothing meanwhile."""
+"""After which a driver that has not said anything new is taken for dead. While it publishes one model it says nothing."""
 
 REST_S = 3 * BEAT_S
 """How long a campaign leaves a node to the others after a turn: they have read the board by then, and started their builds."""

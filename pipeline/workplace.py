@@ -83,7 +83,12 @@ class Workplace:
         """
         if self.remote is None:
             folder = self.folder(kind, key)
-            return (folder / name).read_bytes() if folder.is_dir() else None
+            try:
+                return (folder / name).read_bytes()
+            except FileNotFoundError:
+                if folder.is_dir():
+                    raise
+                return None
         if self._marker(kind, key) is None:
             return None
         try:
@@ -92,7 +97,7 @@ class Workplace:
             raise self._unreachable(error) from error
 
     def keep(self, made: Path, kind: Kind, key: str) -> bool:
-        """Give a folder that was made to all machines, whole or not at all; when another was first, its folder may stay.
+        """Give a folder that was made to all machines, whole or not at all; when another was first, its folder stays.
 
         Args:
             made: the folder, on this machine; a local store takes it, of a bucket's it stays.
@@ -106,7 +111,7 @@ class Workplace:
         """
         if self.remote is None:
             return move_whole(made, self.folder(kind, key))
-        if not made.is_dir():
+        if self.has(kind, key) or not made.is_dir():
             return self.has(kind, key)
         files = {str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()}
         record = {name: {"digest": digest_file(path), "size_bytes": path.stat().st_size} for name, path in files.items()}

@@ -23,15 +23,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @contextmanager
-def held(node: Node) -> Iterator[None]:
-    """Every core of a node, by somebody's actor, until the end."""
+def held(node: Node, num_cpus: int | None = None) -> Iterator[None]:
+    """Every core of a node, or some, by somebody's actor, until the end."""
 
     class Squatter:  # travels by value: a node does not have this module
         def here(self) -> bool:
             return True
 
     on_node = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    actor = ray.remote(Squatter).options(num_cpus=node.num_cpus, scheduling_strategy=on_node).remote()
+    actor = ray.remote(Squatter).options(num_cpus=num_cpus or node.num_cpus, scheduling_strategy=on_node).remote()
     ray.get(actor.here.remote())
     try:
         yield
@@ -112,3 +112,31 @@ def test_the_only_node_of_a_class_is_used_when_it_is_freed_in_time(
 
         with assembled(Fleet(joined, free, store=tmp_path, files=tmp_path, wait_s=None), {V3}) as fleet:
             assert {node.classes for node in fleet.nodes} == {(V4, "portable"), (V3, "portable")}
+
+
+def test_a_judge_that_has_not_begun_is_told_from_one_that_has(joined: Cluster, tmp_path: Path) -> None:
+    large = next(node for node in joined.nodes() if V4 in node.classes)
+    begun = tmp_path / "begun"
+
+    def judge(path: Path, seconds: float) -> None:
+        path.touch()
+        time.sleep(seconds)
+
+    def what_holds_it() -> set[str | None]:
+        found = set()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            found.add(joined.held(large))
+            time.sleep(0.5)
+        return found
+
+    with held(large, num_cpus=1):
+        handle = joined.start_alone(judge, begun, 20.0, name="judge", device_class_=V4, node=large)
+        assert what_holds_it() == {"in use are 1 of its 2 CPUs; actors there: Squatter"}
+        assert not begun.exists()
+    deadline = time.monotonic() + 60
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)
+    assert what_holds_it() == {None}
+    joined.cancel([handle])

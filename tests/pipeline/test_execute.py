@@ -22,9 +22,11 @@ from pipeline.outcome import Outcome
 from pipeline.plan import Item, Plan
 from pipeline.publish import Publisher
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, candidate_folder
+from pipeline.turns import BEAT_S, Turns
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.pipeline.one_node import NoRay
+from tests.pipeline.test_turns import Clock, DictBoard
 from tests.steps import HERE
 
 HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
@@ -159,3 +161,61 @@ def test_candidates_that_are_damaged_before_their_judge_are_built_again_once(
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert outcome.verdict == verdict
     assert workers.said == ["build a home", "judge a home", "build a home", "judge a home", "outcome a"]
+
+
+def test_a_backlog_waits_when_another_campaign_takes_its_turn_meanwhile(
+    store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, clock = DictBoard(), Clock()
+    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in "ab"]
+    plan = plan_of(entries, store, ledger, recipes=("portable",), classes=("portable", HERE))
+    plan = replace(plan, items=tuple(item for item in plan.items if not item.builds))
+    workers, other = Workers(), Turns(board, Clock())
+    executor = Executor(
+        plan,
+        Standing(workers, store.root, [HOME]),
+        store,
+        ledger,
+        Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json")),
+        lambda _: None,
+    )
+    executor._places._turns = Turns(board, clock)
+    executor._places.tick()
+
+    def rest(_: float) -> None:
+        workers.said.append("waited")
+        other.release("home")
+        clock.now += BEAT_S
+
+    monkeypatch.setattr("pipeline.execute.time.sleep", rest)
+    for item, outcome in executor.outcomes():
+        workers.said.append(f"outcome {item.entry.name} {outcome.verdict}")
+        other.claim("home")
+        clock.now += BEAT_S
+    assert workers.said == ["outcome a kept-eager", "waited", "outcome b kept-eager"]
+
+
+def test_more_memory_is_more_than_was_asked_for_the_model_that_was_fetched(
+    store: Store, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "weights"
+    with weights.open("wb") as file:
+        file.truncate(3 * 10**9)
+    asked: list[object] = []
+
+    class Short(Workers):
+        def start(self, *args: Any, memory_bytes: int | None, **named: Any) -> Handle:
+            asked.append(memory_bytes)
+            return super().start(*args, **named)
+
+        def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+            if len(asked) == 1:
+                return [Done(handle=handles[0], failure="the node had too little memory", kind="node-memory")]
+            return super().wait(handles, timeout_s)
+
+    fetched = Materials.ready
+    monkeypatch.setattr(Materials, "ready", lambda self, item: replace(fetched(self, item), files=(weights,)))
+    roomy = replace(HOME, memory_bytes=64 * 10**9)
+    plan = planned(store, ledger, "a")
+    assert len(list(outcomes(plan, store, ledger, Short(), [roomy]))) == 1
+    assert asked[:2] == [16 * 10**9, 32 * 10**9]

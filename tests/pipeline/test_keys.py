@@ -137,13 +137,31 @@ def test_gates_are_part_of_a_judge_and_not_of_a_build(tmp_path: Path) -> None:
     builds = [key_of_build(entry, tmp_path)]
 
     def judged(limits: Limits = entry.limits, policy: SamplingPolicy | None = None, samples: str | None = None) -> str:
-        policy = policy or SamplingPolicy()
-        return judge_key(builds, limits=limits, policy=policy, num_threads=2, samples=samples, task_metric=None).digest
+        settings: dict[str, Any] = {"source": make_key({}), "device_class": "portable", "policy": policy or SamplingPolicy()}
+        return judge_key(builds, limits=limits, num_threads=2, samples=samples, task_metric=None, **settings).digest
 
     assert judged() != judged(limits=stricter.limits)
     assert judged() != judged(policy=SamplingPolicy(time_limit_s=1))
     assert judged() != judged(samples="sha256:1")
     assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), "a time limit changes no verdict that is reached"
+
+
+def test_a_judge_without_builds_is_of_its_source_and_class_all_the_same(tmp_path: Path) -> None:
+    entry, sources = make_entry(tmp_path), [make_key({"weights": 1}), make_key({"weights": 2})]
+    common: dict[str, Any] = {
+        "limits": entry.limits,
+        "policy": SamplingPolicy(),
+        "num_threads": 2,
+        "samples": None,
+        "task_metric": None,
+    }
+
+    def keys(*builds: Key) -> set[str]:
+        classes = ("cpu-x86-64-v3", "cpu-x86-64-v4")
+        return {judge_key(builds, source=source, device_class=name, **common).digest for source in sources for name in classes}
+
+    assert len(keys()) == 4
+    assert len(keys(key_of_build(entry, tmp_path))) == 1, "a build's key has both"
 
 
 def test_digests_are_cached_by_size_and_time_and_survive_a_broken_cache(tmp_path: Path) -> None:

@@ -170,6 +170,14 @@ def test_what_had_too_little_memory_goes_to_the_largest_node_where_none_has_enou
     assert fits(Work(V3, demand=Demand(asked=3 * 10**9, least=0, firm=True)), small, [small, large]), "it has enough"
 
 
+def test_what_failed_on_the_large_node_and_had_too_little_memory_on_the_small_goes_to_the_large_again() -> None:
+    small, large = node("small", V3, memory_bytes=4 * 10**9), node("large", V3, memory_bytes=8 * 10**9)
+    again = Work(V3, avoid={"large"}, demand=Demand(asked=6 * 10**9, least=0, firm=True))
+    assert [fits(again, one, [small, large]) for one in (small, large)] == [False, True]
+    other = node("other", V3, memory_bytes=8 * 10**9)
+    assert [fits(again, one, [small, large, other]) for one in (small, large, other)] == [False, False, True]
+
+
 def test_what_was_taken_back_comes_first_and_what_was_given_up_is_gone() -> None:
     a, b, c = Work(V3, index=1), Work(V3, index=2), Work(ANY, index=3)
     queue = queue_of(a, b, c)

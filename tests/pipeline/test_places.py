@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.asking import Ask
-from pipeline.cluster import Node
+from pipeline.cluster import Done, Handle, Node
 from pipeline.demand import Demand
 from pipeline.events import Event
 from pipeline.fleet import Fleet
 from pipeline.placement import Queue
 from pipeline.places import Places
+from pipeline.tasks import JudgeResult
+from pipeline.turns import BEAT_S, Turns
 from tests.pipeline.one_node import NoRay
+from tests.pipeline.test_turns import Clock, DictBoard
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 
@@ -154,3 +157,79 @@ def test_a_judge_whose_node_left_while_it_was_built_elsewhere_is_given_up_in_the
     [(found, _, code, why)] = here.places.given_up()
     assert (found, code) == (judge, "CP-NO-NODE")
     assert why.startswith(f"no node serves {V4} with 4 CPUs, for 0 s; start one")
+
+
+def test_the_judge_of_what_was_built_is_given_up_after_the_build_that_no_node_can_take(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.places.CHECK_S", 0.0)
+    here.fleet.have(node("a", V4))
+    large = Demand(asked=128 * 10**9, least=128 * 10**9)
+    built = build()
+    built.demand = large
+    here.wait_for([built])
+    assert [(task, failure) for task, failure, *_ in here.places.given_up()] == [(built, "memory")]
+    judge = Task(V4, demand=large)
+    here.wait_for([judge])  # another of its recipes was built before
+    assert [(task, failure) for task, failure, *_ in here.places.given_up()] == [(judge, "memory")]
+    assert here.places.given_up() == []
+
+
+def test_what_asks_for_more_than_before_is_looked_at_again_and_what_failed_for_good_makes_no_work(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.places.CHECK_S", 0.0)
+    here.fleet.have(node("a", V4))
+    task = build()
+    here.wait_for([task, build()])
+    here.places.tick()
+    slot, started = next(here.places.builds(lambda _: True))
+    here.places.enter(started, slot)
+    assert here.places.given_up() == []
+    task.demand = Demand(asked=128 * 10**9, least=128 * 10**9)
+    here.waiting.append(task)
+    here.places.leave(started, Done(handle=Handle(1), failure="it is gone"))
+    assert here.places.given_up() == [], "thousands of others may wait"
+    here.places.check_again()
+    assert [found for found, *_ in here.places.given_up()] == [task]
+
+
+def test_campaigns_that_claim_the_same_node_do_not_wait_for_each_other(here: Here) -> None:
+    board, ours, theirs = DictBoard(), Clock(), Clock()
+    here.places._turns, other = Turns(board, ours), Turns(board, theirs)
+    here.fleet.have(node("a", V4))
+    first, second = Task(V4), Task(V4)
+    here.wait_for([first, second])
+    here.places.tick()
+    [(slot, started)] = here.places.judges(lambda _: True)
+    here.places.enter(started, slot)
+    other.claim("a")
+    for clock in (ours, theirs):
+        clock.now += BEAT_S
+    other.tick()
+    assert other.claimed("a")
+    here.places.tick()
+    here.places.leave(started, Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason="")))
+    assert list(here.places.judges(lambda _: not here.places.turns.claimed("a"))) == [], "something has to be brought"
+    assert list(here.ready) == [second]
+    theirs.now += BEAT_S
+    other.tick()
+    assert not other.claimed("a")
+
+
+def test_a_judge_that_others_keep_from_beginning_is_told_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.places.HELD_S", 0.0)
+    held = [None, "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs"]
+    monkeypatch.setattr(here.fleet.cluster, "held", lambda _: held.pop(0), raising=False)
+    here.fleet.have(node("a", V4))
+    here.wait_for([Task(V4)])
+    here.places.tick()
+    [(slot, started)] = here.places.judges(lambda _: True)
+    here.places.enter(started, slot)
+    for number in range(4):
+        here.places.tick()
+        assert len(here.notes) == (number > 1), "a judge that has just ended leaves its cores, too"
+    assert here.notes == [
+        "node a is not free to be judged on: in use are 1 of its 4 CPUs; the judge begins when nothing else runs there"
+    ]
+    assert len(held) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -196,6 +197,26 @@ def test_a_class_that_is_not_judged_again_is_carried_over_from_the_same_source(
     assert (final.version, after.number) == (2, 2)
     assert after.images[HERE] == before[HERE]
     assert after.images["portable"] != before["portable"]
+
+
+def test_a_class_that_nothing_is_built_for_is_done_again_with_other_weights(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, portable: Frozen, tmp_path: Path
+) -> None:
+    def publish(planned: Plan) -> None:
+        publisher = Publisher(planned, empty, ledger)
+        here, anywhere = planned.items
+        assert (dict(here.builds), len(anywhere.builds)) == ({}, 1)
+        publisher.add(here, here.finished or judged(here, "kept-eager", empty))
+        publisher.add(anywhere, judged(anywhere, "published", empty, portable.artifact))
+
+    publish(plan(recipes=("portable",)))
+    before = empty.version("mlp").source_key
+    (tmp_path / "mod.py").write_text("def make(): ...  # otherwise\n")
+    os.utime(tmp_path / "mod.py", ns=(1, 1))
+    second = plan(recipes=("portable",))
+    assert [item.finished for item in second.items] == [None, None]
+    publish(second)
+    assert before != empty.version("mlp").source_key == second.items[0].source.digest
 
 
 def test_models_that_are_the_same_but_for_their_names_have_artifacts_of_their_own(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import pipeline.tasks
 from freezer.artifact import Artifact
 from freezer.limits import Limits
 from freezer.report import Report
 from freezer.sources import parse_source
 from freezer.spec import InputSpec, TensorSpec
+from pipeline.ending import End
 from pipeline.entry import Entry
 from pipeline.tasks import BuildRequest, JudgeRequest, JudgeResult, build, candidate_folder, judge, judged_folder
 from tests.steps import HERE, QUICK
@@ -72,3 +77,58 @@ def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:
     assert (first.verdict, first.failure, first.has_artifact) == ("failed", "source", False)
     assert first.judge_s > 0
     assert judge(request) == first, "to the microsecond: it was read"
+
+
+def kept(store: Path, result: JudgeResult) -> None:
+    """A result of the model `good`, as a judge leaves it."""
+    folder = judged_folder(str(store), result.key, "good")
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(asdict(result)))
+
+
+def test_a_result_that_lacks_a_recipe_which_is_built_now_is_not_taken(tmp_path: Path) -> None:
+    before = JudgeResult(key="j", verdict="kept-eager", reason="as it was", judged=("torchscript-frozen",))
+    kept(tmp_path, before)
+    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
+    both = JudgeRequest(
+        key="j",
+        entry=replace(entry(), source=source),
+        builds={"torchscript-frozen": "b", "inductor-frozen": "c"},
+        device_class=HERE,
+        num_threads=2,
+        policy=QUICK,
+        campaign="c",
+        store=str(tmp_path),
+    )
+    assert judge(replace(both, builds={"torchscript-frozen": "b"})) == before
+    for key in ("b", "c"):
+        candidate_folder(str(tmp_path), key).mkdir(parents=True)
+    again = judge(both)
+    assert (again.failure, again.judged) == ("source", ("torchscript-frozen", "inductor-frozen")), "it was judged"
+    assert judge(both) == again
+
+
+def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
+    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    faster = JudgeResult(
+        key="j", verdict="published", reason="of another campaign", judged=("torchscript-frozen",), has_artifact=True
+    )
+    isolated = pipeline.tasks._isolated
+
+    def meanwhile(*args: Any) -> End:
+        kept(tmp_path, faster)
+        return isolated(*args)
+
+    monkeypatch.setattr("pipeline.tasks._isolated", meanwhile)
+    request = JudgeRequest(
+        key="j",
+        entry=replace(entry(), source=source),
+        builds={"torchscript-frozen": "b"},
+        device_class=HERE,
+        num_threads=2,
+        policy=QUICK,
+        campaign="c",
+        store=str(tmp_path),
+    )
+    assert judge(request) == faster

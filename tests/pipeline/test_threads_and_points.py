@@ -18,7 +18,7 @@ from freezer.spec import Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from pipeline.entry import Entry
 from pipeline.item_outcome import outcome_of
-from pipeline.keys import FileDigests, Key, build_key, judge_key, source_key
+from pipeline.keys import FileDigests, Key, build_key, judge_key, make_key, source_key
 from pipeline.ledger import Ledger
 from pipeline.outcome import CandidateReport, Outcome
 from pipeline.plan import Plan
@@ -45,7 +45,8 @@ def build_of(one: Entry, folder: Path, recipe: str, num_threads: int = 2, furthe
 
 def judge_of(one: Entry, **target: Any) -> Key:
     settings: dict[str, Any] = {"limits": one.limits, "policy": SamplingPolicy(), "samples": None, "task_metric": None}
-    return judge_key([], entry=one, **{"num_threads": 2, **settings, **target})
+    settings |= {"source": make_key({}), "device_class": HERE}
+    return judge_key([make_key({"of": "a build"})], entry=one, **{"num_threads": 2, **settings, **target})
 
 
 # Keys

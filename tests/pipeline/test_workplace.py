@@ -57,6 +57,9 @@ def test_a_folder_travels_whole(bucket: str, tmp_path: Path) -> None:
     assert there.read("candidates", "other", "wall_s") is None
     assert there.bring("candidates", "key", tmp_path / "brought")
     assert (tmp_path / "brought" / "deep" / "payload").read_bytes() == b"payload" * 100
+    (tmp_path / "made" / "wall_s").write_text("2.5")
+    assert there.keep(tmp_path / "made", "candidates", "key")
+    assert here.read("candidates", "key", "wall_s") == b"1.5", "the first stays"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["brought", "made"], "nothing is left"
     assert not here.keep(tmp_path / "removed by the model", "judged", "key")
     there.drop("candidates", "key")
