@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,9 +128,7 @@ def judge(
         passing = [trial.candidate for trial in trials if trial.problem is None]
         cells = time_cells(subject, passing, target, policy)
         sampling = cells[0].sampling if cells else None
-        eager_metric = (
-            None if task_metric is None else task_metric(called_on(partial(without_grad, subject.fresh()), subject.device))
-        )
+        eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
         trials = [_measured(t, subject, cells, len(passing), limits, policy, task_metric) for t in trials]
     eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
     on_drift_alone = on_drift_alone or target.device_class.name == PORTABLE
@@ -233,10 +232,26 @@ def _measured(
         answers=trial.answers,
         latency_ms=sampling.percentiles(name, policy),
         speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
-        task_metric=None if task_metric is None else task_metric(called_on(candidate.open(subject), subject.device)),
+        task_metric=None if task_metric is None else _quality(task_metric, called_on(candidate.open(subject), subject.device)),
         points=tuple(figures_of(candidate, cells, policy, num_candidates)),
         dropped=dropped,
     )
+
+
+def _quality(task_metric: TaskMetric | None, model: Callable[..., Any]) -> float | None:
+    """What a task metric says of a model, as a plain number: it goes into JSON, and to processes without torch.
+
+    Raises:
+        JudgeError: it is none.
+    """
+    if task_metric is None:
+        return None
+    found = task_metric(model)
+    try:
+        number = float(found)  # of a tensor or a scalar of numpy, too
+    except Exception as error:
+        raise JudgeError(f"task_metric: got {type(found).__name__} ({error}), expected one number") from error
+    return number if math.isfinite(number) else None
 
 
 def _decide(

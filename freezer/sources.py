@@ -180,7 +180,11 @@ def _check_digest(source: Source) -> None:
     with Path(source.location).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != source.sha256:
-        raise SourceError(f"source {source}: got sha256 {found}, expected {source.sha256}", code="CP-FETCH-DIGEST")
+        raise SourceError(
+            f"source {source}: got sha256 {found}, expected {source.sha256}; it is not what was pinned, or has changed since it "
+            "was looked at",
+            code="CP-FETCH-DIGEST",
+        )
 
 
 def _sentence(error: Exception) -> str:

@@ -26,13 +26,25 @@ CODES = {
 NODE_MEMORY = "CP-MEMORY-NODE"
 """The code of a failure of memory where the machine had no more, whatever the item was allowed."""
 
-EndKind = Literal["ok", "error", "timeout", "memory", "crash", "output", "processes", "disk"]
+GPU_MEMORY = "CP-MEMORY-GPU"
+"""The code of a failure of memory where it was a GPU's; that has nothing to do with limits of the machine's memory."""
+
+EndKind = Literal["ok", "error", "timeout", "memory", "crash", "output", "processes", "disk", "infrastructure"]
 
 _OUT_OF_MEMORY = re.compile(
-    r"DefaultCPUAllocator: (?:can't|not enough)|CUDA out of memory|std::bad_alloc|[Cc]annot allocate memory|"
+    r"DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc|[Cc]annot allocate memory|"
     r"out of memory allocating|virtual memory exhausted|Killed signal terminated program"
 )
 """What torch, C++ and gcc say for want of memory."""
+
+_OUT_OF_GPU_MEMORY = re.compile(r"CUDA out of memory|CUDA error: out of memory|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED")
+"""What torch and the libraries of CUDA say."""
+
+_NO_PROCESS = (errno.EAGAIN, errno.ENFILE)
+_OF_THE_MACHINE = re.compile(
+    "|".join([*(re.escape(os.strerror(number)) for number in _NO_PROCESS), r"can't start new thread", r"can't fork"])
+)
+"""What Python, compilers and the kernel say where no process, thread or open file is left to be had, whoever has them all."""
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _OF_THE_DISK = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK), NOT_WRITTEN]))
@@ -70,8 +82,10 @@ def failure_of(error: BaseException) -> str:
     """The type of the failed outcome that an exception makes."""
     if _is_of_the_disk(error):
         return "disk"
-    if _is_of_memory(error):
+    if is_of_gpu_memory(error) or _is_of_memory(error):
         return "memory"
+    if _is_of_the_machine(error):
+        return "infrastructure"
     if isinstance(error, FreezeError):
         return error.kind
     if isinstance(error, InfrastructureError | StoreError):
@@ -81,8 +95,10 @@ def failure_of(error: BaseException) -> str:
 
 def code_of(error: BaseException) -> str:
     """The code of the failed outcome that an exception makes."""
-    if isinstance(error, ColdpressError) and failure_of(error) not in ("disk", "memory"):
+    if isinstance(error, ColdpressError) and failure_of(error) not in ("disk", "memory") and not _is_of_the_machine(error):
         return error.code
+    if failure_of(error) == "memory" and is_of_gpu_memory(error):
+        return GPU_MEMORY
     return CODES.get(failure_of(error), ColdpressError.code)
 
 
@@ -99,12 +115,23 @@ def _is_of_the_disk(error: BaseException) -> bool:
     return any((isinstance(one, OSError) and one.errno in _DISK) or _OF_THE_DISK.search(_text(one)) for one in _chain(error))
 
 
+def is_of_gpu_memory(error: BaseException) -> bool:
+    """Whether a want of a GPU's memory is behind an exception."""
+    return any(type(one).__name__ == "OutOfMemoryError" or _OUT_OF_GPU_MEMORY.search(_text(one)) for one in _chain(error))
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    """Whether a want of processes, threads or open files of the whole machine, or container, is behind an exception."""
+    return any(
+        (isinstance(one, OSError) and one.errno in _NO_PROCESS) or _OF_THE_MACHINE.search(_text(one)) for one in _chain(error)
+    )
+
+
 def _is_of_memory(error: BaseException) -> bool:
     """Whether a want of memory is behind an exception; torch and compilers tell of it in their messages alone."""
     return any(
         isinstance(one, MemoryError)
         or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
-        or type(one).__name__ == "OutOfMemoryError"
         or _OUT_OF_MEMORY.search(_text(one)) is not None
         for one in _chain(error)
     )

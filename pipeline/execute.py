@@ -22,6 +22,7 @@ from pipeline.entry import Entry
 from pipeline.events import Event
 from pipeline.fleet import Fleet
 from pipeline.item_outcome import failed_outcome, outcome_of
+from pipeline.keys import pinned
 from pipeline.ledger import Ledger
 from pipeline.materials import Materials
 from pipeline.outcome import Outcome
@@ -274,8 +275,13 @@ class Executor:
         return self.may_disturb() or self._materials.is_ready(task.progress.item.entry)
 
     def _ready_entry(self, task: _Task) -> Entry:
-        """A task's entry, its model brought to where workers find it; of one that was fetched the size is known now."""
-        entry = self._materials.ready(task.progress.item.entry)
+        """A task's entry, its model brought to where workers find it; of one that was fetched the size is known now.
+
+        What was planned for is pinned: artifacts of two classes, built hours apart, must not be of two files.
+        """
+        item = task.progress.item
+        entry = self._materials.ready(item.entry)
+        entry = replace(entry, source=pinned(entry.source, item.source))
         found = demand_of(entry)
         if found.asked > task.progress.estimate.asked:
             task.progress.estimate = found

@@ -31,7 +31,7 @@ from typing import Any
 
 from freezer.errors import InfrastructureError
 from freezer.torchscript_remedies import NOT_WRITTEN, ROOM
-from pipeline.ending import CODES, NODE_MEMORY, End, EndKind, message_of
+from pipeline.ending import CODES, GPU_MEMORY, NODE_MEMORY, End, EndKind, failure_of, message_of
 from pipeline.keeper import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, Kept, keep
 from pipeline.processes import KILL_WAIT_S, adopting, children, descendants, kill
 from pipeline.staging import remove_tree
@@ -43,6 +43,8 @@ a minute from a cold disk; that is no item's fault, and counts against none of i
 LISTENER, ABANDONED_S = "coldpress-fork-", 3600.0
 """How the folder is called in which a forkserver's socket has a name for some milliseconds, and the age at which one was left by a
 worker that was killed within them."""
+PROBE = "coldpress-probe-"
+"""How the folder of a task that has no store is called; it lives for minutes."""
 GRACE_S = 60.0
 """Beyond an item's time, until a keeper that says nothing is taken for dead."""
 LOG_TAIL_LINES = 20
@@ -51,6 +53,8 @@ _LINE_CHARACTERS = 400
 _TRACE = "(most recent call first):"
 """How faulthandler begins."""
 _HANDLES = "/proc/self/fd/"
+_UNKNOWN_STATUS = 255
+"""What multiprocessing says of a process whose forkserver died first."""
 VMSTAT = Path("/proc/vmstat")
 SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
 """What a process may ask for beyond its limit of resident memory: stacks of threads, arenas, and what it never touches."""
@@ -116,8 +120,8 @@ def run_isolated(
         finally:
             keepers.close()
             own.close()  # a keeper that is still at work ends everything now
-            _end(process)
-            if kept is None or kept.left:
+            reaped = _end(process)
+            if kept is None or kept.left or not reaped:
                 _kill_adopted(before)
     end = _ended(kept, timeout_s=timeout_s, memory=memory, starved=_oom_kills() > oom_kills)
     if kept is not None:
@@ -181,7 +185,7 @@ def _start_forkserver() -> None:
         server._forkserver_address = f"{_HANDLES}{os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)}"
         if before is not None and before.startswith(_HANDLES):  # of a forkserver that died
             os.close(int(before.removeprefix(_HANDLES)))
-        _remove_abandoned_listeners()
+        _remove_abandoned_folders()
 
 
 @contextlib.contextmanager
@@ -195,8 +199,9 @@ def _short_name_of_a_folder() -> Iterator[str]:
             os.close(handle)
 
 
-def _remove_abandoned_listeners() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{LISTENER}*"):
+def _remove_abandoned_folders() -> None:
+    base = Path(tempfile.gettempdir())
+    for folder in (*base.glob(f"{LISTENER}*"), *base.glob(f"{PROBE}*")):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_S:
                 remove_tree(folder)
@@ -241,17 +246,23 @@ def _hear(keeper: Connection, limit_s: float) -> Any:
     return None
 
 
-def _end(process: ForkServerProcess) -> None:
-    """Wait until a keeper is gone; one that does not go is killed with all that is below it."""
+def _end(process: ForkServerProcess) -> bool:
+    """Wait until a keeper is gone; one that does not go is killed with all that is below it.
+
+    Returns:
+        Whether its forkserver has reaped it; one that died leaves it to this process.
+    """
     if process.pid is None:
-        return
+        return True
     process.join(KILL_WAIT_S + 10)
     if process.exitcode is None:
         below = descendants(process.pid)
         kill([process.pid, *below])
         process.join(KILL_WAIT_S)
-    if process.exitcode is not None:
+    status = process.exitcode
+    if status is not None:
         process.close()
+    return status not in (None, _UNKNOWN_STATUS)
 
 
 def _kill_adopted(before: set[int]) -> None:
@@ -309,6 +320,10 @@ def _passed(kept: Kept, timeout_s: float, memory: Memory) -> End:
         case "processes":
             found = f"had {kept.num_processes} processes at a time, expected at most {MAX_PROCESSES}"
             return _stopped("processes", f"{found}; start fewer while the model loads and runs")
+        case "keeper":
+            number, text = kept.error
+            kind: EndKind = "disk" if failure_of(OSError(number, text)) == "disk" else "infrastructure"
+            return _stopped(kind, f"the process that watches it could not go on ({text}); look at this node's disk and processes")
         case "disk":
             return _stopped(
                 "disk", "its temporary files filled the disk; make room, or let the model write less while it loads and runs"
@@ -320,6 +335,8 @@ def _passed(kept: Kept, timeout_s: float, memory: Memory) -> End:
 
 def _without_memory(end: End, memory: Memory) -> End:
     """The End of a child that was refused memory: it asked for more than there is, or than its limit and what is spare beyond."""
+    if end.code == GPU_MEMORY:
+        return replace(end, message=f"{end.message}; end what else runs on that GPU, or take a larger one or a smaller batch")
     message = (
         f"asked for more memory than its {memory.limit_bytes / 1e9:.1f} GB and some spare ({end.message}){_more_memory(memory)}"
     )

@@ -12,6 +12,7 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from typing import Any, Literal
 from freezer.durable import retried
 from pipeline.child import run_child
 from pipeline.processes import children, command_of, descendants, kill_descendants, oom_score, reap, set_subreaper, tree_bytes
-from pipeline.staging import remove_tree
+from pipeline.staging import leads_to_abandoned, remove_tree
 
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
@@ -38,7 +39,7 @@ TRACE_WAIT_S = 0.3
 SCRATCH = "coldpress-tmp-"
 _CHUNK = 1 << 20
 
-Stop = Literal["timeout", "memory", "output", "processes", "disk", "result", "worker"]
+Stop = Literal["timeout", "memory", "output", "processes", "disk", "result", "worker", "keeper"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +65,7 @@ class Kept:
         stopped: the bound that was passed; None of a child that ended by itself.
         status: as os.waitpid gives it; None where the child could not be reaped.
         result: what the child handed over, whole; or None.
+        error: number and text of what stopped the keeper itself.
         num_processes: how many there were when it was stopped.
         left: processes that could not be killed.
     """
@@ -73,6 +75,7 @@ class Kept:
     result: bytes | None
     peak_bytes: int
     wall_s: float
+    error: tuple[int, str] = (0, "")
     num_processes: int = 0
     left: tuple[int, ...] = ()
 
@@ -86,8 +89,14 @@ def keep(payload: bytes, folder: str, log: str, bounds: Bounds, worker: Connecti
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     worker.send("started")
-    with _scratch(Path(folder)) as scratch:
-        kept = _Watch(payload, Path(folder), scratch, log, bounds, worker).run()
+    kept: Kept | None = None
+    try:
+        with _scratch(Path(folder)) as scratch:
+            kept = _Watch(payload, Path(folder), scratch, log, bounds, worker).run()
+    except (OSError, subprocess.SubprocessError) as error:  # a full disk, no process left to be had; no fault of the item
+        kill_descendants()
+        why = ((error.errno or 0) if isinstance(error, OSError) else 0, str(error))
+        kept = kept or Kept(stopped="keeper", status=None, result=None, peak_bytes=0, wall_s=0.0, error=why)
     with contextlib.suppress(OSError):  # the worker is gone
         worker.send(kept)
     os._exit(0)
@@ -106,9 +115,9 @@ def _scratch(folder: Path) -> Iterator[Path]:
     """The child's folder for temporary files, within `folder`, under a name short enough for the sockets that are made there."""
     (folder / "tmp").mkdir(exist_ok=True)
     base = Path(tempfile.gettempdir())
-    for old in base.glob(f"{SCRATCH}*"):  # of keepers that were killed together with their machine
-        if old.is_symlink() and not old.exists():
-            with contextlib.suppress(OSError):
+    for old in base.glob(f"{SCRATCH}*"):  # of keepers that were killed together with their worker
+        with contextlib.suppress(OSError):
+            if old.lstat().st_uid == os.getuid() and leads_to_abandoned(old):
                 old.unlink()
     link = Path(tempfile.mktemp(prefix=SCRATCH, dir=base))
     link.symlink_to((folder / "tmp").absolute())

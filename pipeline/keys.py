@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import FORMAT_VERSION, digest_file
 from freezer.python_modules import module_file
 from freezer.recipes import Recipe
-from freezer.sources import FILE_KINDS
+from freezer.sources import FILE_KINDS, Source
 from pipeline.entry import Entry
 
 SOURCE_RUN = "coldpress.source_run"
@@ -112,6 +112,12 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         else:
             parts["name"] = source.location
     return make_key(parts)
+
+
+def pinned(source: Source, key: Key) -> Source:
+    """A source that fails to load unless its file is still what its key was made of; as it is where the key has no file."""
+    digest = key.parts.get("file")
+    return source if digest is None or source.sha256 is not None else replace(source, sha256=digest.removeprefix("sha256:"))
 
 
 def build_key(

@@ -295,7 +295,11 @@ def _missed(
         if report.failure is None or report.recipe not in builds:
             continue
         row = ledger.find("build", builds[report.recipe].digest, model=outcome.model)
-        if row is None or row.data["failure"] is None:
+        if row is None:
+            continue
+        if row.data["failure"] is None:
+            again.append(report.recipe)
+            words.append(f"{report.recipe} was built since, and never judged")
             continue
         failure, code, starts = row.data["failure"], row.data.get("code"), row.data.get("starts", 1)
         tried = row.data.get("tried_bytes")

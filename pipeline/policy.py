@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pipeline.ending import NODE_MEMORY, failure_of
+from pipeline.ending import GPU_MEMORY, NODE_MEMORY, failure_of
 
 Kept = Literal["never", "memory", "quarantine", "key"]
 """What the next campaign does, see Decision; the less it takes to try again, the further to the front."""
@@ -84,6 +84,7 @@ BY_CODE: Mapping[str, Decision] = {
     "CP-ENVIRONMENT": Decision(),
     # The machine had no more, though the entry set no limit, or a larger one.
     NODE_MEMORY: Decision(attempts=2, more_memory=True, kept="memory"),
+    GPU_MEMORY: Decision(attempts=2, elsewhere=True, later=True),
 }
 """By code, where it says more than the kind."""
 

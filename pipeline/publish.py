@@ -146,7 +146,7 @@ class Publisher:
 
     def _folder(self, outcome: Outcome) -> Path:
         """Of what was judged."""
-        return judged_folder(str(self._store.root), outcome.judge_key, outcome.model)
+        return judged_folder(str(self._store.root), outcome.judge_key, outcome.model, _missing(outcome))
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Keep new and changed outcomes in the ledger, together; then their judged folders may go: the files are in the store."""
@@ -165,6 +165,9 @@ class Publisher:
         )
         for _, outcome in final:  # of a cached one too: a driver may have been killed before this
             self._place.drop("judged", _name(outcome), listed=outcome.cached)
+            if not outcome.cached and _has_artifact_of_its_own(outcome):  # which stands for what was reached with less, too
+                for folder in self._folder(outcome).parent.glob(f"{judged_name(outcome.judge_key, outcome.model)}~*"):
+                    self._place.drop("judged", folder.name)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger says the same already: what was taken over may have come into another version."""
@@ -176,7 +179,12 @@ class Publisher:
 
 def _name(outcome: Outcome) -> str:
     """Of the folder of what was judged."""
-    return judged_name(outcome.judge_key, outcome.model)
+    return judged_name(outcome.judge_key, outcome.model, _missing(outcome))
+
+
+def _missing(outcome: Outcome) -> list[str]:
+    """The recipes that an outcome was reached without, since they were not built."""
+    return [report.recipe for report in outcome.candidates if report.failure is not None]
 
 
 def _is_new(outcome: Outcome) -> bool:

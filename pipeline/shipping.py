@@ -10,18 +10,19 @@ import ast
 import hashlib
 import shutil
 import sysconfig
-import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.durable import move
+from freezer.durable import copy_whole, move
 from freezer.errors import SourceError
 from freezer.manifest import digest_file
 from freezer.python_modules import module_file
 from freezer.sources import FILE_KINDS
 from freezer.store import WORK
 from pipeline.entry import Entry
+from pipeline.staging import own_path
 from pipeline.workplace import Workplace
 
 SHIPPED = Path("/coldpress-sources")
@@ -154,8 +155,9 @@ def _imports(file: Path, package: str) -> Iterator[str]:
 def _ship_file(path: Path, folder: Path) -> Path:
     if path.is_relative_to(folder):
         return path
-    dest = folder / digest_file(path).removeprefix("sha256:")
-    _once(dest, lambda partial: shutil.copyfile(path, partial / path.name))
+    digest = digest_file(path)
+    dest = folder / digest.removeprefix("sha256:")
+    _once(dest, lambda partial: _copy(path, partial / path.name, digest))
     return dest / path.name
 
 
@@ -165,13 +167,27 @@ def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
     tree = folder / hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
     def copy(partial: Path) -> None:
-        for name in digests:
+        for name, digest in digests.items():
             dest = _within(partial, Path(name))
             dest.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(name, dest)
+            _copy(Path(name), dest, digest)
 
     _once(tree, copy)
     return tree
+
+
+def _copy(path: Path, dest: Path, digest: str) -> None:
+    """A copy of a file as it was when it was looked at: what lies under a digest stays there.
+
+    Raises:
+        SourceError: it has changed since.
+    """
+
+    def check(copy: Path) -> None:
+        if digest_file(copy) != digest:
+            raise SourceError(f"{path} was written to while it was copied; run again when it is whole", code="CP-FETCH-DIGEST")
+
+    copy_whole(path, dest, check=check)
 
 
 def _within(tree: Path, path: Path) -> Path:
@@ -183,7 +199,8 @@ def _once(dest: Path, fill: Callable[[Path], object]) -> None:
     if dest.is_dir():
         return
     dest.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".ship-", dir=dest.parent))
+    partial = own_path(dest.parent.parent, f"ship-{uuid.uuid4().hex}")
+    partial.mkdir(parents=True, mode=0o700)
     try:
         fill(partial)
         partial.chmod(0o755)

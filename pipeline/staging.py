@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import platform
 import re
@@ -52,19 +51,32 @@ def remove_tree(folder: Path) -> None:
 
 
 def remove_abandoned(store: str) -> None:
-    """Remove what workers and drivers of this machine, or container, that were killed have left among the staging folders.
+    """Remove what workers and drivers that were killed have left among the staging folders.
 
-    A folder of another boot may be of this machine before it was started anew, or of another that has its host name. So it is left
-    until nothing in it has changed for ABANDONED_S; and so are those of earlier releases, which did not name the boot.
+    Of this boot of this machine, or container, it is known who lives. Any other folder is left until nothing in it has changed for
+    ABANDONED_S: it may be another machine's, or of one that will never be again, as pods are.
     """
-    mine = _owner_prefix()
-    for folder in (Path(store) / WORK / "staging").glob(f"{glob.escape(platform.node())}~*"):
-        if folder.name.startswith(mine):
-            abandoned = process_started(int(folder.name.removeprefix(mine).partition("~")[0])) is None
-        else:
-            abandoned = _is_unchanged_since(time.time() - ABANDONED_S, folder)
-        if abandoned:
+    for folder in (Path(store) / WORK / "staging").glob("*~*"):
+        alive = _owner_lives(folder.name)
+        if alive is False or (alive is None and _is_unchanged_since(time.time() - ABANDONED_S, folder)):
             remove_tree(folder)
+
+
+def leads_to_abandoned(link: Path) -> bool:
+    """Whether a link leads into a staging folder whose owner was killed; one of an unknown owner must be old, and lead nowhere.
+
+    Raises:
+        OSError: it is gone, or none.
+    """
+    alive = _owner_lives(link.readlink().parent.name)
+    return alive is False or (alive is None and link.lstat().st_mtime < time.time() - ABANDONED_S and not link.exists())
+
+
+def _owner_lives(name: str) -> bool | None:
+    """Whether the owner of a staging folder of that name lives; None where it is not of this boot of this machine, or container."""
+    mine = _owner_prefix()
+    pid = name.removeprefix(mine).partition("~")[0] if name.startswith(mine) else ""
+    return process_started(int(pid)) is not None if pid.isdigit() else None
 
 
 def _owner_prefix() -> str:

@@ -11,10 +11,11 @@ and torch only in the children.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,13 @@ from pipeline.alone import come_first
 from pipeline.candidate_digests import damage_of, note_digests
 from pipeline.ending import End
 from pipeline.entry import Entry
-from pipeline.isolate import Memory, run_isolated
+from pipeline.isolate import PROBE, Memory, run_isolated
 from pipeline.known_torch import keep_versions, known_versions
 from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
 from pipeline.policy import decide
 from pipeline.shipping import arrived
-from pipeline.staging import staging_folder
+from pipeline.staging import own_path, staging_folder
 from pipeline.workplace import Workplace, workplace
 
 if TYPE_CHECKING:
@@ -137,7 +138,6 @@ class JudgeResult:
 
     Attributes:
         verdict, reason: of the judgement; `failed` when there is none.
-        judged: the recipes whose candidates it was given.
         has_artifact: whether an artifact folder lies in the store, to be published.
         recipe, speedup, speedup_ci, drift, latency_ms, task_metric: as in Outcome.
         candidates: one for each that was judged.
@@ -148,7 +148,6 @@ class JudgeResult:
     key: str
     verdict: str
     reason: str
-    judged: tuple[str, ...] = ()
     has_artifact: bool = False
     recipe: str | None = None
     failure: str | None = None
@@ -169,8 +168,7 @@ class JudgeResult:
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:
         """The result that `asdict` took apart, also after a pass through JSON text."""
         candidates = tuple(CandidateReport.from_json(item) for item in data["candidates"])
-        judged = tuple(data.get("judged", ()))
-        return cls(**{**data, "judged": judged, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
+        return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
 
 
 def candidate_folder(store: str, key: str) -> Path:
@@ -186,14 +184,21 @@ def build_wall_s(store: str, key: str) -> float:
         return 0.0
 
 
-def judged_name(key: str, model: str) -> str:
-    """Of the folder of a judge's result: models that are the same but for their names share a key, and each has an artifact."""
-    return f"{key}-{model}"
+def judged_name(key: str, model: str, missing: Collection[str] = ()) -> str:
+    """The name of the folder of a judge's result.
+
+    Args:
+        key: of the judge.
+        model: models that are the same but for their names share a key, and each has an artifact.
+        missing: recipes of the key that were not built. They may be another time, or in another campaign: that is another result.
+    """
+    without = hashlib.sha256(" ".join(sorted(missing)).encode()).hexdigest()[:16]
+    return f"{key}-{model}~{without}" if missing else f"{key}-{model}"
 
 
-def judged_folder(store: str, key: str, model: str) -> Path:
-    """Where a judge's result and artifact lie until they are published."""
-    return Path(store) / WORK / "judged" / judged_name(key, model)
+def judged_folder(store: str, key: str, model: str, missing: Collection[str] = ()) -> Path:
+    """Where a judge's result and artifact lie until they are published; see `judged_name`."""
+    return Path(store) / WORK / "judged" / judged_name(key, model, missing)
 
 
 def log_path(store: str, key: str) -> Path:
@@ -216,7 +221,7 @@ def probe(name: str, num_threads: int) -> ClassFacts:
     known = None if on_gpu else known_versions()
     if known is not None:
         return ClassFacts(num_threads=num_threads, toolchain=toolchain_with(known), memory_bytes=memory.limit_bytes)
-    with tempfile.TemporaryDirectory(prefix="coldpress-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix=PROBE) as folder:
         work = Path(folder)
         end = run_isolated(_probe_child, (name,), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory=memory)
     if end.kind != "ok":
@@ -278,13 +283,11 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
-    """Judge the candidates, unless the store has the result of an undisturbed judge of all of them."""
-    place, name = workplace(request.store), judged_name(request.key, request.entry.name)
+    """Judge the candidates, unless the store has the result of an undisturbed judge of the same ones."""
+    place, name = workplace(request.store), judged_name(request.key, request.entry.name, request.failures)
     done = _judged(place, name)
-    if done is not None and request.builds.keys() <= set(done.judged):
-        return done
     if done is not None:
-        place.drop("judged", name)  # a recipe that had failed then is built now
+        return done
     with staging_folder(str(place.root)) as staging:
         damage = _bring_candidates(place, request, staging)
         if damage is not None:
@@ -293,7 +296,6 @@ def judge(request: JudgeRequest) -> JudgeResult:
         result = _failed_judge(request, end)
         if end.kind == "ok":
             result = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
-        result = replace(result, judged=tuple(request.builds))
         # Kept until it is published: a driver may die before all classes of a model are judged.
         is_final = decide(result.failure, result.code).kept == "key" if result.failure else result.verdict != "unstable"
         if is_final:
@@ -451,12 +453,11 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
 
 def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path) -> End:
     place = workplace(request.store)
-    log = log_path(str(place.root), request.key)
-    log.unlink(missing_ok=True)
+    log = own_path(place.root / WORK, f"{request.key}.log")  # another may be at the same work at the same time
     limits = request.entry.limits
     memory = _memory(limits, cuda=device_class(request.device_class).kind == "cuda")
     end = run_isolated(child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
-    place.keep_log(log)
+    place.keep_log(log, log_path(str(place.root), request.key))
     return end
 
 

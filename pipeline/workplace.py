@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.manifest import digest_file
 from freezer.remote_files import RemoteFiles
 from freezer.store import WORK, Store
-from pipeline.staging import move_whole, remove_tree
+from pipeline.staging import move_whole, own_path, remove_tree
 
 Kind = Literal["candidates", "judged", "sources"]
 
@@ -136,7 +137,8 @@ class Workplace:
         if record is None:
             return False
         dest.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".bring-", dir=dest.parent))
+        partial = own_path(self.root / WORK, f"bring-{uuid.uuid4().hex}")
+        partial.mkdir(parents=True, mode=0o700)
         try:
             for name, item in record.items():
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
@@ -157,8 +159,13 @@ class Workplace:
         """
         here = self.folder(kind, key)
         known = here.is_dir()
-        if known:
-            remove_tree(here)
+        if known:  # in one step: nobody finds half of it, when this process is killed either
+            aside = own_path(self.root / WORK, f"drop-{uuid.uuid4().hex}")
+            with contextlib.suppress(OSError):
+                aside.parent.mkdir(exist_ok=True)
+                here.rename(aside)
+            for folder in (aside, here):
+                remove_tree(folder)
         if self.remote is None:
             return
         with contextlib.suppress(OSError, StoreUnreachableError, IntegrityError):
@@ -170,12 +177,20 @@ class Workplace:
                 for name in record:
                     self.remote.remove(f"{WORK}/{kind}/{key}/{name}")
 
-    def keep_log(self, log: Path) -> None:
-        """Give a log to all machines; one that cannot be given is lost."""
-        if self.remote is not None and log.is_file():
-            with contextlib.suppress(OSError):
-                self.remote.put(f"{WORK}/logs/{log.name}", log)
-            log.unlink(missing_ok=True)
+    def keep_log(self, log: Path, dest: Path) -> None:
+        """Give a log to all machines; one that cannot be given is lost.
+
+        Args:
+            log: that is written no more; it is moved.
+            dest: where it goes, in the store; of a bucket the last part counts.
+        """
+        with contextlib.suppress(OSError):
+            if self.remote is None:
+                dest.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(log, dest)
+            else:
+                self.remote.put(f"{WORK}/logs/{dest.name}", log)
+        log.unlink(missing_ok=True)
 
     def _marker(self, kind: Kind, key: str) -> dict[str, Any] | None:
         assert self.remote is not None

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError
+from freezer.judge import _quality
 from freezer.latency import Speedup
 from freezer.legacy import torchscript_deprecations_silenced
 from freezer.limits import Limits
@@ -188,6 +191,22 @@ def test_portable_is_judged_on_drift_alone(tmp_path: Path) -> None:
     assert (found.verdict, found.reason) == ("published", "export program, judged on drift alone")
     assert found.winner is not None
     assert found.winner.speedup is not None, "speed is reported all the same"
+
+
+@pytest.mark.parametrize(
+    ("found", "number"),
+    [(torch.tensor([0.5]), 0.5), (np.float32(0.5), 0.5), (True, 1.0), (float("nan"), None), (torch.tensor(float("inf")), None)],
+)
+def test_a_task_metric_is_kept_as_a_plain_number(found: Any, number: float | None) -> None:
+    kept = _quality(lambda _: found, lambda: None)
+    assert kept == number
+    assert type(kept) in (float, NoneType)
+
+
+def test_a_task_metric_that_is_no_number_is_an_error_of_the_judge() -> None:
+    found: Any = torch.ones(2)
+    with pytest.raises(JudgeError, match=r"^task_metric: got Tensor \(.*\), expected one number$"):
+        _quality(lambda _: found, lambda: None)
 
 
 def test_the_task_metric_is_reported_and_starts_from_the_initial_state(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from freezer.artifact import Artifact
+from freezer.errors import SourceError
+from freezer.sources import load_source, parse_source
 from freezer.store import Store
 from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.execute import Executor
@@ -204,9 +206,9 @@ def test_more_memory_is_more_than_was_asked_for_the_model_that_was_fetched(
     asked: list[object] = []
 
     class Short(Workers):
-        def start(self, *args: Any, memory_bytes: int | None, **named: Any) -> Handle:
-            asked.append(memory_bytes)
-            return super().start(*args, **named)
+        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **settings: object) -> Handle:  # type: ignore[override]
+            asked.append(settings["memory_bytes"])
+            return super().start(_, request, node=node)
 
         def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
             if len(asked) == 1:
@@ -219,3 +221,27 @@ def test_more_memory_is_more_than_was_asked_for_the_model_that_was_fetched(
     plan = planned(store, ledger, "a")
     assert len(list(outcomes(plan, store, ledger, Short(), [roomy]))) == 1
     assert asked[:2] == [16 * 10**9, 32 * 10**9]
+
+
+def test_a_file_that_has_changed_since_it_was_planned_is_not_loaded(store: Store, ledger: Ledger, tmp_path: Path) -> None:
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"as it was planned")
+    asked: list[BuildRequest | JudgeRequest] = []
+
+    class Keeping(Workers):
+        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **__: object) -> Handle:  # type: ignore[override]
+            asked.append(request)
+            return super().start(_, request, node=node)
+
+        start_alone = start
+
+    made = entry("a", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    made = replace(made, source=parse_source(f"torchscript:{model}", folder=tmp_path))
+    plan = plan_of([made], store, ledger, device_classes=("portable",), classes=("portable",))
+    model.write_bytes(b"as it is now")
+    assert len(list(outcomes(plan, store, ledger, Keeping(), [HOME]))) == 1
+    assert len(asked) == 2
+    for request in asked:
+        with pytest.raises(SourceError, match="has changed since it was looked at") as caught:
+            load_source(request.entry.source)
+        assert caught.value.code == "CP-FETCH-DIGEST"

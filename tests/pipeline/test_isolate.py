@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ import pytest
 from freezer.errors import BuildError, CaptureError, SpecError
 from pipeline import isolate
 from pipeline.ending import End
-from pipeline.isolate import LISTENER, Memory, run_isolated
+from pipeline.isolate import LISTENER, PROBE, Memory, run_isolated
 from pipeline.keeper import LOG_LIMIT_BYTES, SCRATCH
+from pipeline.policy import decide
+from pipeline.staging import own_path
 from tests.pipeline import faults
 
 DAMAGED = "damaged.pt"
@@ -36,6 +39,12 @@ def isolated(
     memory = Memory(limit_bytes=int(memory_gb * 1e9), asked=asked)
     (tmp_path / "staging").mkdir(exist_ok=True)
     return run_isolated(function, args, folder=tmp_path / "staging", log=tmp_path / "log", timeout_s=timeout_s, memory=memory)
+
+
+def kill_the_forkserver() -> None:
+    keeper = psutil.Process(os.getppid())
+    os.kill(keeper.ppid(), signal.SIGKILL)
+    time.sleep(0.2)
 
 
 def add(a: int, b: int) -> tuple[int, int]:
@@ -69,6 +78,21 @@ def raise_disk_broken_in_rust() -> None:
 
 def raise_compiler_was_killed() -> None:
     raise BuildError("inductor: g++: fatal error: Killed signal terminated program cc1plus")
+
+
+def raise_no_process_left() -> None:
+    raise BuildError("inductor: g++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable")
+
+
+def raise_no_thread_left() -> None:
+    try:
+        raise RuntimeError("can't start new thread")
+    except RuntimeError as error:
+        raise CaptureError("no graph") from error
+
+
+def raise_gpu_full() -> None:
+    raise BuildError("inductor: CUDA error: out of memory")
 
 
 def raise_spec_error() -> None:
@@ -112,6 +136,9 @@ def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
         (raise_disk_full, "error", "disk", "it did not work"),
         (raise_compiler_error, "error", "disk", "No space left"),
         (raise_compiler_was_killed, "error", "memory", "asked for more memory than its 4.0 GB .*cc1plus.*raise limits.memory_gb"),
+        (raise_no_process_left, "error", "infrastructure", "vfork"),
+        (raise_no_thread_left, "error", "infrastructure", "no graph"),
+        (raise_gpu_full, "error", "memory", "out of memory; end what else runs on that GPU, or take a larger one"),
         (raise_plain, "error", "error", "KeyError: 'weights'"),
         (faults.raise_without_words, "error", "error", "_SpeechlessError: no message"),
         (raise_disk_broken_in_rust, "error", "disk", "os error 5"),
@@ -138,6 +165,27 @@ def test_failures_are_typed(tmp_path: Path, function: Callable[[], None], kind: 
     assert (end.kind, end.failure) == (kind, failure), end
     assert re.search(message, end.message), end.message
     assert end.code is not None
+
+
+def test_a_full_gpu_says_nothing_of_the_machines_memory(tmp_path: Path) -> None:
+    end = isolated(tmp_path, raise_gpu_full)
+    assert (end.code, end.tried_bytes) == ("CP-MEMORY-GPU", None)
+    decision = decide("memory", end.code)
+    assert (decision.attempts, decision.more_memory, decision.kept) == (2, False, "never")
+
+
+def test_a_keeper_that_cannot_go_on_is_no_crash_of_the_item(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    end = isolated(tmp_path, add, 1, 2)
+    assert (end.kind, end.code) == ("infrastructure", "CP-INFRASTRUCTURE")
+    assert "the process that watches it could not go on ([Errno 21] Is a directory: " in end.message
+
+
+def test_a_keeper_whose_forkserver_was_killed_leaves_no_zombie(tmp_path: Path) -> None:
+    found = isolated(tmp_path, kill_the_forkserver)
+    assert found.kind == "ok"
+    zombies = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    assert [child.pid for child in zombies if child.pid != forkserver._forkserver._forkserver_pid] == []  # type: ignore[attr-defined]
 
 
 def test_a_damaged_file_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
@@ -408,10 +456,25 @@ def test_temporary_files_that_fill_the_disk_are_stopped_before_it_is_full(tmp_pa
 
 
 def test_a_dangling_scratch_of_a_dead_machine_is_swept(tmp_path: Path) -> None:
-    stale = Path(tempfile.gettempdir()) / f"{SCRATCH}stale"
-    stale.symlink_to(tmp_path / "nothing")
-    isolated(tmp_path, add, 1, 2)
-    assert not stale.is_symlink()
+    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    mine = own_path(tmp_path, "x")
+    killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{dead}~"))
+    names = ("killed", "alive", "elsewhere", "old", "anothers")
+    links = {name: Path(tempfile.gettempdir()) / f"{SCRATCH}{name}-{os.getpid()}" for name in names}
+    for name, link in links.items():
+        link.symlink_to({"killed": killed, "alive": mine}.get(name, tmp_path / "of another mount") / "tmp")
+    for name in ("old", "anothers"):
+        os.utime(links[name], (0, 0), follow_symlinks=False)
+    try:
+        if os.geteuid() == 0:
+            os.lchown(links["anothers"], 12345, 12345)
+        else:
+            links.pop("anothers").unlink()
+        isolated(tmp_path, add, 1, 2)
+        assert {name for name, link in links.items() if link.is_symlink()} == links.keys() - {"killed", "old"}
+    finally:
+        for link in links.values():
+            link.unlink(missing_ok=True)
 
 
 UNTIDY = """
@@ -453,7 +516,9 @@ def test_a_worker_that_cleans_nothing_up_leaves_no_temporary_file(tmp_path: Path
     folder.mkdir()
     (temporary / f"{LISTENER}left").mkdir()
     (temporary / f"{LISTENER}left" / "listener-x").touch()
-    os.utime(temporary / f"{LISTENER}left", (0, 0))
+    (temporary / f"{PROBE}left").mkdir()
+    for name in (LISTENER, PROBE):
+        os.utime(temporary / f"{name}left", (0, 0))
     env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", UNTIDY, str(folder), ending]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as worker:

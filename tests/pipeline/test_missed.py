@@ -129,6 +129,23 @@ def test_what_was_found_before_stands_where_judging_again_comes_to_nothing(place
     outcome, _, notes = start(place, ledger, [built(OTHER), judged(verdict)], plan_of(place, ledger))
     assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     assert notes[-1].endswith("what was found before stands")
+    in_store(place, plan_of(place, ledger).items[0], OTHER)
+    _, cluster, _ = start(place, ledger, [judged()], plan_of(place, ledger))
+    assert cluster.started == [f"judge m {HERE}"]
+
+
+def test_what_was_built_again_is_judged_by_the_next_start_where_this_one_was_killed_before(place: Store, ledger: Ledger) -> None:
+    item = first_start(place, ledger, "timeout")
+    ledger.append(
+        "build", item.builds[OTHER].digest, model="m", device_class=HERE, data={"recipe": OTHER, "failure": None, "wall_s": 1.0}
+    )
+    in_store(place, item, OTHER)
+    plan = plan_of(place, ledger)
+    assert f"({OTHER} was built since, and never judged)" in explained(plan)
+    outcome, cluster, _ = start(place, ledger, [judged("rejected")], plan)
+    assert cluster.started == [f"judge m {HERE}"]
+    assert (outcome.verdict, outcome.cached) == ("rejected", False)
+    assert plan_of(place, ledger).items[0].why == "unchanged"
 
 
 @pytest.mark.parametrize(

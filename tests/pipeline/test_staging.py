@@ -58,8 +58,10 @@ def test_what_may_be_of_another_machine_with_this_hosts_name_stays_while_it_chan
             os.utime(path, (long_ago, long_ago))
     (running / "tmp" / "deep" / "log").touch()
     old_mark = abandoned.with_name(f"{abandoned.name}-seen")
-    old_mark.touch()
-    os.utime(old_mark, (long_ago, long_ago))
+    pod = mine.with_name(f"a-pod-that-was~{boot}{namespace}~{dead}~x")
+    for path in (old_mark, pod):
+        path.touch()
+        os.utime(path, (long_ago, long_ago))
     remove_abandoned(str(tmp_path))
     assert staged(tmp_path) == [running.name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from freezer.sources import parse_source
 from freezer.spec import InputSpec, TensorSpec
 from pipeline.ending import End
 from pipeline.entry import Entry
-from pipeline.tasks import BuildRequest, JudgeRequest, JudgeResult, build, candidate_folder, judge, judged_folder
+from pipeline.isolate import run_isolated
+from pipeline.tasks import BuildRequest, JudgeRequest, JudgeResult, build, candidate_folder, judge, judged_folder, log_path
 from tests.steps import HERE, QUICK
 
 MODELS = Path(__file__).parent / "models"
@@ -54,8 +56,8 @@ def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) 
     assert report.constants[-1] == "and 14 more"
     assert (candidate.capture, candidate.lowering, candidate.strides_equal) == ("trace", "torchscript", True)
     assert candidate.tried[-1]["outcome"] == "captured and lowered"
-    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
-    freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest.freezing
+    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good", why) / "result.json").read_text())) == result
+    freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good", why) / "artifact").manifest.freezing
     assert freezing["failures"] == why
     assert len(freezing["reports"]["payloads/all.pt"]["constants"]) == 24
 
@@ -79,16 +81,14 @@ def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:
     assert judge(request) == first, "to the microsecond: it was read"
 
 
-def kept(store: Path, result: JudgeResult) -> None:
+def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> None:
     """A result of the model `good`, as a judge leaves it."""
-    folder = judged_folder(str(store), result.key, "good")
+    folder = judged_folder(str(store), result.key, "good", missing)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(asdict(result)))
 
 
-def test_a_result_that_lacks_a_recipe_which_is_built_now_is_not_taken(tmp_path: Path) -> None:
-    before = JudgeResult(key="j", verdict="kept-eager", reason="as it was", judged=("torchscript-frozen",))
-    kept(tmp_path, before)
+def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_path: Path) -> None:
     source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
     both = JudgeRequest(
         key="j",
@@ -100,20 +100,21 @@ def test_a_result_that_lacks_a_recipe_which_is_built_now_is_not_taken(tmp_path: 
         campaign="c",
         store=str(tmp_path),
     )
-    assert judge(replace(both, builds={"torchscript-frozen": "b"})) == before
     for key in ("b", "c"):
         candidate_folder(str(tmp_path), key).mkdir(parents=True)
+    before = JudgeResult(key="j", verdict="kept-eager", reason="as it was")
+    kept(tmp_path, before, missing=["inductor-frozen"])
+    assert judge(replace(both, builds={"torchscript-frozen": "b"}, failures={"inductor-frozen": "too late"})) == before
     again = judge(both)
-    assert (again.failure, again.judged) == ("source", ("torchscript-frozen", "inductor-frozen")), "it was judged"
+    assert again.failure == "source", "it was judged"
     assert judge(both) == again
+    assert judged_folder(str(tmp_path), "j", "good", ["inductor-frozen"]).is_dir(), "it may be another campaign's"
 
 
 def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
     candidate_folder(str(tmp_path), "b").mkdir(parents=True)
-    faster = JudgeResult(
-        key="j", verdict="published", reason="of another campaign", judged=("torchscript-frozen",), has_artifact=True
-    )
+    faster = JudgeResult(key="j", verdict="published", reason="of another campaign", has_artifact=True)
     isolated = pipeline.tasks._isolated
 
     def meanwhile(*args: Any) -> End:
@@ -132,3 +133,23 @@ def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkey
         store=str(tmp_path),
     )
     assert judge(request) == faster
+
+
+def test_two_builds_of_one_key_at_a_time_have_a_log_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
+    common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
+    request = BuildRequest(key="b", recipe="torchscript-frozen", entry=replace(entry(), source=source), **common)
+    run, logs = run_isolated, []
+
+    def beside(*args: Any, log: Path, **settings: Any) -> End:
+        logs.append(log)
+        log_path(str(tmp_path), "b").parent.mkdir(exist_ok=True)
+        log_path(str(tmp_path), "b").write_text("of another worker, which has just ended")
+        return run(*args, log=log, **settings)
+
+    monkeypatch.setattr("pipeline.tasks.run_isolated", beside)
+    failed = build(request)
+    assert failed.failure == "source"
+    assert "of another worker" not in failed.log_tail
+    assert log_path(str(tmp_path), "b").read_text().splitlines()[-1] == failed.log_tail.splitlines()[-1]
+    assert not logs[0].exists()

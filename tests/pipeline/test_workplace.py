@@ -60,7 +60,9 @@ def test_a_folder_travels_whole(bucket: str, tmp_path: Path) -> None:
     (tmp_path / "made" / "wall_s").write_text("2.5")
     assert there.keep(tmp_path / "made", "candidates", "key")
     assert here.read("candidates", "key", "wall_s") == b"1.5", "the first stays"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["brought", "made"], "nothing is left"
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
+        tmp_path / folder / name for folder in ("brought", "made") for name in ("deep/payload", "wall_s")
+    }, "nothing is left"
     assert not here.keep(tmp_path / "removed by the model", "judged", "key")
     there.drop("candidates", "key")
     assert not here.has("candidates", "key")
@@ -95,7 +97,9 @@ def test_what_was_damaged_on_the_way_is_refused(bucket: str, s3_address: str, tm
     overwrite(s3_address, f"{place}/.coldpress/judged/key.json", b"{")
     with pytest.raises(IntegrityError, match=r"is damaged .*; delete it, and it is made again"):
         here.has("judged", "key")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
+        tmp_path / "made" / name for name in ("deep/payload", "wall_s")
+    }
 
 
 def test_sources_travel_once_and_are_found_by_every_machine(bucket: str, s3_address: str, tmp_path: Path) -> None:
