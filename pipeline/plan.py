@@ -282,7 +282,9 @@ def found_meanwhile(item: Item, store: Store, ledger: Ledger, *, lifted: bool) -
     found, _ = _finished(
         item.entry, item.device_class, item.source, item.judge, item.builds, store.versions, ledger, item.memory_bytes, lifted
     )
-    return None if found is None else replace(found, tags=dict(item.entry.tags), registered_name=item.entry.registered_name)
+    if found is None or _missed(found, item.builds, ledger, item.memory_bytes, lifted)[0]:  # it was reached without what ours has
+        return None
+    return replace(found, tags=dict(item.entry.tags), registered_name=item.entry.registered_name)
 
 
 def _missed(

@@ -53,6 +53,7 @@ class Publisher:
             return []
         # In the order of the plan, however they came in: so versions in MLflow are the same after a restart.
         gathered.sort(key=lambda reached: expected.index(reached[1].device_class))
+        made = {_name(reached) for _, reached in gathered if not reached.cached}
         gathered = self._taken_over(gathered)
         try:
             gathered, version = self._publish(gathered)
@@ -61,6 +62,8 @@ class Publisher:
             gathered, version = self._publish(gathered)
         final = [(of, _final(reached, version)) for of, reached in gathered]
         self._finish(final)
+        for name in made - {_name(reached) for _, reached in final}:  # another campaign's stands in its place
+            self._place.drop("judged", name)
         return [reached for _, reached in final]
 
     def _taken_over(self, gathered: _Gathered) -> _Gathered:
@@ -141,6 +144,8 @@ class Publisher:
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
         known = None if row is None or row.campaign == self._ledger.campaign else Outcome.from_json(row.data["outcome"])
         if known is None or not _has_artifact_of_its_own(known) or known.version not in self._store.versions(outcome.model):
+            return None
+        if not set(_missing(known)) <= set(_missing(outcome)):
             return None
         return replace(known, tags=outcome.tags, registered_name=outcome.registered_name).as_cached()
 

@@ -17,7 +17,7 @@ from freezer.spec import Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from pipeline.entry import Entry
 from pipeline.ledger import Ledger
-from pipeline.outcome import Outcome
+from pipeline.outcome import CandidateReport, Outcome
 from pipeline.parts import Row
 from pipeline.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
@@ -249,6 +249,33 @@ def test_what_another_campaign_published_meanwhile_is_taken_over(
     assert empty.versions("mlp") == [1]
     assert [(outcome.version, outcome.cached) for outcome in final] == [(1, True)] * 2
     assert not any(judged_folder(str(empty.root), item.judge.digest, "mlp").exists() for item in made.items)
+
+
+def test_what_was_judged_without_a_recipe_is_no_other_campaigns_to_publish_or_to_clear_away(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, portable: Frozen
+) -> None:
+    def reached(item: Item, *missing: str) -> Outcome:
+        artifact = _of(portable, item)
+        folder = judged_folder(str(empty.root), item.judge.digest, item.entry.name, missing)
+        artifact = replace(artifact, manifest=replace(artifact.manifest, provenance={"without": list(missing)}))
+        made = shutil.copytree(artifact.folder, empty.root.parent / "made", dirs_exist_ok=True)
+        folder.mkdir(parents=True)
+        write_artifact(artifact.manifest, made, folder / "artifact")
+        failed = [CandidateReport(recipe=name, build_key=name, problem="late", failure="timeout") for name in missing]
+        return replace(judged(item, "published", empty), candidates=tuple(failed))
+
+    (item,) = plan(recipes=("portable",)).items[1:]
+    alone = Plan(items=(item,))
+    with Ledger(empty, "fuller") as other:
+        less, more = reached(item, "torchscript-frozen"), reached(item)
+        (first,) = Publisher(alone, empty, ledger).add(item, less)
+        assert empty.manifest(empty.version("mlp"), "portable").provenance == {"without": ["torchscript-frozen"]}
+        (second,) = Publisher(alone, empty, other).add(item, more)
+        assert empty.manifest(empty.version("mlp"), "portable").provenance == {"without": []}
+        assert (first.version, second.version, second.cached) == (1, 2, False)
+    (third,) = Publisher(alone, empty, ledger).add(item, reached(item, "torchscript-frozen"))
+    assert (third.version, third.cached) == (2, True), "what was reached with more stands for it"
+    assert list((empty.root / ".coldpress" / "judged").iterdir()) == []
 
 
 def test_what_was_judged_and_is_gone_is_a_failure_of_the_disk(
