@@ -157,7 +157,10 @@ def read_entry(record: Any, defaults: Mapping[str, Any], *, label: str, place: s
         parsed = _Entry.model_validate(merged)
     except ValidationError as error:
         raise _as_catalog_error(error, label, place) from None
-    return _Reader(parsed, label, place, folder).entry()
+    try:
+        return _Reader(parsed, label, place, folder).entry()
+    except OSError as error:
+        raise CatalogError(f"{type(error).__name__}: {error}", entry=label, place=place, code="CP-FETCH") from error
 
 
 def _as_catalog_error(error: ValidationError, label: str, place: str) -> CatalogError:

@@ -90,6 +90,9 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
 
     Of a registry's model it is the version, which never changes; of a file its bytes; of a python source its module, arguments and
     listed files.
+
+    Raises:
+        OSError: a file, or a folder of a transformers source, is not there or may not be read.
     """
     source = entry.source
     parts: dict[str, Any] = {"kind": source.kind, "args": dict(source.args), "seed": source.seed}
@@ -108,7 +111,7 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         folder = Path(source.location)
         parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
         if folder.is_dir():
-            parts["folder"] = {str(p.relative_to(folder)): digests.of(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+            parts["folder"] = {str(path.relative_to(folder)): digests.of(path) for path in _files_in(folder)}
         else:
             parts["name"] = source.location
     return make_key(parts)
@@ -118,6 +121,20 @@ def pinned(source: Source, key: Key) -> Source:
     """A source that fails to load unless its file is still what its key was made of; as it is where the key has no file."""
     digest = key.parts.get("file")
     return source if digest is None or source.sha256 is not None else replace(source, sha256=digest.removeprefix("sha256:"))
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """All files below a folder, sorted.
+
+    Raises:
+        OSError: a folder among them may not be read; `rglob` would leave its files out.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = (Path(root, name) for root, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in found if path.is_file())
 
 
 def build_key(

@@ -1,6 +1,7 @@
 """Materials: what an entry's model is made of, brought to where workers find it.
 
-resolve   before planning: which version of a registry's model is meant, and the bytes of what a URL names without a digest
+resolve   before planning: which version of a registry's model is meant, the bytes of what a URL names without a digest, and
+          whether all files that the keys are made of can be read
 ready     before building: what is left to fetch is fetched, a registry's model becomes a file with its inputs, and where nodes
           do not share this machine's disk, files and code travel through the store (shipping.py)
 
@@ -24,7 +25,7 @@ from freezer.sources import FILE_KINDS, Source, fetched
 from freezer.spec import declared_spec
 from freezer.store import WORK
 from pipeline.entry import Entry
-from pipeline.keys import SOURCE_RUN, FileDigests
+from pipeline.keys import SOURCE_RUN, FileDigests, source_key
 from pipeline.shipping import sent, ship
 
 if TYPE_CHECKING:
@@ -67,13 +68,16 @@ class Materials:
         found: list[Entry] = []
         problems: list[CatalogError] = []
         for entry in entries:
+            field, resolved = "source", entry
             try:
-                with _told_of(entry):
-                    found.append(self._resolved(entry))
+                with _told_of(f"source {entry.source}"):
+                    resolved = self._with_source(resolved)
+                field = "samples"
+                with _told_of(f"samples {entry.samples}"):
+                    found.append(self._with_samples(resolved))
             except InfrastructureError:
                 raise
             except ColdpressError as error:
-                field = "samples" if error.code == "CP-FETCH" and not is_url(entry.source.location) else "source"
                 problems.append(CatalogError(str(error), entry=entry.name, field=field, code=error.code))
         return found, problems
 
@@ -96,7 +100,7 @@ class Materials:
             ColdpressError: something cannot be fetched, is not what was pinned, or is not trusted.
         """
         if entry.name not in self._ready:
-            with _told_of(entry):
+            with _told_of(f"source {entry.source}"):
                 made = replace(entry, source=fetched(entry.source, self._folder))
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
@@ -117,8 +121,9 @@ class Materials:
             self._sent[entry.name] = sent(entry, self._shipped, self._place)
         return self._sent[entry.name]
 
-    def _resolved(self, entry: Entry) -> Entry:
-        source, samples = entry.source, entry.samples
+    def _with_source(self, entry: Entry) -> Entry:
+        """The entry with a source that its key can be made of; all files of the key have been read."""
+        source = entry.source
         pinned_here = source.sha256 is not None and not is_url(source.location)
         if pinned_here and self._digests.of(Path(source.location)) != f"sha256:{source.sha256}":
             raise SourceError(
@@ -132,9 +137,15 @@ class Materials:
         elif source.kind in FILE_KINDS and is_url(source.location) and source.sha256 is None:
             local = self._fetch_unpinned(source.location)
             entry = replace(entry, source=replace(source, location=str(local), origin=str(source)))
-        if isinstance(samples, str):
-            entry = replace(entry, samples=self._fetch_unpinned(samples))
+        source_key(entry, self._digests)
         return entry
+
+    def _with_samples(self, entry: Entry) -> Entry:
+        """The entry with a file of samples that has been read, if it has one."""
+        samples = self._fetch_unpinned(entry.samples) if isinstance(entry.samples, str) else entry.samples
+        if samples is not None:
+            self._digests.of(samples)
+        return replace(entry, samples=samples)
 
     def _fetch_unpinned(self, url: str) -> Path:
         """The file of a URL; one that the server says is still the same is not fetched again."""
@@ -194,12 +205,12 @@ class Materials:
 
 
 @contextlib.contextmanager
-def _told_of(entry: Entry) -> Iterator[None]:
+def _told_of(what: str) -> Iterator[None]:
     """Make a file that cannot be read, copied or parsed the failure of its entry, and never the campaign's."""
     try:
         yield
     except (OSError, SyntaxError, ValueError) as error:
-        raise SourceError(f"source {entry.source}: {type(error).__name__}: {error}", code="CP-FETCH") from error
+        raise SourceError(f"{what}: {type(error).__name__}: {error}", code="CP-FETCH") from error
 
 
 def of_version(entry: Entry, model: RegistryModel) -> Entry:

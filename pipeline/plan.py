@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.device_class import PORTABLE, auto_classes, device_class
-from freezer.errors import InfrastructureError, StoreUnreachableError
+from freezer.errors import CatalogError, InfrastructureError, StoreUnreachableError
 from freezer.limits import SamplingPolicy
 from freezer.recipes import RECIPES, Recipe, made_for, select
 from freezer.store import Store
@@ -77,12 +77,14 @@ class Plan:
 
     Attributes:
         unplaced: models and classes that no node serves, and why, where the others were told to go on.
+        problems: entries whose files went away since they were looked at, where the others were told to go on.
         lift_quarantine: whether what crashed in earlier campaigns is tried again.
         facts: what each class is planned for.
     """
 
     items: tuple[Item, ...]
     unplaced: tuple[Unplaced, ...] = ()
+    problems: tuple[CatalogError, ...] = ()
     lift_quarantine: bool = False
     facts: Mapping[str, ClassFacts] = field(default_factory=dict)
 
@@ -111,18 +113,28 @@ def make_plan(
         store, ledger: what is finished already.
         digests: of files.
         policy: of sampling.
-        keep_going: pass over classes that no node serves, or none with as many threads as an entry asks for.
+        keep_going: pass over classes that no node serves, or none with as many threads as an entry asks for; and over entries whose
+            files cannot be read any more.
         lift_quarantine: try again what crashed in earlier campaigns.
 
     Raises:
+        CatalogError: a file of an entry cannot be read any more.
         InfrastructureError: a class is asked for that no node can serve, or a thread count that not all of its nodes have.
     """
     versions = functools.cache(store.versions)
     items: list[Item] = []
     unplaced: list[Unplaced] = []
+    problems: list[CatalogError] = []
     for entry in entries:
-        source = source_key(entry, digests)
-        samples = digests.of(Path(entry.samples)) if entry.samples else None
+        try:
+            source = source_key(entry, digests)
+            samples = digests.of(Path(entry.samples)) if entry.samples else None
+        except OSError as error:  # it could be read before nodes were waited for
+            gone = _gone(entry, error)
+            if not keep_going:
+                raise gone from error
+            problems.append(gone)
+            continue
         for name in _classes(device_classes or entry.device_classes, auto):
             problem = _no_node(entry, name, facts) or _too_few_threads(entry, name, facts[name])
             if problem is not None:
@@ -133,7 +145,16 @@ def make_plan(
             wanted = recipes or entry.recipes
             items.append(_item(entry, name, facts[name], source, samples, wanted, versions, ledger, policy, lift_quarantine))
     digests.save()
-    return Plan(items=tuple(items), unplaced=tuple(unplaced), lift_quarantine=lift_quarantine, facts=facts)
+    return Plan(
+        items=tuple(items), unplaced=tuple(unplaced), problems=tuple(problems), lift_quarantine=lift_quarantine, facts=facts
+    )
+
+
+def _gone(entry: Entry, error: OSError) -> CatalogError:
+    """What is wrong with an entry a file of which cannot be read any more."""
+    field = "samples" if entry.samples is not None and error.filename == str(entry.samples) else "source"
+    message = f"{type(error).__name__}: {error}; the file was changed while the campaign was started; put it back, and start again"
+    return CatalogError(message, entry=entry.name, field=field, code="CP-FETCH")
 
 
 def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError | None:

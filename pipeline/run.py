@@ -137,7 +137,7 @@ def run(config: Config, display: Display) -> Report:
         with nullcontext() if config.explain else tracker, assembled(found, _named(config, entries)) as fleet:
             display.show(Event(kind="note", text=f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}"))
             plan = _plan(config, entries, fleet, store, ledger, digests)
-            bad = [*_problem_outcomes(problems), *_unplaced_outcomes(plan)]
+            bad = [*_problem_outcomes((*problems, *plan.problems)), *_unplaced_outcomes(plan)]
             if config.explain:
                 return _explained(config, plan, bad, display, started)
             executor = Executor(plan, fleet, store, ledger, materials, display.show)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +153,98 @@ def test_what_cannot_be_resolved_is_a_problem_of_its_entry(tmp_path: Path, regis
         ("far", "source", "CP-FETCH"),
         ("pinned", "source", "CP-FETCH-DIGEST"),
     ]
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """As a user whom modes of files concern, which they do not concern root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's are their owner's."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def test_a_file_that_went_away_or_may_not_be_read_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests) -> None:
+    for name in ("gone.pt2", "closed.pt2", "listed.bin", "good.pt2"):
+        (open_folder / name).write_bytes(b"0")
+    (open_folder / "factory.py").write_text("def make():\n    return model\n")
+    save_file({"0/x": torch.ones(2, 4)}, open_folder / "samples.safetensors")
+    catalog = catalog_of(
+        open_folder,
+        ("gone", "export:gone.pt2", ""),
+        ("closed", "export:closed.pt2", ""),
+        ("listing", "python:factory:make", ", files: [listed.bin]"),
+        ("sampled", "export:good.pt2", ", samples: samples.safetensors"),
+        ("good", "export:good.pt2", ""),
+    )
+    (open_folder / "gone.pt2").unlink()
+    for name in ("closed.pt2", "listed.bin", "samples.safetensors"):
+        (open_folder / name).chmod(0)
+    with nobody():
+        entries, problems = Materials(open_folder / "store", "sqlite://", digests).resolve(catalog.entries)
+    assert [entry.name for entry in entries] == ["good"]
+    assert [(problem.entry, problem.field, problem.code) for problem in problems] == [
+        ("gone", "source", "CP-FETCH"),
+        ("closed", "source", "CP-FETCH"),
+        ("listing", "source", "CP-FETCH"),
+        ("sampled", "samples", "CP-FETCH"),
+    ]
+    denied = r"entry 'listing', field 'source': source python:factory:make: PermissionError: .*listed\.bin"
+    assert re.match(denied, str(problems[2]))
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o111])
+def test_a_folder_that_may_not_be_read_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests, mode: int) -> None:
+    """Its files are part of the key: they are not left out of it."""
+    inner = open_folder / "bert" / "inner"
+    inner.mkdir(parents=True)
+    for path in (open_folder / "bert" / "config.json", inner / "weights.bin"):
+        path.write_text("{}")
+    (entry,) = catalog_of(open_folder, ("mine", "transformers:bert", "")).entries
+    materials = Materials(open_folder / "store", "sqlite://", digests)
+    assert materials.resolve([entry]) == ([entry], [])
+    inner.chmod(mode)
+    try:
+        with nobody():
+            entries, (problem,) = materials.resolve([entry])
+    finally:
+        inner.chmod(0o755)
+    assert (entries, problem.field, problem.code) == ([], "source", "CP-FETCH")
+    assert re.search(r"PermissionError: .*bert/inner", str(problem))
+
+
+def test_an_entry_that_names_what_lies_in_a_closed_folder_is_a_problem_of_its_own(open_folder: Path) -> None:
+    (open_folder / "closed").mkdir()
+    (open_folder / "closed" / "far.pt2").write_bytes(b"0")
+    (open_folder / "near.pt2").write_bytes(b"0")
+    text = "".join(
+        ENTRY.format(name=name, source=source, more=more)
+        for name, source, more in (
+            ("far", "export:closed/far.pt2", ""),
+            ("listing", "export:near.pt2", ", files: ['closed/*']"),
+            ("good", "export:near.pt2", ""),
+        )
+    )
+    (open_folder / "catalog.yaml").write_text("models:\n" + text)
+    (open_folder / "closed").chmod(0o444)
+    with nobody():
+        catalog = read_catalog(open_folder / "catalog.yaml")
+    (open_folder / "closed").chmod(0o755)
+    assert [entry.name for entry in catalog.entries] == ["good"]
+    assert [(problem.entry, problem.code) for problem in catalog.problems] == [("far", "CP-FETCH"), ("listing", "CP-FETCH")]
+    assert re.search(r"entry 'far': PermissionError: .*closed/far\.pt2", str(catalog.problems[0]))
 
 
 def test_a_registry_that_was_made_anew_gives_other_keys(tmp_path: Path, digests: FileDigests) -> None:
