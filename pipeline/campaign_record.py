@@ -115,7 +115,10 @@ class Continued:
         row = ledger.find("campaign", ledger.campaign)
         record = CampaignRecord.from_json(row.data) if row is not None else None
         self._ledger = ledger
-        self._goes_on = record is not None and (not record.is_complete or ledger.took_over)  # it may have died telling MLflow
+        since = ledger.unended_since
+        # A driver that died after it wrote its end was telling MLflow; one that started later died in another pass, or in a replay.
+        died_telling = record is not None and record.finished is not None and since is not None and since < record.finished
+        self._goes_on = record is not None and (not record.is_complete or died_telling)
         before = record if self._goes_on else None
         self.started = started if before is None else before.started
         self.facts: Mapping[str, ClassFacts] = {} if before is None else before.facts

@@ -69,6 +69,8 @@ class Holder:
         beat: raised by every heartbeat.
         beat_time: of the last heartbeat, by the holder's clock, for people.
         heartbeat_s, expiry_s: what the holder promises.
+        after: `unended_since` of the driver that died before it, and that it took over from; None where that had ended by itself.
+            Earlier releases had none.
     """
 
     token: str
@@ -83,6 +85,12 @@ class Holder:
     beat_time: float
     heartbeat_s: float
     expiry_s: float
+    after: float | None = None
+
+    @property
+    def unended_since(self) -> float:
+        """When the first of those had started that died one after the other, this one being the last. Seconds since the epoch."""
+        return self.started if self.after is None else self.after
 
     @property
     def who(self) -> str:
@@ -150,7 +158,7 @@ def read_holder(path: Path | LeaseObject) -> Holder | None:
     """
     try:
         data: Mapping[str, Any] = json.loads(retried(path.read_bytes))
-        return Holder(**{field.name: data[field.name] for field in fields(Holder)})
+        return Holder(**{field.name: data[field.name] for field in fields(Holder) if field.name in data})
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
@@ -210,11 +218,11 @@ def campaign_lock(
         except OSError:
             pass  # a file system without locks: the lease alone keeps drivers apart
         try:
-            took_over = read_holder(path) is not None
             holder = living_holder(path, tell)
             if holder is not None:
                 raise _running(campaign, folder, holder)
-            lease = Lease(path, campaign, took_over=took_over)
+            dead = read_holder(path)
+            lease = Lease(path, campaign, after=dead.unended_since if dead is not None else None)
             lease.write()
             if remote is not None:
                 time.sleep(SETTLE_S)  # any other that saw no lease has written by now
@@ -249,11 +257,12 @@ class Lease:
     """This process's hold on a campaign, kept alive by a thread while it is entered as a context manager.
 
     Attributes:
-        took_over: the driver before died, and had not come to its end.
+        after: when the driver before had started, which died and had not come to its end; of several that died one after the other,
+            the first. None where it had ended by itself.
     """
 
-    def __init__(self, path: Path | LeaseObject, campaign: str, *, took_over: bool) -> None:
-        self._path, self._campaign, self.took_over = path, campaign, took_over
+    def __init__(self, path: Path | LeaseObject, campaign: str, *, after: float | None) -> None:
+        self._path, self._campaign, self.after = path, campaign, after
         now = time.time()
         self._holder = Holder(
             token=uuid.uuid4().hex,
@@ -268,6 +277,7 @@ class Lease:
             beat_time=now,
             heartbeat_s=HEARTBEAT_S,
             expiry_s=EXPIRY_S,
+            after=after,
         )
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name="lease", daemon=True)

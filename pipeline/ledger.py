@@ -140,9 +140,9 @@ class Ledger:
                 self._merge(parts)
 
     @property
-    def took_over(self) -> bool:
-        """Whether the campaign's driver before died: whatever it has written, it had not come to its end."""
-        return self._lease is not None and self._lease.took_over
+    def unended_since(self) -> float | None:
+        """When the campaign's driver before had started, if it died; see Lease.after. What it wrote last may not be its end."""
+        return None if self._lease is None else self._lease.after
 
     def check(self) -> None:
         """Return if this driver may still write for its campaign.

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from freezer.store import Store
 from pipeline.campaign_record import CampaignRecord, Continued
@@ -39,3 +44,57 @@ def test_a_campaign_that_had_ended_is_planned_anew(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     ended = continued(store, replace(RECORD, finished=2.0, exit_code=0))
     assert (ended.facts, ended.started) == ({}, 5.0)
+
+
+KILLED = """
+import os, signal, sys, time
+from freezer.store import Store
+from pipeline.campaign_record import CampaignRecord
+from pipeline.lease import campaign_lock
+from pipeline.ledger import Ledger, ledger_folder
+
+def end(ledger):
+    record = CampaignRecord(catalog="c", started=1.0, members=(), finished=time.time(), exit_code=0)
+    ledger.append("campaign", "c", model="", device_class="", data=record.to_json())
+
+def drive(step):
+    replays = step in ("replayed", "replaying")
+    with campaign_lock(ledger_folder(store), "c") if replays else Ledger(store, "c") as held:
+        if step in ("passed", "telling"):
+            end(held)
+        if step in ("started", "telling", "replaying"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+store = Store.open(sys.argv[1])
+for step in sys.argv[2:]:
+    child = os.fork()
+    if child == 0:
+        drive(step)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+"""Drivers, one after the other: `passed` ends, `replayed` is a whole replay, and the others are killed: `started` before it wrote
+anything, `telling` when it had written its end, `replaying` in a replay."""
+
+
+@pytest.mark.parametrize(
+    ("drivers", "goes_on"),
+    [
+        (["passed"], False),
+        (["passed", "started"], False),
+        (["passed", "started", "started"], False),
+        (["passed", "replaying"], False),
+        (["telling"], True),
+        (["passed", "started", "telling"], True),
+        (["telling", "started"], True),
+        (["telling", "replaying"], True),
+        (["telling", "replayed"], False),
+    ],
+)
+def test_a_pass_that_had_ended_is_gone_on_with_only_where_its_own_driver_died(
+    tmp_path: Path, drivers: list[str], goes_on: bool
+) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    subprocess.run([sys.executable, "-c", KILLED, str(store.root), *drivers], check=True)
+    with Ledger(store, "c") as ledger:
+        assert (Continued(ledger, time.time()).started == 1.0) == goes_on

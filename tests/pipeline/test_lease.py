@@ -49,6 +49,33 @@ def leave(folder: Path, **changed: Any) -> Path:
     return path
 
 
+def test_who_takes_over_knows_since_when_nobody_ended(folder: Path) -> None:
+    path = leave(folder, pid=os.getpid(), pid_started=1, started=5.0)
+    with campaign_lock(folder, "c") as second:
+        assert second.after == 5.0
+        held = read_holder(path)
+    assert held is not None
+    assert (held.after, held.unended_since) == (5.0, 5.0)
+    leave(folder, pid=os.getpid(), pid_started=1, started=7.0, after=5.0)
+    with campaign_lock(folder, "c") as third:
+        assert third.after == 5.0
+    with campaign_lock(folder, "c") as fourth:
+        assert fourth.after is None
+
+
+def test_the_lease_of_an_earlier_release_is_one(folder: Path) -> None:
+    path = leave(folder, started=5.0)
+    data = json.loads(path.read_text())
+    del data["after"]
+    path.write_text(json.dumps(data))
+    found = read_holder(path)
+    assert found is not None
+    assert found.unended_since == 5.0
+    del data["token"]
+    path.write_text(json.dumps(data))
+    assert read_holder(path) is None
+
+
 ELSEWHERE = {"boot": "another boot", "host": "far", "beat_time": 4e9, "started": 4e9}
 """A holder of another machine, whose clock is decades ahead."""
 

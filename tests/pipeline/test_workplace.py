@@ -203,7 +203,7 @@ def test_of_two_drivers_that_start_at_once_one_goes_on(bucket: str, tmp_path: Pa
         monkeypatch.setattr(time, "sleep", sleep)
         held = read_holder(rival)
         assert held is not None
-        lease = lease_module.Lease(rival, "c", took_over=False)
+        lease = lease_module.Lease(rival, "c", after=None)
         lease.write()
 
     monkeypatch.setattr(time, "sleep", then_the_rival)
