@@ -40,7 +40,7 @@ SHOWN = "coldpress.summary"
 """The tag with the digest of all that the summary was made of."""
 
 COMPLETE = "coldpress.outcomes"
-"""The tag with the digest of the outcomes of which everything was logged and registered."""
+"""The tag with the digest of the outcomes of which everything was logged and registered; empty while something is logged."""
 
 FORM = 1
 """Of what is logged for an outcome. Where it grows, no earlier COMPLETE holds any more."""
@@ -126,8 +126,13 @@ class Projection:
                 run = self.client.create_run(
                     self.experiment_id, start_time=int(started * 1000), tags=tags, run_name=f"campaign {self.campaign}"
                 )
-            elif resume and run.info.status != "RUNNING":
-                self.client.update_run(run.info.run_id, status="RUNNING")
+            else:
+                if not self.is_complete and run.data.tags.get(
+                    COMPLETE
+                ):  # what is logged from here on makes it untrue until the end
+                    self.client.set_tag(run.info.run_id, COMPLETE, "")
+                if resume and run.info.status != "RUNNING":
+                    self.client.update_run(run.info.run_id, status="RUNNING")
             self._runs = {}
             for item in candidates:
                 self._remember(item)
@@ -191,6 +196,8 @@ class Projection:
         with reaching(self.tracking_uri):
             run = self.client.get_run(parent)
             if run.data.tags.get(SHOWN) == shown and run.info.status != "RUNNING":
+                if run.data.tags.get(COMPLETE, "") != tags[COMPLETE]:
+                    self.client.set_tag(parent, COMPLETE, tags[COMPLETE])
                 return
             for path, text in texts.items():
                 self.client.log_text(parent, text, path)

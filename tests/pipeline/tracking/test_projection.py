@@ -12,7 +12,7 @@ from mlflow.entities import Run
 from freezer.artifact import Artifact
 from freezer.report import Change
 from freezer.report import Report as FreezingReport
-from pipeline.tracking.projection import Projection
+from pipeline.tracking.projection import Projection, outcomes_digest
 from pipeline.tracking.records import run_records, summary_markdown, summary_table
 from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
 
@@ -250,6 +250,39 @@ def test_a_summary_that_is_shown_already_is_left_alone(projection: Projection) -
     assert before["info"]["end_time"] == 1_700_000_100_000
     again.finish([outcome("one", reason="another")], 0, interrupted=False, finished=1_700_000_100.0)
     assert again.num_written == 1
+
+
+def test_what_a_killed_driver_replaced_is_looked_at_again_by_the_next(projection: Projection) -> None:
+    first, edited = outcome("edited"), outcome("edited", judge_key="b", candidates=(candidate("portable", speedup=3.0),))
+    projection.log_outcome(first)
+    projection.finish([first], 0, interrupted=False, complete=True)
+    killed = Projection.open(projection.tracking_uri, projection.campaign)
+    killed.start("catalog.yaml", 0.0, expected=outcomes_digest([edited]))
+    killed.log_outcome(edited)
+    assert set(by_recipe(projection)) == {"portable"}
+    again = Projection.open(projection.tracking_uri, projection.campaign)
+    again.start("catalog.yaml", 0.0, expected=outcomes_digest([first]))
+    assert not again.is_complete
+    again.log_outcome(first)
+    again.finish([first], 0, interrupted=False, complete=True)
+    assert set(by_recipe(projection)) == {"portable", "torchscript-frozen"}
+    assert by_recipe(projection)["portable"].data.metrics["speedup/value"] == 2.0
+    last = Projection.open(projection.tracking_uri, projection.campaign)
+    last.start("catalog.yaml", 0.0, expected=outcomes_digest([first]))
+    assert last.is_complete
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_who_looks_at_everything_says_anew_whether_it_is_complete(projection: Projection, complete: bool) -> None:
+    """As a replay does: the summary is there, and nothing is logged but that."""
+    projection.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0, complete=True)
+    replay = Projection.open(projection.tracking_uri, projection.campaign)
+    replay.start("catalog.yaml", 0.0, resume=False)
+    replay.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0, complete=complete)
+    assert replay.num_written == 0
+    later = Projection.open(projection.tracking_uri, projection.campaign)
+    later.start("catalog.yaml", 0.0, expected=outcomes_digest([outcome("one")]))
+    assert later.is_complete == complete
 
 
 def test_an_interrupted_campaign_is_resumed_and_its_counts_follow(projection: Projection) -> None:
