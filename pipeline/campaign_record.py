@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -108,6 +110,7 @@ class Continued:
 
     Attributes:
         started: of the start that it goes on from; `started` of a campaign that is new, or had ended.
+        own_since: since when what it reached is its own; infinite of a campaign that is new, or had ended.
         facts: of each class, what it was planned for then; none of a campaign that is new, or had ended.
     """
 
@@ -118,18 +121,23 @@ class Continued:
         since = ledger.unended_since
         # A driver that died after it wrote its end was telling MLflow; one that started later died in another pass, or in a replay.
         died_telling = record is not None and record.finished is not None and since is not None and since < record.finished
-        self._goes_on = record is not None and (not record.is_complete or died_telling)
-        before = record if self._goes_on else None
+        before = record if record is not None and (not record.is_complete or died_telling) else None
         self.started = started if before is None else before.started
+        self.own_since = math.inf if before is None else before.started
         self.facts: Mapping[str, ClassFacts] = {} if before is None else before.facts
 
     def reached(self, outcome: Outcome) -> Outcome:
-        """The outcome as this campaign's own, if it is."""
-        if not (outcome.cached and self._goes_on):
+        """The outcome as this campaign's own, if it is: another may have done the same since, and an own one may not stand."""
+        row = self._ledger.own("outcome", outcome.judge_key, outcome.model) if outcome.cached else None
+        if row is None or row.time < self.own_since:
             return outcome
-        row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
-        own = row is not None and row.campaign == self._ledger.campaign and row.time >= self.started
+        own = _content(Outcome.from_json(row.data["outcome"])) == _content(outcome)
         return replace(outcome, cached=False) if own else outcome
+
+
+def _content(outcome: Outcome) -> str:
+    """What was reached, without what a catalog says of it; a text, since figures that are no numbers are equal in none but that."""
+    return json.dumps({**outcome.to_json(), "cached": None, "tags": None, "registered_name": None}, sort_keys=True)
 
 
 def planned_members(plan: Plan, continued: Continued) -> tuple[Member, ...]:

@@ -178,6 +178,11 @@ class Ledger:
             return max(entries.values(), key=lambda entry: entry.time).row() if entries else None
         return entries[model].row() if model in entries else None
 
+    def own(self, kind: Kind, key: str, model: str) -> Row | None:
+        """The newest row of a key and model that this campaign wrote itself, whatever others wrote since."""
+        entry = self._own.get((kind, key, model))
+        return None if entry is None else entry.row()
+
     def nearest(self, kind: Kind, model: str, device_class: str) -> Row | None:
         """The newest row of a model and device class, whatever its key."""
         entry = self._nearest.get((kind, model, device_class))

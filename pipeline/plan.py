@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -102,6 +103,7 @@ def make_plan(
     policy: SamplingPolicy,
     keep_going: bool = False,
     lift_quarantine: bool = False,
+    since: float = math.inf,
 ) -> Plan:
     """The plan of a campaign.
 
@@ -116,6 +118,7 @@ def make_plan(
         keep_going: pass over classes that no node serves, or none with as many threads as an entry asks for; and over entries whose
             files cannot be read any more.
         lift_quarantine: try again what crashed in earlier campaigns.
+        since: of the start that the campaign goes on from: what it has reached itself since then stands, whatever others did later.
 
     Raises:
         CatalogError: a file of an entry cannot be read any more.
@@ -143,7 +146,7 @@ def make_plan(
                 unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
                 continue
             wanted = recipes or entry.recipes
-            items.append(_item(entry, name, facts[name], source, samples, wanted, versions, ledger, policy, lift_quarantine))
+            items.append(_item(entry, name, facts[name], source, samples, wanted, versions, ledger, policy, lift_quarantine, since))
     digests.save()
     return Plan(
         items=tuple(items), unplaced=tuple(unplaced), problems=tuple(problems), lift_quarantine=lift_quarantine, facts=facts
@@ -210,6 +213,7 @@ def _item(
     ledger: Ledger,
     policy: SamplingPolicy,
     lifted: bool,
+    since: float,
 ) -> Item:
     if name == PORTABLE:
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
@@ -240,7 +244,7 @@ def _item(
         device_class=name,
     )
     memory_bytes = int(entry.limits.memory_gb * 1e9) if entry.limits.memory_gb is not None else facts.memory_bytes
-    known, why = _finished(entry, name, source, judge, builds, versions, ledger, memory_bytes, lifted)
+    known, why = _finished(entry, name, source, judge, builds, versions, ledger, memory_bytes, lifted, since)
     finished = None if known is None else replace(known, tags=dict(entry.tags), registered_name=entry.registered_name)
     missed: tuple[str, ...] = ()
     before: Outcome | None = None
@@ -275,21 +279,34 @@ def _finished(
     ledger: Ledger,
     memory_bytes: int | None,
     lifted: bool,
+    since: float = math.inf,
 ) -> tuple[Outcome | None, str]:
     """The finished outcome of a judge key, if it still holds, and why or why not in one line."""
+    own = ledger.own("outcome", judge.digest, entry.name)
+    if own is not None and own.time >= since:
+        found, why = _standing(own, versions, memory_bytes, lifted)
+        if found is not None:
+            return found, why
     row = ledger.find("outcome", judge.digest, model=entry.name)
     if row is None:
         other = ledger.find("outcome", judge.digest)
         if other is not None:
             return None, f"the same work was done under the name {other.model!r}"
         return None, _why_new(source, judge, builds, ledger.nearest("outcome", entry.name, name))
+    return _standing(row, versions, memory_bytes, lifted)
+
+
+def _standing(
+    row: Row, versions: Callable[[str], Sequence[int]], memory_bytes: int | None, lifted: bool
+) -> tuple[Outcome | None, str]:
+    """The outcome of a row, if it still holds, and why or why not in one line."""
     outcome = Outcome.from_json(row.data["outcome"])
     if outcome.verdict == "unstable":
         return None, "was unstable (disturbed), which is never kept"
     tried = outcome.tried_bytes
     if not is_kept(outcome.failure, outcome.code, tried_bytes=tried, memory_bytes=memory_bytes, lifted=lifted):
         return None, f"was failed ({outcome.failure}), {_not_kept(str(outcome.failure), outcome.code)}"
-    if outcome.version is not None and outcome.version not in versions(entry.name):
+    if outcome.version is not None and outcome.version not in versions(row.model):
         return None, f"version {outcome.version} is gone from the store"
     return outcome.as_cached(), "unchanged"
 

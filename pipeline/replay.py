@@ -11,7 +11,7 @@ part of the summary, as when they were reached.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freezer.errors import InfrastructureError, UsageError
 from freezer.store import Store
@@ -197,5 +197,5 @@ class History:
 
 
 def _outcome(row: Row, *, cached: bool) -> Outcome:
-    outcome = Outcome.from_json(row.data["outcome"])
-    return outcome.as_cached() if cached else outcome
+    """The outcome of a row as its campaign has it: the row of one of its own may have been written anew when it went on."""
+    return replace(Outcome.from_json(row.data["outcome"]), cached=cached)

@@ -131,12 +131,12 @@ def run(config: Config, display: Display) -> Report:
         files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog)
         seen = {"store": store.root / WORK, "files": files.absolute()}
         reached = store.uri if store.remote is not None else None
-        before = Continued(ledger, started).facts
-        found = Fleet(cluster, display.show, **seen, wait_s=config.wait_s, reached=reached, before=before)
+        continued = Continued(ledger, started)
+        found = Fleet(cluster, display.show, **seen, wait_s=config.wait_s, reached=reached, before=continued.facts)
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
         with nullcontext() if config.explain else tracker, assembled(found, _named(config, entries)) as fleet:
             display.show(Event(kind="note", text=f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}"))
-            plan = _plan(config, entries, fleet, store, ledger, digests)
+            plan = _plan(config, entries, fleet, store, ledger, digests, continued.own_since)
             bad = [*_problem_outcomes((*problems, *plan.problems)), *_unplaced_outcomes(plan)]
             if config.explain:
                 return _explained(config, plan, bad, display, started)
@@ -163,7 +163,9 @@ def _refuse_bad_entries(config: Config, problems: Sequence[CatalogError]) -> Non
         raise BadEntriesError(problems)
 
 
-def _plan(config: Config, entries: Sequence[Entry], fleet: Fleet, store: Store, ledger: Ledger, digests: FileDigests) -> Plan:
+def _plan(
+    config: Config, entries: Sequence[Entry], fleet: Fleet, store: Store, ledger: Ledger, digests: FileDigests, own_since: float
+) -> Plan:
     return make_plan(
         entries,
         fleet.facts(),
@@ -176,6 +178,7 @@ def _plan(config: Config, entries: Sequence[Entry], fleet: Fleet, store: Store, 
         policy=config.policy,
         keep_going=config.keep_going,
         lift_quarantine=config.lift_quarantine,
+        since=own_since,
     )
 
 

@@ -23,6 +23,7 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.sources import parse_source
 from freezer.spec import InputSpec, TensorSpec
 from freezer.store import Store
+from pipeline.campaign_record import Continued
 from pipeline.entry import Entry
 from pipeline.events import LineDisplay
 from pipeline.execute import Executor
@@ -154,7 +155,8 @@ def run_judged(
         digests = FileDigests(store.root / "digests.json")
         made = {"tags": tags or {}, "registered_name": registered_name, "speedup_min": speedup_min}
         entries = [entry(name, store.root.parent, **made) for name in models]  # type: ignore[arg-type]
-        plan = plan_of(entries, store, ledger, digests=digests)
+        started = 1_700_000_000.0
+        plan = plan_of(entries, store, ledger, digests=digests, since=Continued(ledger, started).own_since)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
         display = LineDisplay(Console(file=io.StringIO()))
         executor = Judged(
@@ -169,7 +171,6 @@ def run_judged(
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
             running = _Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display)
-            started = 1_700_000_000.0
             running.start(problems, started)
             return running.finish(problems, started)
 

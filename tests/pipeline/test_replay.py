@@ -275,6 +275,49 @@ def test_an_interrupted_campaign_shows_what_it_reached(empty: Store, uri: str, a
     assert parent_of(uri, "stopped").info.status == "KILLED"
 
 
+def of_another(store: Store, campaign: str, **changed: Any) -> None:
+    """Another campaign does again what a campaign has reached of `first`, later and with other figures."""
+    with Ledger(store, campaign) as ledger:
+        rows = [entry.row() for entry in ledger._own.values() if (entry.kind, entry.model) == ("outcome", "first")]
+    with Ledger(store, "another") as ledger:
+        for row in rows:
+            data = {**row.data, "outcome": {**row.data["outcome"], **changed}}
+            ledger.append("outcome", row.key, model="first", device_class=row.device_class, data=data)
+
+
+def interrupt_at_third(count: int) -> None:
+    if count == 3:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("tags", [{}, {"team": "risk"}])
+def test_what_a_campaign_had_reached_stays_its_own_though_another_did_the_same_since(
+    empty: Store, uri: str, artifacts: dict[str, Artifact], tags: dict[str, str]
+) -> None:
+    run_judged(empty, uri, "stopped", artifacts, after=interrupt_at_third)
+    before = shown(uri)["runs"]
+    of_another(empty, "stopped", speedup=9.0, tags={"team": "fraud"})
+    report = run_judged(empty, uri, "stopped", artifacts, tags=tags)
+    assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
+    assert [(o.speedup, o.tags) for o in report.outcomes[:2]] == [(2.0, tags)] * 2
+    assert summary_of(uri, "stopped") == ALL
+    with Ledger(empty, "stopped") as ledger:
+        kept = [ledger.own("outcome", o.judge_key, o.model) for o in report.outcomes[:2]]
+    assert [row.data["outcome"]["speedup"] for row in kept if row] == [2.0, 2.0]
+    if not tags:
+        assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
+    done = replayed(empty, uri, "stopped")
+    assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
+
+
+def test_what_no_longer_stands_of_a_campaigns_own_is_taken_over_from_another(empty: Store, artifacts: dict[str, Artifact]) -> None:
+    models = {**MODELS, "first": dict.fromkeys(MODELS["first"], "unstable")}
+    run_judged(empty, DOWN, "stopped", artifacts, models=models, after=interrupt_at_third)
+    of_another(empty, "stopped", verdict="rejected", speedup=0.5)
+    report = run_judged(empty, DOWN, "stopped", artifacts, models=models)
+    assert [(o.verdict, o.speedup, o.cached) for o in report.outcomes[:2]] == [("rejected", 0.5, True)] * 2
+
+
 def test_what_a_killed_campaign_took_over_is_shown_when_its_model_is_complete(empty: Store, artifacts: dict[str, Artifact]) -> None:
     run_judged(empty, DOWN, "before", artifacts)
     with Ledger(empty, "before") as ledger:
