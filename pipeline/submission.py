@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import io
 import logging
 import os
 import re
@@ -35,6 +36,18 @@ STOP_WAIT_S = 60
 
 RETRIES = 5
 """Of a broken connection, before a follower gives up."""
+
+CONNECT_S = 20.0
+"""What the dashboard has to take a connection, and each piece of what is sent."""
+
+ANSWER_S = 60.0
+"""What it has to answer a request; it waits for an agent itself, for 10 s."""
+
+SILENT_S = 60.0
+"""Without a word in a log, until its connection is made again: that to a machine that has vanished says nothing for ever. Twice as
+long each time, up to SILENT_MOST_S: Ray's head goes on serving a connection that was left until the job says something."""
+
+SILENT_MOST_S = 300.0
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -112,7 +125,7 @@ class Jobs:
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would take them instead of what it is told
             os.environ.pop(name, None)
         with self._told():
-            self._client = JobSubmissionClient(address, verify=ca if ca is not None else True)
+            self._client = _Client(address, verify=ca if ca is not None else True)
 
     def find(self, prefix: str) -> list[Job]:
         """The jobs of a campaign, the newest last.
@@ -173,7 +186,7 @@ class Jobs:
             self._client.stop_job(job_id)
 
     def follow(self, job_id: str, write: Callable[[str], None], *, skip: int = 0) -> Job:
-        """The job at its end; meanwhile `write` is given its log as it grows.
+        """The job at its end; meanwhile `write` is given its log as it grows. A log that is silent is asked for again.
 
         Args:
             job_id: which.
@@ -183,7 +196,7 @@ class Jobs:
         Raises:
             InfrastructureError: the cluster does not answer any more; the message says that the job may go on.
         """
-        seen, failures = skip, 0
+        seen, failures, silent_s = skip, 0, SILENT_S
 
         def write_and_count(text: str) -> None:  # a connection that breaks raises: what it has brought until then is shown
             nonlocal seen
@@ -192,9 +205,10 @@ class Jobs:
 
         while True:
             try:
-                if self.info(job_id).status != "PENDING":
+                before, shown, whole = self.info(job_id), seen, True
+                if before.status != "PENDING":
                     with self._told():
-                        asyncio.run(self._tail(job_id, write_and_count, seen))
+                        whole = asyncio.run(self._tail(job_id, write_and_count, seen, silent_s))
                 job = self.info(job_id)
                 failures = 0
             except InfrastructureError as error:
@@ -206,18 +220,26 @@ class Jobs:
                     ) from error
                 time.sleep(min(2.0**failures, 10.0))
                 continue
-            if job.has_ended:
+            if job.has_ended and (whole or before.has_ended):  # one that has ended meanwhile may have said more
                 return job
+            silent_s = SILENT_S if whole or seen > shown else min(2 * silent_s, SILENT_MOST_S)
             time.sleep(0.5)
 
-    async def _tail(self, job_id: str, write: Callable[[str], None], seen: int) -> None:
-        """Write what follows the first `seen` characters of a log, until its connection ends."""
+    async def _tail(self, job_id: str, write: Callable[[str], None], seen: int, silent_s: float) -> bool:
+        """Write what follows the first `seen` characters of a log; whether it came to its end, and did not just fall silent."""
         position = 0
-        async for piece in self._client.tail_job_logs(job_id):
-            fresh = piece[max(0, seen - position) :]
-            position += len(piece)
-            if fresh:
-                write(fresh)
+        async with contextlib.aclosing(self._client.tail_job_logs(job_id)) as pieces:
+            while True:
+                try:
+                    piece = await asyncio.wait_for(anext(pieces, None), silent_s)
+                except TimeoutError:
+                    return False
+                if piece is None:
+                    return True
+                fresh = piece[max(0, seen - position) :]
+                position += len(piece)
+                if fresh:
+                    write(fresh)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -246,6 +268,19 @@ class Jobs:
         except (RuntimeError, ValueError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise InfrastructureError(f"Ray at {self.address} refuses: {_last_sentence(lines)}", code="CP-RAY") from error
+
+
+class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
+    """Ray's client, which itself waits for ever for a dashboard that takes a connection and does not answer."""
+
+    def _do_request(
+        self, method: str, endpoint: str, *, data: bytes | None = None, json_data: dict[str, Any] | None = None
+    ) -> requests.Response:
+        body = None if data is None else io.BytesIO(data)  # sent in pieces: a limit is on each, and not on the whole
+        response: requests.Response = super()._do_request(
+            method, endpoint, data=body, json_data=json_data, timeout=(CONNECT_S, ANSWER_S)
+        )
+        return response
 
 
 TOKEN = "CP-RAY-TOKEN"
