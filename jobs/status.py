@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from freezer.store import Store
 from jobs.exits import exiting, say
-from pipeline.status import campaign_status, in_words, iso
+from pipeline.status import campaign_status, in_words, iso, status_if_known
+
+if TYPE_CHECKING:
+    from pipeline.submission import Job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -26,24 +29,33 @@ def main(
 ) -> None:
     """Say where a campaign stands: from the ledger, while it runs, when it has ended, and when its driver died."""
     out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
-    with exiting(errors):
-        status = campaign_status(Store.open(store), campaign, tell=lambda text: say(errors, text, "dim"))
-        job = None
-        if address is not None:
-            from pipeline.submission import Jobs, job_prefix  # imports ray
 
-            known = Jobs(address, ca=ca).find(job_prefix(campaign, store))
-            job = known[-1] if known else None
+    def tell(text: str) -> None:
+        say(errors, text, "dim")
+
+    with exiting(errors):
+        job = None if address is None else _newest_job(campaign, store, address, ca)
+        # A job may wait for nodes, or have died, before it has recorded anything.
+        status = status_if_known(store, campaign, tell) if job else campaign_status(Store.open(store), campaign, tell)
     if json:
-        sys.stdout.write(json_text.dumps({**status.to_json(), "job": job.to_json() if job else None}, indent=1) + "\n")
+        told = {"campaign": campaign, "status": None} if status is None else status.to_json()
+        sys.stdout.write(json_text.dumps({**told, "job": job.to_json() if job else None}, indent=1) + "\n")
         return
-    for line in in_words(status, store):
+    for line in in_words(status, store) if status else (f"campaign {campaign}: the store {store} has no record of it yet",):
         out.print(line)
     if job is not None:
-        ended = f", ended {iso(job.ended)}" if job.ended else ""
-        out.print(f"job {job.id}: {job.status}, started {iso(job.started)}{ended}; {job.message}")
+        times = "".join(f", {word} {iso(time)}" for word, time in (("started", job.started), ("ended", job.ended)) if time)
+        out.print(f"job {job.id}: {job.status}{times}; {job.message}")
     elif address is not None:
         out.print(f"the cluster at {address} has no job of this campaign that `python -m jobs.submit` has submitted to this store")
+
+
+def _newest_job(campaign: str, store: str, address: str, ca: str | None) -> Job | None:
+    """The newest job of a campaign on the cluster; None where it has none."""
+    from pipeline.submission import Jobs, job_prefix  # imports ray
+
+    known = Jobs(address, ca=ca).find(job_prefix(campaign, store))
+    return known[-1] if known else None
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlparse
 
+from freezer.buckets import SCHEMES
 from freezer.errors import StoreUnreachableError
-from freezer.store import Store
+from freezer.store import Store, one_spelling
 from pipeline.lease import Holder, lease_of, living_holder, read_holder
 from pipeline.ledger import ledger_folder
 from pipeline.parts import Kind, read_rows
@@ -83,7 +86,28 @@ def campaign_status(store: Store, campaign: str, tell: Callable[[str], None] = l
         UsageError: the store knows no such campaign; the message lists those that it knows.
         StoreUnreachableError: the ledger cannot be read.
     """
+    return _status(store, History(store), campaign, tell)
+
+
+def status_if_known(uri: str, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Status | None:
+    """As `campaign_status`; None where the store's folder is not there yet, or the ledger does not know the campaign yet.
+
+    Args:
+        uri: of the store that it publishes to.
+        campaign: its name.
+        tell: as of `campaign_status`.
+
+    Raises:
+        StoreUnreachableError: the bucket or the ledger cannot be read.
+    """
+    if urlparse(uri).scheme not in SCHEMES and not Path(one_spelling(uri)).exists():
+        return None
+    store = Store.open(uri)
     history = History(store)
+    return _status(store, history, campaign, tell) if campaign in history.campaigns() else None
+
+
+def _status(store: Store, history: History, campaign: str, tell: Callable[[str], None]) -> Status:
     record = history.record(campaign)
     holder, alive = _driver(store, campaign, tell)
     if alive:  # it may have written meanwhile

@@ -1,21 +1,25 @@
-"""Clients of a dashboard that falls silent: they end with a sentence, and a job that merely says nothing is followed on."""
+"""Clients of a dashboard that falls silent, jobs that say nothing, and jobs that have recorded nothing."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from freezer.errors import InfrastructureError
-from jobs import submit
+from freezer.store import Store
+from jobs import status, submit
 from pipeline import submission
-from pipeline.submission import Jobs
+from pipeline.submission import Jobs, job_prefix
 from tests.pipeline.dashboards import Dashboard, serving
 from tests.raylets import LOOPBACK
 
@@ -120,3 +124,50 @@ def test_sending_a_package_may_take_long_while_the_dashboard_takes_it_in(
     job, submitted = Jobs(dashboard.address).submit("c-", "e", working_dir=tmp_path, environ={})
     assert (job.id, job.status, submitted) == ("c-1", "PENDING", True)
     assert dashboard.num_bytes > 24 << 20
+
+
+# Status
+
+
+def shown(folder: Path, address: str, *arguments: str) -> Result:
+    return CliRunner().invoke(status.app, ["c", "--store", str(folder / "store"), "--address", address, *arguments])
+
+
+def test_the_status_of_a_job_needs_a_dashboard_that_answers(wordless: str, tmp_path: Path) -> None:
+    done = shown(tmp_path, wordless)
+    assert done.exit_code == 3, done.output
+    assert f"CP-RAY: Ray's dashboard at {wordless} does not answer (ReadTimeout)" in done.output
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize(
+    ("job", "line"),
+    [
+        ({"status": "PENDING", "message": "Job has not started yet."}, r"PENDING; Job has not started yet\."),
+        (
+            {"status": "FAILED", "message": "no such catalog", "driver_exit_code": 2, "start_time": 1000, "end_time": 2000},
+            r"FAILED, started 1970-01-01T00:00:01\+00:00, ended 1970-01-01T00:00:02\+00:00; no such catalog",
+        ),
+    ],
+)
+def test_a_job_that_has_recorded_nothing_is_told(
+    dashboard: Dashboard, tmp_path: Path, job: dict[str, Any], line: str, made: bool
+) -> None:
+    if made:
+        Store.open(str(tmp_path / "store"), create=True)
+    job_id = f"{job_prefix('c', str(tmp_path / 'store'))}1"
+    dashboard.job(job_id, **job)
+    done = shown(tmp_path, dashboard.address)
+    assert done.exit_code == 0, done.output
+    assert re.search(rf"campaign c: the store \S+ has no record of it yet\njob {job_id}: {line}\n", done.output)
+    found = json.loads(shown(tmp_path, dashboard.address, "--json").output)
+    assert (found["campaign"], found["status"], found["job"]["status"]) == ("c", None, job["status"])
+    assert found["job"]["message"] == job["message"]
+
+
+def test_a_campaign_with_neither_job_nor_record_is_unknown(dashboard: Dashboard, tmp_path: Path) -> None:
+    dashboard.job(f"{job_prefix('c', str(tmp_path / 'other'))}1", "PENDING")
+    assert shown(tmp_path, dashboard.address).exit_code == 3
+    Store.open(str(tmp_path / "store"), create=True)
+    done = shown(tmp_path, dashboard.address)
+    assert (done.exit_code, "knows no campaign 'c'; it knows: none" in done.output) == (2, True), done.output

@@ -238,11 +238,11 @@ def test_a_job_is_attached_to_while_it_runs_and_submitted_anew_when_it_has_ended
     assert "with other options" in second.stdout
     places = ["c", "--store", str(tmp_path / "store"), "--address", head.address]
     for _ in range(60):
-        shown = status(*places, "--json", environ=head.environ)
-        if shown.returncode == 0:
+        found = json.loads(status(*places, "--json", environ=head.environ).stdout)
+        assert found["job"]["status"] in ("PENDING", "RUNNING"), "it is shown from the first moment"
+        if found.get("planned"):
             break
         time.sleep(1)
-    found = json.loads(shown.stdout)
     assert (found["state"], found["planned"], found["job"]["status"]) == ("running", 1, "RUNNING")
     stop = [sys.executable, "-c", "import sys; from pipeline.submission import Jobs; Jobs(sys.argv[1]).stop(sys.argv[2])"]
     subprocess.run([*stop, head.address, f"{prefix}1"], env=head.environ, check=True)
