@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 
 from freezer.device_class import DEVICE_CLASSES
-from freezer.errors import UsageError
+from freezer.errors import InfrastructureError, UsageError
 from freezer.recipes import select
 from jobs import optimize
 from jobs.exits import exiting
@@ -24,6 +25,9 @@ from pipeline.submission import Job, Jobs, job_prefix
 from pipeline.working_dir import gather, stage
 
 OPTIMIZE = "python -m jobs.optimize"
+
+STAGED = "coldpress-job-"
+"""How the names of temporary folders with what travels begin."""
 
 _REFUSED: Any = typer.BadParameter.__bases__[0]
 """What typer raises of options that are wrong; newer releases have a click of their own."""
@@ -68,10 +72,14 @@ def _submit(
     registry = is_registry(options["catalog"])
     files, catalog = gather(None if registry else options["catalog"], include, Path.cwd())
     jobs = Jobs(address, ca=ca)
-    with tempfile.TemporaryDirectory(prefix="coldpress-job-") as folder:
-        stage(files, Path(folder))
-        entrypoint = _entrypoint(python, arguments, options["catalog"], catalog, campaign)
-        job, submitted = jobs.submit(job_prefix(campaign, options["store"]), entrypoint, working_dir=Path(folder), environ=environ)
+    entrypoint = _entrypoint(python, arguments, options["catalog"], catalog, campaign)
+    try:
+        with tempfile.TemporaryDirectory(prefix=STAGED) as folder:
+            stage(files, Path(folder))
+            prefix = job_prefix(campaign, options["store"])
+            job, submitted = jobs.submit(prefix, entrypoint, working_dir=Path(folder), environ=environ)
+    except OSError as error:  # of this machine's disks: those of the cluster are errors of ours already
+        raise _not_packed(error) from error
     if submitted:
         out.print(f"submitted {job.id}: {len(files)} files, {sum(file.size_bytes for file in files) / 1e6:.1f} MB")
     else:
@@ -83,6 +91,24 @@ def _submit(
         out.print(f"detached; {status}")
         return OK
     return _follow(jobs, job, out, status)
+
+
+def _not_packed(error: OSError) -> UsageError | InfrastructureError:
+    """What keeps the files from being put into a temporary folder, or packed by Ray, which does so in another."""
+    file = re.sub(
+        rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or "")
+    )  # its name in the working directory, where it lies in there
+    if file and isinstance(error, PermissionError | FileNotFoundError):
+        return UsageError(
+            f"{file} is to travel to the cluster, and cannot be read ({error.strerror}); make it readable, or take it out of the "
+            "catalog's folder and of --include"
+        )
+    where = tempfile.tempdir or "of this machine"
+    return InfrastructureError(
+        f"what travels to the cluster cannot be packed in the temporary folder {where} ({error}); make room there, or name another "
+        "with TMPDIR",
+        code="CP-TEMPORARY",
+    )
 
 
 def checked_options(arguments: list[str]) -> dict[str, Any]:

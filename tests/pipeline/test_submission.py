@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +25,8 @@ from jobs import status, submit
 from pipeline import submission
 from pipeline.submission import Jobs, job_prefix
 from tests.pipeline.dashboards import Dashboard, serving
-from tests.raylets import LOOPBACK
+from tests.pipeline.full_disks import full_disk
+from tests.raylets import LOOPBACK, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # Ray's own, of what aiohttp takes
 
@@ -124,6 +129,42 @@ def test_sending_a_package_may_take_long_while_the_dashboard_takes_it_in(
     job, submitted = Jobs(dashboard.address).submit("c-", "e", working_dir=tmp_path, environ={})
     assert (job.id, job.status, submitted) == ("c-1", "PENDING", True)
     assert dashboard.num_bytes > 24 << 20
+
+
+# What does not travel
+
+
+def submitted(folder: Path, address: str) -> list[str]:
+    """Of a catalog in `folder`, with a file beside it."""
+    (folder / "catalog.yaml").write_text("models: []\n")
+    (folder / "weights.bin").write_bytes(b"weights")
+    places = ["--store", str(folder / "store"), "--tracking-uri", "http://127.0.0.1:9"]
+    return [str(folder / "catalog.yaml"), *places, "--address", address, "--detach"]
+
+
+@pytest.mark.parametrize(("is_there", "why"), [(True, "No space left on device"), (False, "No such file or directory")])
+def test_a_temporary_folder_that_takes_nothing_is_told(
+    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool, why: str
+) -> None:
+    folder = tmp_path / "scratch"
+    with full_disk(folder) if is_there else contextlib.nullcontext(), monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(folder))
+        done = CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address))
+    assert done.exit_code == 3, done.output
+    assert re.search(rf"CP-TEMPORARY: .* cannot be packed in the temporary folder {folder} \(.*{why}.*\); make room", done.output)
+    assert CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address)).exit_code == 0
+
+
+def test_a_file_that_cannot_be_read_is_named(dashboard: Dashboard, tmp_path: Path) -> None:
+    words = submitted(tmp_path, dashboard.address)
+    (tmp_path / "weights.bin").chmod(0)
+    command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *words]
+    if os.geteuid() == 0:  # who may read every file, unless that is taken away
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"CP-USAGE: \S+weights.bin is to travel to the cluster, and cannot be read \(Permission denied\)", done.stderr)
+    assert "Traceback" not in done.stderr
 
 
 # Status
