@@ -137,17 +137,25 @@ class Tracker:
         changed = registry.alias(projection.client, outcome)
         if changed is not None:
             return changed
-        with tempfile.TemporaryDirectory(prefix="coldpress-mlflow-") as scratch:
-            registry.register(
-                projection.client,
-                projection.experiment_id,
-                outcome,
-                self._store.materialize(version, serving, Path(scratch)),
-                run_id=run_id,
-                mode=self._mode,
-                store_uri=self._store.uri,
-                campaign=self._campaign,
-            )
+        try:
+            with tempfile.TemporaryDirectory(prefix="coldpress-mlflow-") as scratch:
+                registry.register(
+                    projection.client,
+                    projection.experiment_id,
+                    outcome,
+                    self._store.materialize(version, serving, Path(scratch)),
+                    run_id=run_id,
+                    mode=self._mode,
+                    store_uri=self._store.uri,
+                    campaign=self._campaign,
+                )
+        except OSError as error:  # what MLflow or the store's disk raises is an error of ours already
+            where = tempfile.tempdir or "of this machine"
+            raise InfrastructureError(
+                f"no artifact can be laid out in the temporary folder {where} ({error}); make room there, or name another with "
+                "TMPDIR",
+                code="CP-TEMPORARY",
+            ) from error
         return True
 
     def _tried(self, call: Callable[[], T]) -> T | None:

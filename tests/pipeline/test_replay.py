@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +37,7 @@ from pipeline.parts import part_paths
 from pipeline.replay import History
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import MODELS, run_judged
+from tests.pipeline.full_disks import full_disk
 from tests.pipeline.shown import empty_database, shown, without_ids
 from tests.steps import HERE
 
@@ -125,6 +129,29 @@ def test_without_mlflow_a_campaign_finishes_and_replay_makes_up_for_it(
     assert summary_of(uri, "down") == [*ALL, ("bad", "auto", "failed", False)]
     mlflow.set_tracking_uri(uri)
     assert mlflow.pyfunc.load_model(f"models:/first@{HERE}").get_raw_model().manifest.device_class == HERE
+
+
+@pytest.mark.parametrize(("is_there", "why"), [(True, "No space left on device"), (False, "No such file or directory")])
+def test_a_temporary_folder_that_takes_no_artifact_is_told_and_the_same_replay_makes_up_for_it(
+    empty: Store,
+    uri: str,
+    artifacts: dict[str, Artifact],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_there: bool,
+    why: str,
+) -> None:
+    run_judged(empty, uri, "up", artifacts)
+    MlflowClient(uri).delete_registered_model("first")  # the runs stay
+    folder = tmp_path / "scratch"
+    with full_disk(folder) if is_there else contextlib.nullcontext(), monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(folder))
+        done = replayed(empty, uri, "up")
+    assert done.exit_code == 3, done.output
+    assert re.search(rf"MLflow: no artifact can be laid out in the temporary folder {folder} \(.*{why}.*\); make room", done.output)
+    assert "brings MLflow up to date" in done.output
+    assert replayed(empty, uri, "up").exit_code == 0
+    assert set(shown(uri)["aliases"]) == {"first", "kept"}
 
 
 def test_replay_of_what_is_shown_changes_nothing(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
