@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from freezer.errors import MissingDependencyError
 from freezer.fetch import is_url
 from freezer.limits import Limits, SamplingPolicy
 from freezer.manifest import FORMAT_VERSION, digest_file
@@ -109,12 +110,19 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         parts["file"] = pinned if is_url(source.location) and pinned else digests.of(Path(source.location))
     else:
         folder = Path(source.location)
-        parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
+        parts |= {"weights": source.weights, "transformers": _transformers_version(source)}
         if folder.is_dir():
             parts["folder"] = {str(path.relative_to(folder)): digests.of(path) for path in _files_in(folder)}
         else:
             parts["name"] = source.location
     return make_key(parts)
+
+
+def _transformers_version(source: Source) -> str:
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        raise MissingDependencyError(f"source {source} needs transformers; pip install 'coldpress[pipeline]'") from None
 
 
 def pinned(source: Source, key: Key) -> Source:

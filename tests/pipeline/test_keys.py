@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freezer.errors import MissingDependencyError
 from freezer.limits import Limits, SamplingPolicy
 from freezer.recipes import RECIPES, Recipe
 from freezer.sources import parse_source
@@ -162,6 +164,17 @@ def test_a_judge_without_builds_is_of_its_source_and_class_all_the_same(tmp_path
 
     assert len(keys()) == 4
     assert len(keys(key_of_build(entry, tmp_path))) == 1, "a build's key has both"
+
+
+def test_transformers_that_are_not_installed_are_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    (tmp_path / "model").mkdir()
+    source = parse_source("transformers:model", folder=tmp_path)
+    with pytest.raises(MissingDependencyError, match=r"^source transformers:.* needs transformers; pip install"):
+        source_key(replace(make_entry(tmp_path), source=source), FileDigests(tmp_path / "digests.json"))
 
 
 def test_digests_are_cached_by_size_and_time_and_survive_a_broken_cache(tmp_path: Path) -> None:
