@@ -117,7 +117,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
     base = Path(tempfile.gettempdir())
     for old in base.glob(f"{SCRATCH}*"):  # of keepers that were killed together with their worker
         with contextlib.suppress(OSError):
-            if old.lstat().st_uid == os.getuid() and leads_to_abandoned(old):
+            if old.lstat().st_uid == os.getuid() and leads_to_abandoned(old, folder):
                 old.unlink()
     link = Path(tempfile.mktemp(prefix=SCRATCH, dir=base))
     link.symlink_to((folder / "tmp").absolute())

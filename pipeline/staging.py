@@ -62,14 +62,23 @@ def remove_abandoned(store: str) -> None:
             remove_tree(folder)
 
 
-def leads_to_abandoned(link: Path) -> bool:
-    """Whether a link leads into a staging folder whose owner was killed; one of an unknown owner must be old, and lead nowhere.
+def leads_to_abandoned(link: Path, ours: Path) -> bool:
+    """Whether a link leads into a staging folder that is nobody's any more.
+
+    One whose owner lives is left, unless that is the owner of `ours` and it leads nowhere: another may have mounted the store
+    elsewhere. One of an owner that nobody knows must be old, and lead nowhere.
 
     Raises:
         OSError: it is gone, or none.
     """
-    alive = _owner_lives(link.readlink().parent.name)
-    return alive is False or (alive is None and link.lstat().st_mtime < time.time() - ABANDONED_S and not link.exists())
+    name = link.readlink().parent.name
+    match _owner_lives(name):
+        case False:
+            return True
+        case True:
+            return name.rpartition("~")[0] == ours.name.rpartition("~")[0] and not link.exists()
+        case _:
+            return link.lstat().st_mtime < time.time() - ABANDONED_S and not link.exists()
 
 
 def _owner_lives(name: str) -> bool | None:
