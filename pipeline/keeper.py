@@ -120,11 +120,15 @@ def _scratch(folder: Path) -> Iterator[Path]:
             if old.lstat().st_uid == os.getuid() and leads_to_abandoned(old, folder):
                 old.unlink()
     link = Path(tempfile.mktemp(prefix=SCRATCH, dir=base))
-    link.symlink_to((folder / "tmp").absolute())
+    try:
+        link.symlink_to((folder / "tmp").absolute())
+    except OSError:  # a full disk takes no long link; what makes no socket does without a short name
+        link = (folder / "tmp").absolute()
     try:
         yield link
     finally:
-        link.unlink(missing_ok=True)
+        if link.is_symlink():
+            link.unlink(missing_ok=True)
         remove_tree(folder / "tmp")
 
 

@@ -23,7 +23,7 @@ from freezer.errors import BuildError, CaptureError, SpecError
 from pipeline import isolate
 from pipeline.ending import End
 from pipeline.isolate import LISTENER, PROBE, Memory, run_isolated
-from pipeline.keeper import LOG_LIMIT_BYTES, SCRATCH
+from pipeline.keeper import LOG_LIMIT_BYTES, SCRATCH, _scratch
 from pipeline.policy import decide
 from pipeline.staging import own_path
 from tests.pipeline import faults
@@ -475,6 +475,19 @@ def test_a_dangling_scratch_of_a_dead_machine_is_swept(tmp_path: Path) -> None:
     finally:
         for link in links.values():
             link.unlink(missing_ok=True)
+
+
+def test_where_the_temporary_folder_is_full_the_scratch_is_the_folder_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(Path, "symlink_to", full)
+    with _scratch(tmp_path) as scratch:
+        assert scratch == tmp_path / "tmp"
+        (scratch / "file").touch()
+    assert list(tmp_path.iterdir()) == []
 
 
 UNTIDY = """
