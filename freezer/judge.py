@@ -128,7 +128,9 @@ def judge(
         passing = [trial.candidate for trial in trials if trial.problem is None]
         cells = time_cells(subject, passing, target, policy)
         sampling = cells[0].sampling if cells else None
-        eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
+        eager_metric = None  # without a metric no copy is made of the model
+        if task_metric is not None:
+            eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
         trials = [_measured(t, subject, cells, len(passing), limits, policy, task_metric) for t in trials]
     eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
     on_drift_alone = on_drift_alone or target.device_class.name == PORTABLE
@@ -238,14 +240,12 @@ def _measured(
     )
 
 
-def _quality(task_metric: TaskMetric | None, model: Callable[..., Any]) -> float | None:
+def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None:
     """What a task metric says of a model, as a plain number: it goes into JSON, and to processes without torch.
 
     Raises:
         JudgeError: it is none.
     """
-    if task_metric is None:
-        return None
     found = task_metric(model)
     try:
         number = float(found)  # of a tensor or a scalar of numpy, too

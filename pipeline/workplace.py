@@ -112,8 +112,9 @@ class Workplace:
         """
         if self.remote is None:
             return move_whole(made, self.folder(kind, key))
-        if self.has(kind, key) or not made.is_dir():
-            return self.has(kind, key)
+        there = self.has(kind, key)
+        if there or not made.is_dir():
+            return there
         files = {str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()}
         record = {name: {"digest": digest_file(path), "size_bytes": path.stat().st_size} for name, path in files.items()}
         try:
