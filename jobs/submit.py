@@ -95,9 +95,7 @@ def _submit(
 
 def _not_packed(error: OSError) -> UsageError | InfrastructureError:
     """What keeps the files from being put into a temporary folder, or packed by Ray, which does so in another."""
-    file = re.sub(
-        rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or "")
-    )  # its name in the working directory, where it lies in there
+    file = re.sub(rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or ""))  # of one that is staged, as it is called here
     if file and isinstance(error, PermissionError | FileNotFoundError):
         return UsageError(
             f"{file} is to travel to the cluster, and cannot be read ({error.strerror}); make it readable, or take it out of the "

@@ -82,7 +82,7 @@ def failure_of(error: BaseException) -> str:
     """The type of the failed outcome that an exception makes."""
     if _is_of_the_disk(error):
         return "disk"
-    if is_of_gpu_memory(error) or _is_of_memory(error):
+    if _is_of_gpu_memory(error) or _is_of_memory(error):
         return "memory"
     if _is_of_the_machine(error):
         return "infrastructure"
@@ -97,7 +97,7 @@ def code_of(error: BaseException) -> str:
     """The code of the failed outcome that an exception makes."""
     if isinstance(error, ColdpressError) and failure_of(error) not in ("disk", "memory") and not _is_of_the_machine(error):
         return error.code
-    if failure_of(error) == "memory" and is_of_gpu_memory(error):
+    if failure_of(error) == "memory" and _is_of_gpu_memory(error):
         return GPU_MEMORY
     return CODES.get(failure_of(error), ColdpressError.code)
 
@@ -115,7 +115,7 @@ def _is_of_the_disk(error: BaseException) -> bool:
     return any((isinstance(one, OSError) and one.errno in _DISK) or _OF_THE_DISK.search(_text(one)) for one in _chain(error))
 
 
-def is_of_gpu_memory(error: BaseException) -> bool:
+def _is_of_gpu_memory(error: BaseException) -> bool:
     """Whether a want of a GPU's memory is behind an exception."""
     return any(type(one).__name__ == "OutOfMemoryError" or _OUT_OF_GPU_MEMORY.search(_text(one)) for one in _chain(error))
 

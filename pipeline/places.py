@@ -28,7 +28,7 @@ from pipeline.turns import REST_S, Turns
 CHECK_S = 2.0
 """Between two looks at whether every task that waits has a node that could serve it, while the nodes stay the same."""
 
-HELD_S = 20.0
+BEGUN_S = 20.0
 """Between two looks at whether a judge has begun; it is told when it has not at the second."""
 
 
@@ -197,9 +197,9 @@ class Places(Generic[_Task]):
         now = time.monotonic()
         if now < self._next_held:
             return
-        self._next_held = now + HELD_S
+        self._next_held = now + BEGUN_S
         for slot in self._slots.values():
-            if not slot.judge or slot.held_looks > 1 or now < slot.judge_since + HELD_S:
+            if not slot.judge or slot.held_looks > 1 or now < slot.judge_since + BEGUN_S:
                 continue
             held = self._fleet.cluster.held(slot.node)
             slot.held_looks = slot.held_looks + 1 if held else 0

@@ -127,10 +127,8 @@ class Projection:
                     self.experiment_id, start_time=int(started * 1000), tags=tags, run_name=f"campaign {self.campaign}"
                 )
             else:
-                if not self.is_complete and run.data.tags.get(
-                    COMPLETE
-                ):  # what is logged from here on makes it untrue until the end
-                    self.client.set_tag(run.info.run_id, COMPLETE, "")
+                if not self.is_complete and run.data.tags.get(COMPLETE):
+                    self.client.set_tag(run.info.run_id, COMPLETE, "")  # what is logged from here on makes it untrue until the end
                 if resume and run.info.status != "RUNNING":
                     self.client.update_run(run.info.run_id, status="RUNNING")
             self._runs = {}

@@ -218,7 +218,7 @@ def test_campaigns_that_claim_the_same_node_do_not_wait_for_each_other(here: Her
 
 
 def test_a_judge_that_others_keep_from_beginning_is_told_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.places.HELD_S", 0.0)
+    monkeypatch.setattr("pipeline.places.BEGUN_S", 0.0)
     held = [None, "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs"]
     monkeypatch.setattr(here.fleet.cluster, "held", lambda _: held.pop(0), raising=False)
     here.fleet.have(node("a", V4))
