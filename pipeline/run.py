@@ -144,7 +144,7 @@ def run(config: Config, display: Display) -> Report:
             tracker.may_work = executor.may_disturb
             try:
                 campaign = _Campaign(config, plan, executor, store, ledger, tracker, display)
-                campaign.start(bad, started)
+                campaign.start(bad, continued)
                 return campaign.finish(bad, started)
             finally:
                 remove_abandoned(str(store.root))
@@ -206,9 +206,9 @@ class _Campaign:
         self._failures: list[str] = []
         self._interrupted = False
 
-    def start(self, problems: Sequence[Outcome], started: float) -> None:
+    def start(self, problems: Sequence[Outcome], continued: Continued) -> None:
         """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
-        self._continued = Continued(self._ledger, started)
+        self._continued = continued
         self._planned = planned_members(self._plan, self._continued)
         self._record(
             CampaignRecord(

@@ -156,7 +156,8 @@ def run_judged(
         made = {"tags": tags or {}, "registered_name": registered_name, "speedup_min": speedup_min}
         entries = [entry(name, store.root.parent, **made) for name in models]  # type: ignore[arg-type]
         started = 1_700_000_000.0
-        plan = plan_of(entries, store, ledger, digests=digests, since=Continued(ledger, started).own_since)
+        continued = Continued(ledger, started)
+        plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
         display = LineDisplay(Console(file=io.StringIO()))
         executor = Judged(
@@ -171,7 +172,7 @@ def run_judged(
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
             running = _Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display)
-            running.start(problems, started)
+            running.start(problems, continued)
             return running.finish(problems, started)
 
 

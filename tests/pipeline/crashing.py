@@ -23,6 +23,7 @@ from rich.console import Console
 from freezer.artifact import Artifact, write_artifact
 from freezer.store import Store
 from pipeline import tasks
+from pipeline.campaign_record import Continued
 from pipeline.cluster import Done, Handle
 from pipeline.ending import End
 from pipeline.events import LineDisplay
@@ -135,13 +136,15 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         remove_abandoned(str(store.root))
         digests = FileDigests(store.root / ".coldpress" / "digests.json")
         entries = [entry(name, folder, tags={"team": "a"}, registered_name=None, speedup_min=1.05) for name in MODELS]
-        plan = plan_of(entries, store, ledger, digests=digests)
+        started = 1_700_000_000.0
+        continued = Continued(ledger, started)
+        plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
         materials = Materials(store.root, uri, digests)
         executor = Executor(plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show)
         campaign = _Campaign(config, plan, executor, store, ledger, Tracker(uri, CAMPAIGN, store, mode="copy"), display)
-        campaign.start((), 1_700_000_000.0)
-        return campaign.finish((), 1_700_000_000.0).exit_code
+        campaign.start((), continued)
+        return campaign.finish((), started).exit_code
 
 
 def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[int, int]:
