@@ -41,6 +41,25 @@ def entry() -> Entry:
     )
 
 
+def broken() -> Entry:
+    """An entry whose model raises when it is made."""
+    return replace(entry(), source=parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),)))
+
+
+def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
+    """A judge that fails for good."""
+    return JudgeRequest(
+        key="j",
+        entry=broken(),
+        builds=builds,
+        device_class=HERE,
+        num_threads=2,
+        policy=QUICK,
+        campaign="c",
+        store=str(store),
+    )
+
+
 def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) -> None:
     common = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
     built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))  # type: ignore[arg-type]
@@ -63,18 +82,8 @@ def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) 
 
 
 def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:
-    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
     candidate_folder(str(tmp_path), "b").mkdir(parents=True)
-    request = JudgeRequest(
-        key="j",
-        entry=replace(entry(), source=source),
-        builds={"torchscript-frozen": "b"},
-        device_class=HERE,
-        num_threads=2,
-        policy=QUICK,
-        campaign="c",
-        store=str(tmp_path),
-    )
+    request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
     first = judge(request)
     assert (first.verdict, first.failure, first.has_artifact) == ("failed", "source", False)
     assert first.judge_s > 0
@@ -89,17 +98,7 @@ def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> No
 
 
 def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_path: Path) -> None:
-    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
-    both = JudgeRequest(
-        key="j",
-        entry=replace(entry(), source=source),
-        builds={"torchscript-frozen": "b", "inductor-frozen": "c"},
-        device_class=HERE,
-        num_threads=2,
-        policy=QUICK,
-        campaign="c",
-        store=str(tmp_path),
-    )
+    both = of_a_broken_model(tmp_path, {"torchscript-frozen": "b", "inductor-frozen": "c"})
     for key in ("b", "c"):
         candidate_folder(str(tmp_path), key).mkdir(parents=True)
     before = JudgeResult(key="j", verdict="kept-eager", reason="as it was")
@@ -112,7 +111,6 @@ def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_
 
 
 def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
     candidate_folder(str(tmp_path), "b").mkdir(parents=True)
     faster = JudgeResult(key="j", verdict="published", reason="of another campaign", has_artifact=True)
     isolated = pipeline.tasks._isolated
@@ -122,23 +120,13 @@ def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkey
         return isolated(*args)
 
     monkeypatch.setattr("pipeline.tasks._isolated", meanwhile)
-    request = JudgeRequest(
-        key="j",
-        entry=replace(entry(), source=source),
-        builds={"torchscript-frozen": "b"},
-        device_class=HERE,
-        num_threads=2,
-        policy=QUICK,
-        campaign="c",
-        store=str(tmp_path),
-    )
+    request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
     assert judge(request) == faster
 
 
 def test_two_builds_of_one_key_at_a_time_have_a_log_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),))
     common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
-    request = BuildRequest(key="b", recipe="torchscript-frozen", entry=replace(entry(), source=source), **common)
+    request = BuildRequest(key="b", recipe="torchscript-frozen", entry=broken(), **common)
     run, logs = run_isolated, []
 
     def beside(*args: Any, log: Path, **settings: Any) -> End:
