@@ -392,8 +392,8 @@ class ClusterBoard:
     def __init__(self, head: Head) -> None:
         self._head = head
 
-    def read(self) -> Mapping[str, str]:
-        """All of it.
+    def read(self, *, besides: str) -> Mapping[str, str]:
+        """All of it but one row.
 
         Raises:
             InfrastructureError: the head stays silent.
@@ -401,9 +401,10 @@ class ClusterBoard:
         rows: dict[str, str] = {}
         with _told_by(self._head) as answers:
             for key in internal_kv._internal_kv_list(BOARD, namespace=NAMESPACE) if answers else ():
-                value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+                name = key.decode().removeprefix(BOARD)
+                value = None if name == besides else internal_kv._internal_kv_get(key, namespace=NAMESPACE)
                 if value is not None:
-                    rows[key.decode().removeprefix(BOARD)] = value.decode()
+                    rows[name] = value.decode()
         return rows
 
     def write(self, key: str, value: str) -> None:

@@ -33,7 +33,8 @@ from pipeline.policy import attempts_left, decide, final_sentence, is_kept, memo
 from pipeline.tasks import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, build_wall_s, judge
 from pipeline.workplace import workplace
 
-IDLE_S = 0.5
+IDLE_S = 1.0
+"""Between two looks at what may be started while nothing ends."""
 
 
 @dataclass(kw_only=True)

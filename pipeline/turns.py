@@ -16,7 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 BEAT_S = 1.0
-"""How often a driver says that it lives, and reads what the others say."""
+"""How often a driver reads what the others say."""
+
+WORD_S = 5.0
+"""How often it says that it lives, where what it claims stays the same."""
 
 SILENCE_S = 30.0
 """After which a driver that has not said anything new is taken for dead. While it publishes one model it says nothing."""
@@ -28,8 +31,8 @@ REST_S = 3 * BEAT_S
 class Board(Protocol):
     """A small table that all drivers of a cluster share."""
 
-    def read(self) -> Mapping[str, str]:
-        """All of it."""
+    def read(self, *, besides: str) -> Mapping[str, str]:
+        """All of it but one row."""
 
     def write(self, key: str, value: str) -> None:
         """Set one row."""
@@ -50,8 +53,8 @@ class Turns:
         self._board, self._clock = board, clock
         self._key = uuid.uuid4().hex
         self._claims: set[str] = set()
-        self._beats = 0
-        self._next = clock()
+        self._words = 0
+        self._next = self._next_word = clock()
         self._seen: dict[str, tuple[str, float]] = {}
 
     @property
@@ -62,12 +65,12 @@ class Turns:
     def claim(self, node_id: str) -> None:
         """Ask the other campaigns to start nothing more on a node."""
         self._claims.add(node_id)
-        self._beat()
+        self._say()
 
     def release(self, node_id: str) -> None:
         """Give a node back."""
         self._claims.discard(node_id)
-        self._beat()
+        self._say()
 
     def claimed(self, node_id: str) -> bool:
         """Whether another campaign judges on a node, or is about to."""
@@ -77,12 +80,12 @@ class Turns:
         """Say that this campaign lives, and read what the others say; does nothing before the next beat."""
         if self._board is None or self._clock() < self._next:
             return
-        self._beat()
-        rows, now = self._board.read(), self._clock()
+        if self._clock() >= self._next_word:
+            self._say()
+        rows, now = self._board.read(besides=self._key), self._clock()
+        self._next = now + BEAT_S
         seen: dict[str, tuple[str, float]] = {}
         for key, text in rows.items():
-            if key == self._key:
-                continue
             known = self._seen.get(key)
             since = known[1] if known is not None and known[0] == text else now
             if now - since <= SILENCE_S:
@@ -96,9 +99,9 @@ class Turns:
         if self._board is not None:
             self._board.erase(self._key)
 
-    def _beat(self) -> None:
+    def _say(self) -> None:
         if self._board is None:
             return
-        self._beats += 1
-        self._next = self._clock() + BEAT_S
-        self._board.write(self._key, json.dumps({"beat": self._beats, "claims": sorted(self._claims)}))
+        self._words += 1
+        self._next_word = self._clock() + WORD_S
+        self._board.write(self._key, json.dumps({"word": self._words, "claims": sorted(self._claims)}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.turns import BEAT_S, SILENCE_S, Turns
+from pipeline.turns import BEAT_S, SILENCE_S, WORD_S, Turns
 
 
 class DictBoard:
@@ -12,11 +12,14 @@ class DictBoard:
 
     def __init__(self) -> None:
         self.rows: dict[str, str] = {}
+        self.num_read = self.num_written = 0
 
-    def read(self) -> Mapping[str, str]:
-        return dict(self.rows)
+    def read(self, *, besides: str) -> Mapping[str, str]:
+        self.num_read += 1
+        return {key: value for key, value in self.rows.items() if key != besides}
 
     def write(self, key: str, value: str) -> None:
+        self.num_written += 1
         self.rows[key] = value
 
     def erase(self, key: str) -> None:
@@ -72,8 +75,19 @@ def test_a_driver_that_died_is_forgotten_by_the_readers_own_clock() -> None:
     assert not alive.claimed("n1")
     assert not alive.others
     assert len(board.rows) == 1, "its row is gone"
+    theirs.now += WORD_S
     beat((dead, theirs), (alive, ours))
     assert alive.claimed("n1"), "it was only slow"
+
+
+def test_a_campaign_of_hours_asks_little_of_the_clusters_head() -> None:
+    board, clock = DictBoard(), Clock()
+    turns = Turns(board, clock)
+    for _ in range(round(60 / (BEAT_S / 10))):  # its loop turns more often than it has to look
+        clock.now += BEAT_S / 10
+        turns.tick()
+    assert 50 <= board.num_read <= 61
+    assert 10 <= board.num_written <= 13
 
 
 def test_a_driver_that_is_alone_needs_no_board() -> None:
