@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -9,6 +10,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -115,10 +117,12 @@ def reaching(tracking_uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        message = (
-            f"MLflow at {tracking_uri} failed: {type(error).__name__}: {lines[0]}; "
-            "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
-        )
+        remedy = "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # of files; a database says it otherwise
+            remedy = (
+                f"make room where MLflow keeps its artifacts, and in the temporary folder {tempfile.tempdir or 'of this machine'}"
+            )
+        message = f"MLflow at {tracking_uri} failed: {type(error).__name__}: {lines[0]}; {remedy}"
         raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
 
 

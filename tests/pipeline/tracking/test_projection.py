@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
 from pathlib import Path
 
 import mlflow
@@ -10,10 +12,12 @@ import pytest
 from mlflow.entities import Run
 
 from freezer.artifact import Artifact
+from freezer.errors import InfrastructureError
 from freezer.report import Change
 from freezer.report import Report as FreezingReport
 from pipeline.tracking.projection import Projection, outcomes_digest
 from pipeline.tracking.records import run_records, summary_markdown, summary_table
+from tests.pipeline.full_disks import full_disk
 from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
 
 
@@ -302,3 +306,14 @@ def test_the_summary_is_json_without_nan_and_markdown_without_broken_cells() -> 
     text = summary_markdown([odd], "camp", exit_code=0, interrupted=False)
     assert "a \\| b c |" in text
     assert "1 outcomes (1 published); exit code 0" in text
+
+
+def test_a_temporary_folder_that_is_full_is_not_told_as_a_database_to_mend(
+    projection: Projection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with full_disk(tmp_path / "full") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))  # where MLflow writes what it is about to copy
+        with pytest.raises(InfrastructureError, match=rf"No space left .* the temporary folder {re.escape(str(folder))}$"):
+            projection.finish([outcome("full")], 0, False)
+    projection.finish([outcome("full")], 0, False)
+    assert runs_of(projection, "campaign")[0].info.status == "FINISHED"
