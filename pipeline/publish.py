@@ -50,6 +50,8 @@ class Publisher:
         gathered.append((item, outcome))
         expected = self._expected[outcome.model]
         if len(gathered) < len(expected):
+            if outcome.verdict == "failed" and not outcome.cached:
+                self._keep([(item, outcome)])  # which needs no version; else a judge that crashes would do so in each start
             return []
         # In the order of the plan, however they came in: so versions in MLflow are the same after a restart.
         gathered.sort(key=lambda reached: expected.index(reached[1].device_class))
@@ -154,7 +156,16 @@ class Publisher:
         return judged_folder(str(self._store.root), outcome.judge_key, outcome.model, _missing(outcome))
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
-        """Keep new and changed outcomes in the ledger, together; then their judged folders may go: the files are in the store."""
+        """Keep new and changed outcomes, together; then their judged folders may go: the files are in the store."""
+        self._keep([(item, outcome) for item, outcome in final if not self._is_kept(item, outcome)])
+        for _, outcome in final:  # of a cached one too: a driver may have been killed before this
+            self._place.drop("judged", _name(outcome), listed=outcome.cached)
+            if not outcome.cached and _has_artifact_of_its_own(outcome):  # which stands for what was reached with less, too
+                for folder in self._folder(outcome).parent.glob(f"{judged_name(outcome.judge_key, outcome.model)}~*"):
+                    self._place.drop("judged", folder.name)
+
+    def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
+        """Append outcomes to the ledger."""
         self._ledger.append_all(
             [
                 Draft(
@@ -165,21 +176,17 @@ class Publisher:
                     data={"outcome": outcome.to_json(), "parts": _parts(item)},
                 )
                 for item, outcome in final
-                if not (outcome.cached and self._is_kept(item, outcome))
             ]
         )
-        for _, outcome in final:  # of a cached one too: a driver may have been killed before this
-            self._place.drop("judged", _name(outcome), listed=outcome.cached)
-            if not outcome.cached and _has_artifact_of_its_own(outcome):  # which stands for what was reached with less, too
-                for folder in self._folder(outcome).parent.glob(f"{judged_name(outcome.judge_key, outcome.model)}~*"):
-                    self._place.drop("judged", folder.name)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger says the same already: what was taken over may have come into another version."""
         if outcome is item.finished:
             return item.is_kept
+        if not outcome.cached and outcome.verdict != "failed":
+            return False
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
-        return row is not None and Outcome.from_json(row.data["outcome"]).as_cached() == outcome
+        return row is not None and replace(Outcome.from_json(row.data["outcome"]), cached=outcome.cached) == outcome
 
 
 def _name(outcome: Outcome) -> str:

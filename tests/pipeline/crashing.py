@@ -44,7 +44,11 @@ MODELS = {
     "kept": {HERE: "kept-eager", "portable": "published"},
     "drifts": {HERE: "rejected", "portable": "rejected"},
     "gone": {HERE: "failed", "portable": "failed"},
+    "crashes": {HERE: "crashed", "portable": "published"},
 }
+
+CRASHES = ".coldpress/crashes"
+"""A file of the store, a letter long for each crash of a judge."""
 
 ON_DISK = ("fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir")
 IN_MLFLOW = (
@@ -113,6 +117,10 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
             (staging / "candidate").mkdir()
             (staging / "candidate" / "payload").write_text(request.key)
             return End(kind="ok", wall_s=1.5)
+        if verdict == "crashed":
+            with (Path(request.store) / CRASHES).open("a") as file:
+                file.write("x")
+            return End(kind="crash", failure="crash", code="CP-CRASH", message="it died", wall_s=0.5)
         if verdict == "published":
             shutil.copytree(artifacts[request.device_class].folder, staging / "copy")
             (staging / "judged").mkdir()

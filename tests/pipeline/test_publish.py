@@ -16,9 +16,9 @@ from freezer.sources import parse_source
 from freezer.spec import Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from pipeline.entry import Entry
-from pipeline.ledger import Ledger
+from pipeline.ledger import Ledger, ledger_folder
 from pipeline.outcome import CandidateReport, Outcome
-from pipeline.parts import Row
+from pipeline.parts import Row, read_rows
 from pipeline.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
 from pipeline.tasks import judged_folder
@@ -181,6 +181,23 @@ def test_nothing_is_published_of_a_model_that_fails_and_what_was_published_stays
         final = publisher.add(item, judged(item, "rejected", empty))
     assert [(outcome.version, outcome.artifact) for outcome in final] == [(None, None)] * 2
     assert empty.versions("mlp") == [1]
+
+
+def test_a_judge_that_crashed_does_so_once_though_the_driver_is_killed_before_the_other_classes_are_in(
+    plan: Callable[..., Plan], empty: Store, ledger: Ledger, portable: Frozen
+) -> None:
+    first = plan()
+    here, anywhere = first.items
+    crashed = replace(judged(here, "failed", empty), failure="crash", code="CP-CRASH")
+    publisher = Publisher(first, empty, ledger)
+    assert publisher.add(here, crashed) == []
+    again, other = plan().items
+    assert again.finished == crashed.as_cached()
+    assert other.finished is None
+    final = publisher.add(anywhere, judged(anywhere, "published", empty, portable.artifact))
+    assert [outcome.verdict for outcome in final] == ["failed", "published"]
+    rows = [row.device_class for row in read_rows(ledger_folder(empty)) if row.kind == "outcome"]
+    assert sorted(rows) == [HERE, "portable"], "each is written once"
 
 
 def test_a_class_that_is_not_judged_again_is_carried_over_from_the_same_source(
