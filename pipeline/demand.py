@@ -52,6 +52,11 @@ def corrected(demand: Demand, size: int) -> Demand:
     return replace(demand, asked=max(size, demand.asked), firm=True)
 
 
+def learned(demand: Demand, used_bytes: int) -> Demand:
+    """A demand where a task of the same model was seen to use some memory."""
+    return demand if used_bytes <= demand.asked else replace(demand, asked=_step(used_bytes))
+
+
 def _weights_bytes(entry: Entry) -> int:
     """The size of the files that a model is made of; 0 where it is not known before it is fetched or made."""
     location = Path(entry.source.location)

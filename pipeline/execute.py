@@ -16,7 +16,7 @@ from freezer.device_class import PORTABLE, device_class
 from freezer.errors import ColdpressError, IntegrityError
 from freezer.store import Store
 from pipeline.cluster import Done, Handle, Node
-from pipeline.demand import Demand, corrected, demand_of
+from pipeline.demand import Demand, corrected, demand_of, learned
 from pipeline.ending import CODES, NODE_MEMORY, code_of, failure_of
 from pipeline.entry import Entry
 from pipeline.events import Event
@@ -42,16 +42,16 @@ class _Progress:
     """Where one item stands.
 
     Attributes:
-        estimate: of its memory; of a model that is fetched, known when it is.
+        estimate: of its memory; of a model that is fetched, known when it is; no less than what its builds were seen to use.
         results: of its builds, by recipe.
-        was_damaged: whether candidates were built again, which were damaged between their build and the judge.
+        damages: the kinds of failures that candidates were built again for, which were damaged between their build and the judge.
     """
 
     item: Item
     index: int
     estimate: Demand
     results: dict[str, BuildResult] = field(default_factory=dict)
-    was_damaged: bool = False
+    damages: list[str] = field(default_factory=list)
 
     @property
     def built(self) -> bool:
@@ -139,8 +139,9 @@ def _failure_in(done: Done, node: Node | None) -> _Failed | None:
     result: BuildResult | JudgeResult = done.value
     if result.failure is None:
         return None
+    is_damage = isinstance(result, JudgeResult) and result.code == IntegrityError.code
     return _Failed(
-        kind=result.failure,
+        kind="damage" if is_damage else result.failure,
         failure=result.failure,
         code=result.code or ColdpressError.code,
         message=result.message if isinstance(result, BuildResult) else result.reason,
@@ -153,14 +154,7 @@ def _failure_in(done: Done, node: Node | None) -> _Failed | None:
 def _final(failed: _Failed, task: _Task) -> str:
     """The message of a failure that is not tried again."""
     more = final_sentence(failed.kind, failed.code, len(task.failures))
-    if _is_damage(failed, task):
-        more = "the same command builds it again"
     return f"{failed.message}; {more}" if more else failed.message
-
-
-def _is_damage(failed: _Failed, task: _Task) -> bool:
-    """Whether a judge has found a candidate that is not what was built, and removed it."""
-    return task.recipe is None and failed.code == IntegrityError.code
 
 
 class Executor:
@@ -218,7 +212,9 @@ class Executor:
             cluster.cancel(list(self._running))
 
     def _enqueue(self, item: Item, index: int) -> None:
-        progress = _Progress(item=item, index=index, estimate=demand_of(item.entry))
+        before = self._ledger.nearest("build", item.entry.name, item.device_class)  # of other weights, perhaps
+        used_bytes = 0 if before is None else before.data.get("peak_bytes", 0)
+        progress = _Progress(item=item, index=index, estimate=learned(demand_of(item.entry), used_bytes))
         for recipe, key in item.builds.items():
             known = self._known(item, key.digest, recipe)
             if known is not None:
@@ -374,7 +370,7 @@ class Executor:
         failed = _failure_in(done, task.node)
         if failed is not None:
             task.failures.append(failed.kind)
-            try_again = self._build_again if _is_damage(failed, task) else self._try_again
+            try_again = self._build_again if decide(failed.kind, failed.code).rebuild else self._try_again
             if try_again(task, failed):
                 return None
         if task.recipe is not None:
@@ -398,15 +394,15 @@ class Executor:
         return item, item.before
 
     def _build_again(self, task: _Task, failed: _Failed) -> bool:
-        """Queue the builds, once, whose candidates a judge has found damaged and removed."""
+        """Queue the builds whose candidates a judge has found damaged and removed, if the policy has another attempt for it."""
         progress = task.progress
-        if progress.was_damaged:
+        progress.damages.append(failed.kind)
+        if not attempts_left(progress.damages, failed.kind, failed.code):
             return False
         found = {name: result.key for name, result in progress.results.items() if result.failure is None}
         gone = [name for name, key in found.items() if not self._place.has("candidates", key)]
         if not gone:
             return False
-        progress.was_damaged = True
         self._show(Event(kind="note", text=f"{task.what}: {failed.message}; {', '.join(gone)} built again"))
         for name in gone:
             del progress.results[name]
@@ -441,6 +437,7 @@ class Executor:
         if failed is not None:
             result = done.value or BuildResult(key=progress.item.builds[recipe].digest, recipe=recipe)
             result = replace(result, failure=failed.failure, code=failed.code, message=_final(failed, task))
+        progress.estimate = learned(progress.estimate, result.peak_bytes)
         self._keep_build(progress, recipe, result)
 
     def _keep_build(self, progress: _Progress, recipe: str, result: BuildResult) -> None:

@@ -32,7 +32,7 @@ REFRESH_S = 2.0
 """Between two looks at the list of nodes."""
 
 AGAIN_S = 30.0
-"""Until a node whose examination was lost is examined again."""
+"""Until a node whose examination was lost, or that does not see the store yet, is examined again."""
 
 GONE_S = 60.0
 """How long a class may be without a node in mid-campaign, unless it was told to wait for nodes."""
@@ -75,7 +75,7 @@ class Fleet:
         self._asking = Asking(cluster)
         self.blind = False
         self._used: dict[str, Node] = {}
-        self._refused: dict[str, float] = {}
+        self._refused: dict[str, tuple[float, str]] = {}
         self._doubted: dict[str, Handle] = {}
         self._toolchains: dict[str, Mapping[str, Any]] = {}
         self._memory_bytes: dict[str, int | None] = {}
@@ -221,7 +221,8 @@ class Fleet:
         self._examiner.forget(alive)
         for node_id, node in alive.items():
             name = next((name for name in node.classes if name in self._toolchains), None)
-            known = node_id in self._used or node_id in self._examiner.under_way or time.monotonic() < self._refused.get(node_id, 0)
+            again, _ = self._refused.get(node_id, (0, ""))
+            known = node_id in self._used or node_id in self._examiner.under_way or time.monotonic() < again
             if name is not None and not known:
                 self._examiner.examine(node, name)
 
@@ -261,20 +262,23 @@ class Fleet:
     def _admit(self, item: Examination) -> None:
         """Use a node that has shown what it is, for the classes that it fits; or say why not."""
         node = item.node
-        if item.failure is not None:
-            why: str | None = f"{item.failure}; it is asked again in {AGAIN_S:g} s"
-        elif (why := self._examiner.unseen(item)) is None:
-            fitting = tuple(name for name in node.classes if self._fits(item, name))
-            node = replace(node, classes=fitting)
-            why = None if fitting else "it builds with other tools than the others"
-        if why is not None:
-            self._refused[node.node_id] = time.monotonic() + AGAIN_S if item.failure is not None else math.inf
-            self._note(f"node {node.node_id[:12]} is not used: {why}")
+        if (why := item.failure or self._examiner.unseen(item)) is not None:
+            self._refuse(node, f"{why}; it is asked again every {AGAIN_S:g} s", time.monotonic() + AGAIN_S)
+            return
+        node = replace(node, classes=tuple(name for name in node.classes if self._fits(item, name)))
+        if not node.classes:
+            self._refuse(node, "it builds with other tools than the others", math.inf)
             return
         self.blind = self.blind or not self._examiner.sees_files(item)
         self._used[node.node_id] = node
         if self._next:
             self._note(f"node {node.node_id[:12]} joined, for {', '.join(node.classes)}")
+
+    def _refuse(self, node: Node, why: str, until: float) -> None:
+        """Do not use a node, nor examine it before a time; say why, once."""
+        if self._refused.get(node.node_id, (0, ""))[1] != why:
+            self._note(f"node {node.node_id[:12]} is not used: {why}")
+        self._refused[node.node_id] = until, why
 
     def _fits(self, item: Examination, name: str) -> bool:
         """Whether a node builds for a class with what the others of the class build with; says so where it does not."""

@@ -1,7 +1,8 @@
 """The policy: what is done about every kind of failure. All of it is decided in the tables below, and nowhere else.
 
-A failure is of a child (ending.py: `crash`, `timeout`, ...), of the model (a FreezeError's kind: `capture`, `build`, ...), or of
-the cluster (Ray's exceptions, by their names). docs/operate.md has the same as a table for people; a test holds the two equal.
+A failure is of a child (ending.py: `crash`, `timeout`, ...), of the model (a FreezeError's kind: `capture`, `build`, ...), of a
+candidate that a judge finds damaged (`damage`), or of the cluster (Ray's exceptions, by their names). docs/operate.md has the same
+as a table for people; a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Decision:
         elsewhere: the next attempt is on another node, where another serves the class.
         more_memory: the next attempt has more memory kept free for it.
         later: the next attempt comes after what else waits.
+        rebuild: what is damaged or gone is built again before the next attempt.
         kept: what the next campaign does. `never`: it tries again. `key`: it takes the failure over until the key changes.
             `memory`: it does so until more memory may be used, too. `quarantine`: until a person lifts it, too.
     """
@@ -39,6 +41,7 @@ class Decision:
     elsewhere: bool = False
     more_memory: bool = False
     later: bool = False
+    rebuild: bool = False
     kept: Kept = "never"
 
 
@@ -62,6 +65,7 @@ POLICY: Mapping[str, Decision] = {
     "timeout": Decision(),
     "error": Decision(),
     "disk": Decision(attempts=2, elsewhere=True, later=True),
+    "damage": Decision(attempts=2, rebuild=True),
     "infrastructure": Decision(attempts=3, elsewhere=True, later=True),
     # The cluster. The outcome is `failed: infrastructure` in the end, but for `node-memory`, which is `failed: memory`.
     "node": Decision(attempts=3, elsewhere=True),
@@ -198,4 +202,6 @@ def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
     words = [f"tried {num_attempts} times"] if num_attempts > 1 else []
     if decide(kind, code).kept == "quarantine":
         words.append(f"quarantined: tried again when the model, its recipe or the toolchain changes, or with {LIFT}")
+    if decide(kind, code).rebuild:
+        words.append("the same command builds it again")
     return "; ".join(words)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from freezer.limits import Limits
 from freezer.sources import Source
-from pipeline.demand import BASE_BYTES, Demand, corrected, demand_of
+from pipeline.demand import BASE_BYTES, Demand, corrected, demand_of, learned
 from pipeline.entry import Entry
 
 GB = 1_000_000_000
@@ -58,3 +58,10 @@ def test_a_limit_counts_for_more_than_an_estimate_and_experience_for_more_than_a
     assert demand_of(limited) == Demand(asked=5 * GB, least=5 * GB)
     assert corrected(demand_of(limited), 7 * GB) == Demand(asked=7 * GB, least=5 * GB, firm=True)
     assert demand_of(replace(limited, limits=Limits())).asked == 16 * GB
+
+
+def test_what_was_seen_to_be_used_is_asked_for_by_the_tasks_that_follow() -> None:
+    demand = Demand(asked=1 * GB, least=0)
+    assert learned(demand, GB // 2) == demand
+    assert learned(demand, 3 * GB) == Demand(asked=4 * GB, least=0)
+    assert learned(corrected(demand, 20 * GB), 3 * GB).asked == 20 * GB

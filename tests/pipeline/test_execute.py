@@ -223,6 +223,34 @@ def test_more_memory_is_more_than_was_asked_for_the_model_that_was_fetched(
     assert asked[:2] == [16 * 10**9, 32 * 10**9]
 
 
+def test_what_a_build_was_seen_to_use_is_asked_for_by_the_judge_and_by_the_next_campaign(store: Store, ledger: Ledger) -> None:
+    asked: list[tuple[str, object]] = []
+
+    class Large(Workers):
+        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **settings: object) -> Handle:  # type: ignore[override]
+            asked.append((type(request).__name__, settings["memory_bytes"]))
+            return super().start(_, request, node=node)
+
+        start_alone = start
+
+        def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+            ended = super().wait(handles, timeout_s)
+            return [
+                replace(done, value=replace(done.value, peak_bytes=20 * 10**9)) if isinstance(done.value, BuildResult) else done
+                for done in ended
+            ]
+
+    roomy = replace(HOME, memory_bytes=64 * 10**9)
+    made = entry("a", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    for recipe in ("portable", "torchscript-frozen"):
+        plan = plan_of([made], store, ledger, recipes=(recipe,), device_classes=("portable",), classes=("portable",))
+        list(outcomes(plan, store, ledger, Large(), [roomy]))
+    first, judged, *others = asked
+    assert (first, judged) == (("BuildRequest", 10**9), ("JudgeRequest", 32 * 10**9))
+    assert {memory_bytes for _, memory_bytes in others} == {32 * 10**9}
+    assert others
+
+
 def test_a_file_that_has_changed_since_it_was_planned_is_not_loaded(store: Store, ledger: Ledger, tmp_path: Path) -> None:
     model = tmp_path / "model.pt"
     model.write_bytes(b"as it was planned")

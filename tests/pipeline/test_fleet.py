@@ -123,6 +123,36 @@ def test_a_node_that_joins_while_it_is_held_is_told_once(tmp_path: Path, monkeyp
     assert [found.node_id for found in fleet.nodes] == ["a"]
 
 
+def test_a_node_that_joins_before_the_stores_disk_is_mounted_there_is_used_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Joined(Answers):
+        sighted: tuple[str, ...] = ("a",)
+
+        def glance(self, function: Callable[..., Any], *args: Any, node: Node, **_: Any) -> Handle:
+            handle = Handle(f"look {node.node_id}")
+            self._ended = [done for done in self._ended if done.handle != handle]
+            self._ended.append(Done(handle=handle, value=function(*args) if node.node_id in self.sighted else [None, None]))
+            return handle
+
+    monkeypatch.setattr("pipeline.fleet.REFRESH_S", 0.0)
+    monkeypatch.setattr("pipeline.fleet.AGAIN_S", 0.0)
+    cluster, notes = Joined([node("a", V4)]), []
+    cluster.joined = True
+    with assembled(
+        Fleet(cluster, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None), [V4]
+    ) as fleet:
+        cluster._nodes.append(node("b", V4))
+        for _ in range(3):
+            fleet.tick()
+        assert notes == [f"node b is not used: it does not see the store's {tmp_path}; it is asked again every 0 s"]
+        assert [found.node_id for found in fleet.nodes] == ["a"]
+        cluster.sighted = ("a", "b")
+        fleet.tick()
+        assert [found.node_id for found in fleet.nodes] == ["a", "b"]
+    assert notes[1:] == [f"node b joined, for {V4}, portable"]
+
+
 def test_a_campaign_that_goes_on_keeps_its_threads_while_a_node_has_as_many_cores(tmp_path: Path) -> None:
     small, large = node("small", V4, num_cpus=4), node("large", V4, num_cpus=8)
     fleet, _ = fleet_of(tmp_path, Answers([small, large]))
