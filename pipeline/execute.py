@@ -382,7 +382,7 @@ class Executor:
             result = done.value or JudgeResult(key=item.judge.digest, verdict="failed", reason="", judge_s=0.0)
             reason = _final(failed, task)
             result = replace(result, reason=reason, failure=failed.failure, code=failed.code, tried_bytes=failed.tried_bytes)
-        self._show(Event(kind="judged", what=task.what, text=f"{result.verdict} in {result.judge_s:.1f} s"))
+        self._show(Event(kind="judged", what=task.what, text=f"in {result.judge_s:.1f} s"))  # the outcome is in no ledger yet
         return self._reached(item, outcome_of(item, result, task.progress.results))
 
     def _reached(self, item: Item, outcome: Outcome) -> tuple[Item, Outcome]:
