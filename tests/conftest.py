@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +30,11 @@ from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, random_inpu
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew from what the code makes now")
+
+
+def pytest_configure() -> None:
+    """Heed interrupts: jobs that a shell has in its background ignore them, and so would all that tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
