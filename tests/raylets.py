@@ -13,6 +13,7 @@ itself: paths of its sockets must stay below 108 characters.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -29,6 +30,8 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 START_S = 90.0
+LEFT_S = 15.0
+"""How long what a worker has started may take to end after it: a keeper kills and reaps a tree of processes on a busy machine."""
 LOOPBACK = "127.0.0.1"
 TEMPORARY = "cp-ray-"
 
@@ -65,6 +68,16 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+def living_of(home: Path) -> dict[int, str]:
+    """Commands, by process id, of what lives with this home: a child has that of its worker, whoever adopts it."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(home):
+                found[process.pid] = " ".join(process.cmdline())
+    return found
+
+
 @dataclass
 class Raylet:
     """A node of a cluster: `ray start --block`, and the processes that it started."""
@@ -81,6 +94,18 @@ class Raylet:
         except psutil.NoSuchProcess:
             return []
         return [process for process in found if name is None or process.name() == name]
+
+    def resting(self) -> list[psutil.Process]:
+        """What lives of it while it works on no item: Ray's processes, its workers with them, and what is warm beside those.
+
+        A keeper, and all below it, have left the session.
+        """
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid:
+                    found.append(process)
+        return found
 
     def kill(self) -> None:
         """End all of it with SIGKILL, as if the machine had died."""
@@ -99,8 +124,8 @@ class Raylet:
             process.resume()
 
     def stop(self) -> None:
-        """End it in order, as `ray stop` does, and what is left with SIGKILL."""
-        left = self.processes()
+        """End it in order, as `ray stop` does, and Ray's own with SIGKILL; an item that it works on must go by itself."""
+        left = self.resting()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -177,9 +202,40 @@ class RayCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self, within_s: float = LEFT_S) -> list[str]:
+        """End all raylets; what lived on nevertheless, longer than it may, and was killed."""
         for raylet in reversed(self.raylets):
             raylet.stop()
+        self.raylets.clear()
+        left = self.left(within_s)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._temporary, ignore_errors=True)
+        return list(left.values())
+
+    def left(self, within_s: float = LEFT_S) -> dict[int, str]:
+        """What lives and should not once no driver runs: items, and what has outlived its worker or raylet.
+
+        Args:
+            within_s: how long it may take to go.
+
+        Returns:
+            Commands by process id.
+        """
+        deadline = time.monotonic() + within_s
+        while left := self._left_now():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        return left
+
+    def _left_now(self) -> dict[int, str]:
+        living = living_of(self.folder)
+        resting = {process.pid for raylet in self.raylets for process in raylet.resting()}
+        return {pid: command for pid, command in living.items() if pid not in resting}
 
     @property
     def address(self) -> str:

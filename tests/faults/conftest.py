@@ -40,8 +40,8 @@ class Shared:
     def end(self) -> None:
         """Let other clusters have the machine."""
         if self._cluster is not None:
-            self._cluster.__exit__()
-            self._cluster = None
+            cluster, self._cluster = self._cluster, None
+            assert cluster.end() == [], "outlived all raylets"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,10 +86,10 @@ def site(
     finally:
         for driver in found.drivers:
             driver.end_now()
-        if not stands:
-            found.cluster.__exit__()
+        outlived = [] if stands else found.cluster.end()
     planned = len(found.expected)
     record_property("went_on", found.went_on)
     record_property("recovery_s", f"{found.recovery_s:.0f}")
     record_property("lost", f"{planned - found.num_found} of {planned} outcomes")
     record_property("published", f"{found.num_verified}")
+    assert outlived == [], "outlived all raylets"

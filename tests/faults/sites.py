@@ -13,7 +13,6 @@ was built before the fault is not built again, nothing of it is left behind, and
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -24,8 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from freezer.device_class import PORTABLE
 from freezer.store import Store
@@ -242,17 +239,12 @@ class Site:
         return {item["device_class"] for item in outcomes if item["model"] == name and item["verdict"] == "published"}
 
     def check_nothing_left(self) -> None:
-        """Nothing staged, no lease, nothing judged and unpublished, no process of a task."""
+        """Nothing staged, no lease, nothing judged and unpublished; no process of an item, nor of a worker that is gone."""
         work = self.store / ".coldpress"
         for name in ("staging", "judged"):
             assert not (work / name).exists() or list((work / name).iterdir()) == [], name
         assert list(work.glob("ledger/lease-*")) == []
-        left = [p for p in psutil.process_iter(["cmdline", "status"]) if self._is_of_a_task(p)]
-        assert left == []
-
-    def _is_of_a_task(self, process: psutil.Process) -> bool:
-        words = " ".join(process.info["cmdline"] or [])
-        return str(self.store) in words and process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+        assert self.cluster.left() == {}
 
     def check_mlflow(self) -> None:
         """MLflow shows each candidate once, finished, and every published class by its alias."""
