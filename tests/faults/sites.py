@@ -34,6 +34,7 @@ from tests.raylets import RayCluster, Raylet
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "pipeline" / "models" / "campaign_models.py"
+FAILING = Path(__file__).with_name("failing_disk.c")
 GOOD = ("published", "kept-eager", "unstable")
 LINE_S = 180.0
 
@@ -256,6 +257,13 @@ class Site:
         assert {run["info"]["status"] for run in ours} == {"FINISHED"}
         for name in self.names:
             assert PORTABLE in found["aliases"][name]
+
+
+def failing_disk(folder: Path, failing: Path) -> dict[str, str]:
+    """The environment of a disk where a folder fails, see failing_disk.c: while the file `failing` of the other is there."""
+    library = folder / "failing_disk.so"
+    subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", str(library), str(FAILING), "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "FAILING_FOLDER": str(failing), "FAILING_WHILE": str(folder / "failing")}
 
 
 def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 60) -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import V4
-from tests.faults.sites import Site, wait_until
+from tests.faults.sites import Site, failing_disk, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 on_the_standing_cluster = pytest.mark.usefixtures("standing")
 
-FAILING = Path(__file__).with_name("failing_disk.c")
 MB = 1024 * 1024
 
 
@@ -87,13 +86,11 @@ def test_the_temporary_folder_of_a_node_is_full(site: Site) -> None:
 @pytest.fixture
 def failing(site: Site) -> dict[str, str]:
     """The environment of a failing disk, see failing_disk.c; it fails while the file `failing` exists."""
-    library = site.folder / "failing_disk.so"
-    subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", str(library), str(FAILING), "-ldl"], check=True)
-    return {"LD_PRELOAD": str(library), "FAILING_FOLDER": str(site.store), "FAILING_WHILE": str(site.folder / "failing")}
+    return failing_disk(site.folder, site.store)
 
 
 def test_the_store_fails_one_write_in_three(site: Site, failing: dict[str, str]) -> None:
-    """A third of what opens, renames, links or syncs in the store, in every process; not the builds' own temporary files."""
+    """A third of what changes anything in the store, in every process; not the builds' own temporary files."""
     site.names = "ab"
     environ = {**failing, "FAILING_EXCEPT": str(site.store / ".coldpress" / "staging")}
     site.head(environ=environ)
