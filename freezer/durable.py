@@ -4,19 +4,24 @@ What a disk refuses for a moment (a network's file system, a storage array that 
 else, a bounded number of times: TRANSIENT says which errors, WAITS_S how often and how long. A full or read-only disk and a missing
 permission are final at once.
 
-A sync that failed is not simply repeated: Linux may have dropped what could not be written, and says of the next sync that all is
-well. So the content is written again, then synced.
+A write goes on from where it failed, so that a long file comes to its end too. A sync that failed is not simply repeated: Linux may
+have dropped what could not be written, and says of the next sync that all is well. So the content is written again, then synced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _T = TypeVar("_T")
 
@@ -69,7 +74,7 @@ def write_whole(path: Path, data: bytes, *, mode: int | None = None, synced: boo
             partial.chmod(mode)
         move(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        _discard(partial)
         raise
     if synced:
         sync_folder(path.parent)
@@ -101,7 +106,7 @@ def copy_whole(source: Path, dest: Path, *, mode: int | None = None, check: Call
             partial.chmod(mode)
         move(partial, dest)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        _discard(partial)
         raise
 
 
@@ -120,10 +125,10 @@ def link_whole(source: Path, dest: Path, *, mode: int | None = None, check: Call
         _fsync(partial)
         move(partial, dest)
     except OSError:  # what could not be linked is copied, and what could not be synced written again
-        partial.unlink(missing_ok=True)
+        _discard(partial)
         copy_whole(source, dest, mode=mode, check=check)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        _discard(partial)
         raise
 
 
@@ -134,7 +139,7 @@ def link_or_copy(source: Path, dest: Path) -> None:
         source: a file.
         dest: that does not exist; its folder is made.
     """
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(dest.parent)
     try:
         _link(source, dest)
     except OSError:
@@ -148,6 +153,24 @@ def move(source: Path, dest: Path) -> None:
         OSError: it cannot be moved.
     """
     _retried_once_done(lambda: os.replace(source, dest), done=lambda: not source.exists() and dest.exists())
+
+
+def make_folder(path: Path, *, mode: int = 0o777) -> None:
+    """Make a folder, and those above it, unless it is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    retried(lambda: path.mkdir(mode, parents=True, exist_ok=True))
+
+
+def remove(path: Path) -> None:
+    """Remove a file or link, unless it is gone.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    retried(lambda: path.unlink(missing_ok=True))
 
 
 def sync(path: Path) -> None:
@@ -177,6 +200,19 @@ def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
 
 
+def _discard(partial: Path) -> None:
+    """Remove what was begun; whoever writes there next looks for what could not be removed."""
+    with contextlib.suppress(OSError):
+        remove(partial)
+
+
+class _Raw(io.FileIO):
+    """An open file; a write that failed for a moment is done again, at the same place."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        return retried(lambda: super(_Raw, self).write(data))
+
+
 def _write(path: Path, fill: Callable[[BinaryIO], object], *, synced: bool = True) -> None:
     """Write a file by a function, which is called again when its content, or the sync of that, could not be written."""
     handle = retried(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
@@ -184,7 +220,7 @@ def _write(path: Path, fill: Callable[[BinaryIO], object], *, synced: bool = Tru
     def write() -> None:
         os.lseek(handle, 0, os.SEEK_SET)
         os.ftruncate(handle, 0)
-        with os.fdopen(handle, "wb", closefd=False) as file:
+        with io.BufferedWriter(_Raw(handle, "wb", closefd=False), CHUNK_BYTES) as file:
             fill(file)
         if synced:
             os.fsync(handle)

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, unquote, urlparse
 from freezer.artifact import MANIFEST, Artifact, check_inside
 from freezer.blob_cache import cache_folder
 from freezer.buckets import SCHEMES, open_bucket
-from freezer.durable import move, write_whole
+from freezer.durable import make_folder, move, write_whole
 from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
 from freezer.manifest import FileRef, Manifest
 from freezer.oci_images import DEVICE_CLASS, SOURCE_KEY, TITLE, VERSION, write_image, write_index, write_signatures
@@ -109,7 +109,7 @@ class Store:
         root = _local_folder(uri)
         try:
             if create:
-                (root / WORK).mkdir(parents=True, exist_ok=True)
+                make_folder(root / WORK)
         except OSError as error:
             raise StoreUnreachableError(f"store {uri!r} cannot be made: {error}; name a folder that can be written") from error
         if not root.is_dir():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from freezer.artifact import verify_file
-from freezer.durable import copy_whole, link_whole, retried, write_whole
+from freezer.durable import copy_whole, link_whole, make_folder, remove, retried, write_whole
 from freezer.errors import IntegrityError
 
 
@@ -123,15 +123,15 @@ class LocalFiles:
 
     def prepare(self, folder: str) -> None:
         """Make a folder if it is not there, and remove its hidden files."""
-        (self._root / folder).mkdir(parents=True, exist_ok=True)
+        make_folder(self._root / folder)
         for path in (self._root / folder).glob(".*"):
-            path.unlink(missing_ok=True)
+            remove(path)
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Keep all others that lock the same name out."""
         locks = self._work / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
+        make_folder(locks)
         with retried(lambda: (locks / name).open("a")) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -7,6 +7,7 @@ GPUs, so it may have to wait for another campaign's judge.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Collection
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from freezer.device_class import PORTABLE, device_class
-from freezer.durable import write_whole
+from freezer.durable import make_folder, remove, write_whole
 from freezer.errors import InfrastructureError
 from pipeline.cluster import Cluster, Done, Handle, Node, classes_of
 from pipeline.staging import own_path
@@ -114,12 +115,13 @@ class Examiner:
 
     def open(self) -> None:
         """Write the file that all must see."""
-        self._mark.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._mark.parent)
         write_whole(self._mark, b"a node that sees this file sees the store\n")
 
     def close(self) -> None:
         """Leave nothing in the store. Tasks that still wait end with the driver."""
-        self._mark.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it lies among the staging folders
+            remove(self._mark)
 
     def examine(self, node: Node, name: str) -> None:
         """Ask a node what it is, as one of a class."""

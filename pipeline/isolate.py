@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from freezer.durable import make_folder
 from freezer.errors import InfrastructureError
 from freezer.torchscript_remedies import NOT_WRITTEN, ROOM
 from pipeline.ending import CODES, GPU_MEMORY, NODE_MEMORY, End, EndKind, failure_of, message_of
@@ -102,7 +103,7 @@ def run_isolated(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     bounds = Bounds(timeout_s=timeout_s, memory_bytes=memory.limit_bytes, data_bytes=memory.data_bytes)
     own, keepers = context.Pipe()
     payload = pickle.dumps((function, args))

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from freezer.durable import retried
+from freezer.durable import make_folder, retried
 from pipeline.child import run_child
 from pipeline.processes import children, command_of, descendants, kill_descendants, oom_score, reap, set_subreaper, tree_bytes
 from pipeline.staging import leads_to_abandoned, remove_tree
@@ -113,7 +113,7 @@ def _let_go_of_the_forkserver() -> None:
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """The child's folder for temporary files, within `folder`, under a name short enough for the sockets that are made there."""
-    (folder / "tmp").mkdir(exist_ok=True)
+    make_folder(folder / "tmp")
     base = Path(tempfile.gettempdir())
     for old in base.glob(f"{SCRATCH}*"):  # of keepers that were killed together with their worker
         with contextlib.suppress(OSError):
@@ -302,5 +302,5 @@ def _pidfd(pid: int) -> int | None:
 
 
 def _write(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
+    while rest := data:
+        data = rest[retried(lambda: os.write(handle, rest)) :]

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from freezer.durable import WAITS_S, retried, write_whole
+from freezer.durable import WAITS_S, make_folder, retried, write_whole
 from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
 from freezer.remote_files import RemoteFiles
 from freezer.store import WORK
@@ -206,7 +206,7 @@ def campaign_lock(
     """
     path = lease_of(folder, campaign, remote)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = retried(lambda: (folder / f"lock-{campaign}").open("a"))
     except OSError as error:
         raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
@@ -292,7 +292,7 @@ class Lease:
         self._thread.join(2 * POLL_S + sum(WAITS_S))  # at once, unless its disk fails just now
         with contextlib.suppress(OSError):
             if self._is_ours():
-                self._path.unlink()
+                retried(self._path.unlink)
 
     @property
     def token(self) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from freezer.durable import remove
 from freezer.errors import StoreUnreachableError
 from freezer.store import WORK, Store
 from pipeline.lease import Lease, LeaseLostError, campaign_lock, check_campaign
@@ -259,7 +260,8 @@ class Ledger:
         self._add_own(merged)
         for part in parts:
             if part.path is not None:
-                part.path.unlink(missing_ok=True)
+                with suppress(OSError):  # its rows are there twice, then
+                    remove(part.path)
                 if self._remote is not None:
                     drop_part(self._remote, part.path.name)
 

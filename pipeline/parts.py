@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freezer.durable import retried, write_whole
+from freezer.durable import remove, retried, write_whole
 from freezer.errors import StoreUnreachableError
 
 SUFFIX, OLD_SUFFIX = ".arrow", ".parquet"
@@ -166,9 +166,9 @@ def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
 def remove_partial(folder: Path, campaign: str) -> None:
     """Remove what drivers of a campaign that were killed had begun to write; for its one driver."""
     for path in folder.glob(f".{glob.escape(campaign)}@*.partial"):
-        path.unlink(missing_ok=True)
+        remove(path)
     for path in folder.glob(f".lease-{glob.escape(campaign)}.json.*"):
-        path.unlink(missing_ok=True)
+        remove(path)
 
 
 def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import shutil
 import sysconfig
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.durable import copy_whole, move
+from freezer.durable import copy_whole, make_folder, move
 from freezer.errors import SourceError
 from freezer.manifest import digest_file
 from freezer.python_modules import module_file
 from freezer.sources import FILE_KINDS
 from freezer.store import WORK
 from pipeline.entry import Entry
-from pipeline.staging import own_path
+from pipeline.staging import own_path, remove_tree
 from pipeline.workplace import Workplace
 
 SHIPPED = Path("/coldpress-sources")
@@ -169,7 +168,7 @@ def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
     def copy(partial: Path) -> None:
         for name, digest in digests.items():
             dest = _within(partial, Path(name))
-            dest.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(dest.parent)
             _copy(Path(name), dest, digest)
 
     _once(tree, copy)
@@ -198,9 +197,9 @@ def _once(dest: Path, fill: Callable[[Path], object]) -> None:
     """Fill a folder aside and give it its name, unless it is there."""
     if dest.is_dir():
         return
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(dest.parent)
     partial = own_path(dest.parent.parent, f"ship-{uuid.uuid4().hex}")
-    partial.mkdir(parents=True, mode=0o700)
+    make_folder(partial, mode=0o700)
     try:
         fill(partial)
         partial.chmod(0o755)
@@ -209,4 +208,4 @@ def _once(dest: Path, fill: Callable[[Path], object]) -> None:
         if not dest.is_dir():
             raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from freezer.durable import move, retried
+from freezer.durable import WAITS_S, is_transient, make_folder, move
 from freezer.store import WORK
 from pipeline.processes import boot_id, process_namespace, process_started
 
@@ -26,10 +26,10 @@ ABANDONED_S = 8 * 86_400.0
 def staging_folder(store: str) -> Iterator[Path]:
     """A folder in the store, gone afterwards; what workers of this machine that were killed have left goes now."""
     root = Path(store) / WORK / "staging"
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     remove_abandoned(store)
     folder = own_path(root.parent, os.urandom(4).hex())
-    retried(lambda: folder.mkdir(mode=0o700, exist_ok=True))
+    make_folder(folder, mode=0o700)
     try:
         yield folder
     finally:
@@ -43,11 +43,21 @@ def own_path(work: Path, name: str) -> Path:
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder whatever a model has made of it: folders that may not be read, or nested beyond Python's depth."""
-    with contextlib.suppress(RecursionError):
-        shutil.rmtree(folder, ignore_errors=True)
+    for wait_s in (0.0, *WAITS_S):
+        time.sleep(wait_s)
+        if not _leaves_for_a_moment(folder):
+            break
     if folder.exists():
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(folder)], check=False, capture_output=True, timeout=REMOVE_LIMIT_S)
+
+
+def _leaves_for_a_moment(folder: Path) -> bool:
+    """Remove what can be removed of a folder; whether more of it may go in a moment."""
+    failed: list[BaseException] = []
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, onerror=lambda *found: failed.append(found[2][1]))
+    return any(isinstance(error, OSError) and is_transient(error) for error in failed)
 
 
 def remove_abandoned(store: str) -> None:
@@ -108,7 +118,7 @@ def _is_unchanged_since(since: float, folder: Path) -> bool:
 
 def move_whole(source: Path, dest: Path) -> bool:
     """Move a folder to its name in one step; when another worker was first, its folder stays. False if the child removed it."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(dest.parent)
     try:
         move(source, dest)
     except OSError:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.device_class import device_class
-from freezer.durable import write_whole
+from freezer.durable import make_folder, write_whole
 from freezer.errors import IntegrityError
 from freezer.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.limits import Limits, SamplingPolicy
@@ -37,7 +36,7 @@ from pipeline.machine import machine_bytes
 from pipeline.outcome import CandidateReport, pair
 from pipeline.policy import decide
 from pipeline.shipping import arrived
-from pipeline.staging import own_path, staging_folder
+from pipeline.staging import own_path, remove_tree, staging_folder
 from pipeline.workplace import Workplace, workplace
 
 if TYPE_CHECKING:
@@ -301,8 +300,8 @@ def judge(request: JudgeRequest) -> JudgeResult:
         if is_final:
             with contextlib.suppress(FileNotFoundError):
                 if not result.has_artifact:
-                    shutil.rmtree(staging / "judged", ignore_errors=True)
-                    (staging / "judged").mkdir()
+                    remove_tree(staging / "judged")
+                    make_folder(staging / "judged")
                 write_whole(staging / "judged" / "result.json", json.dumps(asdict(result)).encode())
             if not place.keep(staging / "judged", "judged", name):
                 return _failed_judge(request, replace(end, **REMOVED))

@@ -15,8 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +22,7 @@ from urllib.parse import urlsplit
 
 from freezer.artifact import check_inside, verify_file
 from freezer.buckets import SCHEMES
+from freezer.durable import make_folder, move, remove
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.manifest import digest_file
 from freezer.remote_files import RemoteFiles
@@ -137,19 +136,19 @@ class Workplace:
         record = self._marker(kind, key)
         if record is None:
             return False
-        dest.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(dest.parent)
         partial = own_path(self.root / WORK, f"bring-{uuid.uuid4().hex}")
-        partial.mkdir(parents=True, mode=0o700)
+        make_folder(partial, mode=0o700)
         try:
             for name, item in record.items():
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                make_folder((partial / name).parent)
                 self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name)
                 verify_file(partial / name, digest=str(item["digest"]), size_bytes=item["size_bytes"])
             partial.chmod(0o755)
             return move_whole(partial, dest)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial)
 
     def drop(self, kind: Kind, key: str, *, listed: bool = False) -> None:
         """Remove a folder of work, for all machines: its marker first.
@@ -163,8 +162,8 @@ class Workplace:
         if known:  # in one step: nobody finds half of it, when this process is killed either
             aside = own_path(self.root / WORK, f"drop-{uuid.uuid4().hex}")
             with contextlib.suppress(OSError):
-                aside.parent.mkdir(exist_ok=True)
-                here.rename(aside)
+                make_folder(aside.parent)
+                move(here, aside)
             for folder in (aside, here):
                 remove_tree(folder)
         if self.remote is None:
@@ -187,11 +186,12 @@ class Workplace:
         """
         with contextlib.suppress(OSError):
             if self.remote is None:
-                dest.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(log, dest)
+                make_folder(dest.parent)
+                move(log, dest)
             else:
                 self.remote.put(f"{WORK}/logs/{dest.name}", log)
-        log.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it lies among the staging folders
+            remove(log)
 
     def _marker(self, kind: Kind, key: str) -> dict[str, Any] | None:
         assert self.remote is not None

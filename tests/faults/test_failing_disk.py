@@ -50,6 +50,34 @@ for name, step in steps.items():
 print(json.dumps(found))
 """
 
+DURABLE = """
+import os, sys
+from pathlib import Path
+from freezer import durable
+from freezer.durable import copy_whole, link_or_copy, link_whole, make_folder, move, remove, sync, write_whole
+from pipeline.staging import move_whole, remove_tree
+
+durable.WAITS_S = tuple(0.0 for _ in range(25))
+folder = Path(sys.argv[1])
+data = os.urandom(40 * durable.CHUNK_BYTES + 1)
+write_whole(folder / "long", data)
+copy_whole(folder / "long", folder / "copy", mode=0o444)
+for number in range(40):
+    work = folder / "a" / str(number) / "b"
+    make_folder(work)
+    write_whole(work / "one", data[:number])
+    link_whole(work / "one", work / "two")
+    link_or_copy(work / "one", work / "c" / "three")
+    sync(work / "one")
+    move(work / "two", work / "four")
+    move_whole(work / "c", folder / "kept" / str(number))
+    remove(work / "one")
+    assert (folder / "kept" / str(number) / "three").read_bytes() == (work / "four").read_bytes() == data[:number]
+assert (folder / "long").read_bytes() == (folder / "copy").read_bytes() == data
+remove_tree(folder / "a")
+remove_tree(folder / "kept")
+"""
+
 
 def on_a_failing_disk(folder: Path, script: str) -> str:
     environ = {**os.environ, **failing_disk(folder, folder / "disk"), "PYTHONPATH": str(ROOT)}
@@ -70,3 +98,8 @@ def test_a_third_of_all_steps_fails_and_some_writes_are_short(tmp_path: Path) ->
         failed = counts.get("Input/output error", 0) / sum(counts.values())
         assert failed == pytest.approx(1 - (2 / 3) ** num_steps, abs=0.12), (name, counts)
     assert {name for name, counts in found.items() if counts.get("short")} == {"write", "pwrite", "writev", "sendfile"}
+
+
+def test_what_writes_durably_comes_to_its_end_and_leaves_nothing_aside(tmp_path: Path) -> None:
+    on_a_failing_disk(tmp_path, DURABLE)
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["copy", "file", "from", "long"]
