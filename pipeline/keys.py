@@ -5,6 +5,7 @@ Every key is the digest of its parts, and the parts are kept, so that `--explain
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from freezer.durable import make_folder, write_whole
 from freezer.errors import MissingDependencyError
 from freezer.fetch import is_url
 from freezer.limits import Limits, SamplingPolicy
@@ -77,13 +79,9 @@ class FileDigests:
         """Write the cache, atomically; a cache that cannot be written is only slower next time."""
         if not self._changed:
             return
-        partial = self._cache.with_suffix(f".{os.getpid()}")
-        try:
-            self._cache.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(self._known))
-            os.replace(partial, self._cache)
-        except OSError:
-            partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            make_folder(self._cache.parent)
+            write_whole(self._cache, json.dumps(self._known).encode(), synced=False)
 
 
 def source_key(entry: Entry, digests: FileDigests) -> Key:
