@@ -40,6 +40,13 @@ def save_beyond_the_disk() -> None:
         torch.jit.save(torch.jit.script(torch.nn.Linear(200, 200)), f"{folder}/large.pt")
 
 
+def save_beyond_a_full_disk() -> None:
+    """As above, of a file that is written when it is closed."""
+    import torch
+
+    torch.jit.save(torch.jit.script(torch.nn.Linear(3, 3)), "/dev/full")
+
+
 def crash_with_words_of_the_disk() -> None:
     """Of a file that it did without."""
     print("could not write the cache: No space left on device", flush=True)

@@ -133,6 +133,7 @@ def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:
         (raise_disk_broken_in_rust, "error", "disk", "os error 5"),
         (raise_disk_full_in_one_way, "error", "disk", "no way works"),
         (faults.save_beyond_the_disk, "disk", "disk", "could not write a file, and the process died of SIGABRT.* make room"),
+        (faults.save_beyond_a_full_disk, "disk", "disk", "could not write a file, and the process died of SIGABRT.* make room"),
         (faults.crash_with_words_of_the_disk, "crash", "crash", "died of SIGABRT"),
         (faults.segfault, "crash", "crash", "died of SIGSEGV"),
         (faults.abort, "crash", "crash", "died of SIGABRT"),
