@@ -110,7 +110,7 @@ def test_the_store_and_the_builds_own_files_fail_one_write_in_three(site: Site, 
     assert driver.end() in (0, 1, 3), driver.said
     assert "Traceback" not in driver.said
     if driver.process.returncode:
-        assert "Input/output error" in driver.said
+        assert "Input/output error" in driver.said or "torch could not write a file" in driver.said, driver.said
     (site.folder / "failing").unlink()
     site.num_versions = (1, 2)  # one for the classes that went well, if any did and others not
     site.recovered(driver, again=site.drive(environ=failing))
