@@ -43,6 +43,12 @@ NAMESPACE, BOARD = "coldpress", "campaigns/"
 LEAVE_S = 10.0
 """How long it may take to leave a cluster whose head is silent."""
 
+RAYLET_S = 15.0
+"""How long a raylet that is being started on this machine may take to appear; Ray looks for one for a minute."""
+
+LOOKED_FOR = re.compile("No node info found|Can't find a `node_ip_address.json` file|This node has an IP address of")
+"""What Ray says, in various releases, when it has found no raylet of the cluster on this machine."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
@@ -249,7 +255,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
 
     Raises:
         UsageError: the address is that of a dashboard.
-        InfrastructureError: the cluster cannot be reached.
+        InfrastructureError: the cluster cannot be reached, or this machine has not joined it.
     """
     check_address(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs workers at nice 15, which is no way to time anything
@@ -257,10 +263,13 @@ def connect(address: str | None) -> Iterator[Cluster]:
     try:
         if joined:
             _check_answers(joined)
+            _check_raylet(joined)
             ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_own_code())
         else:
             _init_local()
     except (OSError, RuntimeError, ValueError) as error:
+        if joined and LOOKED_FOR.search(f"{error} {error.__cause__}"):
+            raise _no_raylet(joined) from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InfrastructureError(
             f"Ray at {joined or 'this machine'} cannot be reached: {lines[0]}; start it with `ray start --head`, or mend --address",
@@ -330,6 +339,35 @@ def _check_answers(address: str) -> None:
     place = host_and_port(address)
     if place is not None:
         check_tls(*place, limit_s=CONNECT_S)
+
+
+def _check_raylet(address: str) -> None:
+    """Fail where no raylet appears on this machine: a driver reaches its cluster through one.
+
+    Raises:
+        InfrastructureError: there is none.
+    """
+    if "://" in address or host_and_port(address) is None:
+        return
+    # Releases that have it find the driver's node by it alone (2.60); of others (2.49, 2.53) Ray's own error is told, later.
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray._private.services import find_node_ids
+
+        deadline = time.monotonic() + RAYLET_S
+        while not find_node_ids():
+            if time.monotonic() >= deadline:
+                raise _no_raylet(address)
+            time.sleep(LOOK_S / 2)
+
+
+def _no_raylet(address: str) -> InfrastructureError:
+    place = host_and_port(address)
+    host, head = (f"[{place[0]}]" if ":" in place[0] else place[0], address) if place else ("HEAD", "HEAD:6379")
+    return InfrastructureError(
+        f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one; join it here with `ray start "
+        f"--address={head} --num-cpus=0`, or submit the campaign with `python -m jobs.submit CATALOG --address http://{host}:8265`",
+        code="CP-RAY",
+    )
 
 
 def _init_local() -> None:
