@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from freezer.device_class import PORTABLE
-from tests.pipeline.test_cluster import SLOW_CATALOG, run, write_catalog
-from tests.raylets import LOOPBACK, Network, RayCluster
+from tests.pipeline.test_cluster import SLOW_CATALOG, drive, outcomes, run, write_catalog
+from tests.raylets import LOOPBACK, Network, RayCluster, free_port
 
 pytestmark = [
     pytest.mark.cluster,
@@ -36,10 +36,11 @@ STANDS_ON = "from pipeline.cluster import connect\nwith connect(None) as c: prin
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster of one node here, and the network of another machine."""
+    """A cluster of one node here, the port of its client server, and the network of another machine."""
 
     cluster: RayCluster
     network: Network
+    port: int
 
     @property
     def there(self) -> list[str]:
@@ -53,9 +54,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         Network(f"cp{os.getpid() % 100_000}", 1 + os.getpid() % 250) as network,
         RayCluster(tmp_path_factory.mktemp("cluster")) as cluster,
     ):
-        cluster.ip = network.here
-        cluster.start(num_cpus=2, classes=[PORTABLE])
-        yield Site(cluster, network)
+        cluster.ip, port = network.here, free_port()
+        cluster.start(num_cpus=2, classes=[PORTABLE], options=[f"--ray-client-server-port={port}"])
+        yield Site(cluster, network, port)
 
 
 def optimize(site: Site, folder: Path, *before: str) -> tuple[int, str, float]:
@@ -103,3 +104,28 @@ def test_a_node_that_is_still_starting_is_waited_for(site: Site) -> None:
     done = site.cluster.run([*site.there, *later, sys.executable, "-c", STANDS_ON])
     home, worker = done.stdout.splitlines()[-1].split()
     assert home != worker, done.stdout
+
+
+def drives(site: Site, folder: Path, *before: str) -> None:
+    """A campaign that finds one node and publishes."""
+    write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
+    done = site.cluster.run([*before, *drive(folder), PORTABLE])
+    assert done.returncode == 0, done.stdout
+    assert "Ray has 1 node(s) for portable" in done.stdout
+    assert outcomes(folder)["good", PORTABLE]["verdict"] == "published"
+
+
+@pytest.mark.slow
+def test_a_campaign_is_driven_from_a_machine_that_joined_without_cpus(site: Site, tmp_path: Path) -> None:
+    joined = site.cluster.start(num_cpus=0, network=site.network, before=APART)
+    there = ["nsenter", f"--target={joined.processes('raylet')[0].pid}", "--pid", "--mount", "--net"]
+    home, *workers = site.cluster.run([*there, sys.executable, "-c", STANDS_ON]).stdout.split()
+    assert len(workers) == 1
+    assert home not in workers
+    drives(site, tmp_path, *there)
+    joined.kill()
+
+
+@pytest.mark.slow
+def test_a_campaign_is_driven_through_a_client_server_from_a_machine_that_has_not_joined(site: Site, tmp_path: Path) -> None:
+    drives(site, tmp_path, *site.there, "env", f"RAY_ADDRESS=ray://{site.network.here}:{site.port}")
