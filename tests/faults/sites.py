@@ -245,7 +245,8 @@ class Site:
         for name in ("staging", "judged"):
             assert not (work / name).exists() or list((work / name).iterdir()) == [], name
         assert list(work.glob("ledger/lease-*")) == []
-        assert self.cluster.left() == {}
+        left = self.cluster.left()
+        assert left == {}, left
 
     def check_mlflow(self) -> None:
         """MLflow shows each candidate once, finished, and every published class by its alias."""
