@@ -201,8 +201,9 @@ class RayCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        left = self.end()
+        assert left == [] or kind is not None, left
 
     def end(self, within_s: float = LEFT_S) -> list[str]:
         """End all raylets; what lived on nevertheless, longer than it may, and was killed."""
