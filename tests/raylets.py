@@ -110,18 +110,21 @@ class Raylet:
     def kill(self) -> None:
         """End all of it with SIGKILL, as if the machine had died."""
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # the raylet, which comes first, may have ended it
+                process.kill()
         self.process.wait(30)
 
     def freeze(self) -> None:
         """Stop all of it, as if the machine hung; `thaw` lets it go on."""
         for process in reversed(self.processes()):
-            process.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
 
     def thaw(self) -> None:
         """Let it go on."""
         for process in self.processes():
-            process.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):  # the raylet, which comes first, may have ended it
+                process.resume()
 
     def stop(self) -> None:
         """End it in order, as `ray stop` does, and Ray's own with SIGKILL; an item that it works on must go by itself."""
@@ -134,7 +137,7 @@ class Raylet:
                 self.process.kill()
                 self.process.wait(10)
         for process in left:
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
 
