@@ -16,10 +16,11 @@ from tests.faults.sites import ROOT, failing_disk
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 PLAIN = """
-import json, os, sys
+import itertools, json, os, sys
 from collections import Counter
 from pathlib import Path
 
+names = (f"{sys.argv[1]}/link-{number}" for number in itertools.count())  # to rename one link of a file to another does nothing
 folder, failing = Path(sys.argv[1]), Path(sys.argv[2])
 path = folder / "path"
 failing.unlink()
@@ -34,7 +35,7 @@ steps = {
     "sync": lambda: os.fsync(handle),
     "make and remove": lambda: (os.mkdir(path), os.rmdir(path)),
     "open and unlink": lambda: (path.touch(), path.unlink()),
-    "link and rename": lambda: (os.link(folder / "file", path), os.replace(path, folder / "file")),
+    "link and rename": lambda: (os.link(folder / "file", link := next(names)), os.replace(link, link + "-renamed")),
 }
 found = {name: Counter() for name in steps}
 for name, step in steps.items():
