@@ -47,9 +47,6 @@ MODELS = {
     "crashes": {HERE: "crashed", "portable": "published"},
 }
 
-CRASHES = ".coldpress/crashes"
-"""A file of the store, a letter long for each crash of a judge."""
-
 ON_DISK = ("fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir")
 IN_MLFLOW = (
     *("create_run", "log_batch", "log_text", "log_figure", "set_terminated", "update_run", "delete_run"),
@@ -118,8 +115,6 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
             (staging / "candidate" / "payload").write_text(request.key)
             return End(kind="ok", wall_s=1.5)
         if verdict == "crashed":
-            with (Path(request.store) / CRASHES).open("a") as file:
-                file.write("x")
             return End(kind="crash", failure="crash", code="CP-CRASH", message="it died", wall_s=0.5)
         if verdict == "published":
             shutil.copytree(artifacts[request.device_class].folder, staging / "copy")
