@@ -21,6 +21,7 @@ from jobs.exits import exiting
 from pipeline.catalog import is_registry
 from pipeline.exit_codes import INTERRUPTED, OK
 from pipeline.lease import check_campaign
+from pipeline.staging import temporary_place
 from pipeline.submission import Job, Jobs, job_prefix
 from pipeline.working_dir import gather, stage
 
@@ -101,10 +102,9 @@ def _not_packed(error: OSError) -> UsageError | InfrastructureError:
             f"{file} is to travel to the cluster, and cannot be read ({error.strerror}); make it readable, or take it out of the "
             "catalog's folder and of --include"
         )
-    where = tempfile.tempdir or "of this machine"
     return InfrastructureError(
-        f"what travels to the cluster cannot be packed in the temporary folder {where} ({error}); make room there, or name another "
-        "with TMPDIR",
+        f"what travels to the cluster cannot be packed in the temporary folder {temporary_place()} ({error}); make room there, or "
+        "name another with TMPDIR",
         code="CP-TEMPORARY",
     )
 

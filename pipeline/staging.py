@@ -1,4 +1,7 @@
-"""Staging: folders for work under way in the store, which are gone afterwards, whatever a model has made of them."""
+"""Staging: folders for work under way, in the store and among the machine's temporary files, which are gone afterwards.
+
+Whatever a model has made of them, and however their process ends: what one that was killed has left, the next removes.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import platform
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from freezer.durable import WAITS_S, is_transient, make_folder, move
+from freezer.durable import WAITS_S, is_transient, make_folder, move, retried
 from freezer.store import WORK
 from pipeline.processes import boot_id, process_namespace, process_started
 
@@ -20,6 +24,8 @@ REMOVE_LIMIT_S = 60.0
 
 ABANDONED_S = 8 * 86_400.0
 """Without a change, until a folder is nobody's whose owner cannot be looked at: longer than an entry's timeout_s may be."""
+
+TEMPORARY = "coldpress-mlflow-"
 
 
 @contextlib.contextmanager
@@ -34,6 +40,34 @@ def staging_folder(store: str) -> Iterator[Path]:
         yield folder
     finally:
         remove_tree(folder)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder among the machine's temporary files, gone afterwards; what killed processes of this user left there goes now.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    base = Path(tempfile.gettempdir())
+    for old in base.glob(f"{TEMPORARY}*~*"):
+        with contextlib.suppress(OSError):
+            if old.lstat().st_uid == os.getuid() and _owner_lives(old.name.removeprefix(TEMPORARY)) is False:
+                remove_tree(old)
+    folder = base / f"{TEMPORARY}{_owner_prefix()}{os.getpid()}~{os.urandom(4).hex()}"
+    retried(lambda: folder.mkdir(mode=0o700, exist_ok=True))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+def temporary_place() -> str:
+    """Where this process's temporary files are, to be told to people; its own folder there is gone by the time they look."""
+    if tempfile.tempdir is None:
+        return "of this machine"
+    folder = Path(tempfile.tempdir)
+    return str(folder.parent if folder.name.startswith(TEMPORARY) else folder)
 
 
 def own_path(work: Path, name: str) -> Path:

@@ -6,15 +6,14 @@ The ledger is the truth and is written first; `jobs.replay` brings MLflow up to 
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
 from freezer.manifest import Manifest
 from freezer.store import Store, Version
 from pipeline.outcome import Outcome
+from pipeline.staging import temporary_folder, temporary_place
 from pipeline.tracking.connection import without_password
 
 if TYPE_CHECKING:
@@ -138,22 +137,21 @@ class Tracker:
         if changed is not None:
             return changed
         try:
-            with tempfile.TemporaryDirectory(prefix="coldpress-mlflow-") as scratch:
+            with temporary_folder() as scratch:
                 registry.register(
                     projection.client,
                     projection.experiment_id,
                     outcome,
-                    self._store.materialize(version, serving, Path(scratch)),
+                    self._store.materialize(version, serving, scratch),
                     run_id=run_id,
                     mode=self._mode,
                     store_uri=self._store.uri,
                     campaign=self._campaign,
                 )
         except OSError as error:  # what MLflow or the store's disk raises is an error of ours already
-            where = tempfile.tempdir or "of this machine"
             raise InfrastructureError(
-                f"no artifact can be laid out in the temporary folder {where} ({error}); make room there, or name another with "
-                "TMPDIR",
+                f"no artifact can be laid out in the temporary folder {temporary_place()} ({error}); make room "
+                "there, or name another with TMPDIR",
                 code="CP-TEMPORARY",
             ) from error
         return True

@@ -26,6 +26,7 @@ from freezer.errors import ColdpressError
 from freezer.store import Store
 from pipeline.outcome import Outcome
 from pipeline.processes import die_with
+from pipeline.staging import temporary_folder
 from pipeline.tracker import ArtifactMode, Tracker, replay_command
 from pipeline.tracking.connection import preload, resolve
 
@@ -77,6 +78,7 @@ class TrackerProcess:
         self._calls: queue.Queue[tuple[Any, ...] | None] = queue.Queue(maxsize=AHEAD)
         self._told = _Told()
         self._hurries = self._stops = False
+        self._temporary = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._pass_on, name="tracker", daemon=True)
 
     def __enter__(self) -> Self:
@@ -84,7 +86,9 @@ class TrackerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
-            self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=self._environment()
+            )
         self._pipe: Connection[Any, Any] = Connection(ours.detach())
         self._pipe.send(self._made_of)
         self._thread.start()
@@ -98,6 +102,13 @@ class TrackerProcess:
         self._put(None)
         self._thread.join()
         self._pipe.close()
+        self._temporary.close()
+
+    def _environment(self) -> dict[str, str]:
+        """Of the process: its temporary files lie together, so that they are removed though it, or the driver, is killed."""
+        with contextlib.suppress(OSError):  # no room for a folder: what is written there later says so
+            return {**os.environ, "TMPDIR": str(self._temporary.enter_context(temporary_folder()))}
+        return {**os.environ}
 
     @property
     def failures(self) -> tuple[str, ...]:

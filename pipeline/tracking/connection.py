@@ -10,7 +10,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from freezer.durable import move
 from freezer.errors import ColdpressError, InfrastructureError, MissingDependencyError, UsageError
+from pipeline.staging import temporary_place
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -119,9 +119,7 @@ def reaching(tracking_uri: str) -> Iterator[None]:
         lines = str(error).strip().splitlines() or [""]
         remedy = "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # of files; a database says it otherwise
-            remedy = (
-                f"make room where MLflow keeps its artifacts, and in the temporary folder {tempfile.tempdir or 'of this machine'}"
-            )
+            remedy = f"make room where MLflow keeps its artifacts, and in the temporary folder {temporary_place()}"
         message = f"MLflow at {tracking_uri} failed: {type(error).__name__}: {lines[0]}; {remedy}"
         raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
 

@@ -6,13 +6,14 @@ import errno
 import os
 import platform
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from pipeline.processes import boot_id
-from pipeline.staging import ABANDONED_S, move_whole, remove_abandoned, staging_folder
+from pipeline.staging import ABANDONED_S, move_whole, remove_abandoned, staging_folder, temporary_folder, temporary_place
 
 
 def a_dead_process() -> str:
@@ -64,6 +65,26 @@ def test_what_may_be_of_another_machine_with_this_hosts_name_stays_while_it_chan
         os.utime(path, (long_ago, long_ago))
     remove_abandoned(str(tmp_path))
     assert staged(tmp_path) == [running.name]
+
+
+def test_a_temporary_folder_removes_what_killed_processes_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_folder() as living, temporary_folder() as mine:
+        assert mine.stat().st_mode & 0o777 == 0o700
+        kept = [living, mine, living.with_name(f"other-{mine.name}"), living.with_name("coldpress-mlflow-x1y2")]
+        killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{a_dead_process()}~"))
+        kept.append(living.with_name(killed.name.replace(boot_id(), "11111111-2222-3333-4444-555555555555")))
+        for folder in (killed, *kept):
+            (folder / "artifact").mkdir(parents=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(mine))
+        assert temporary_place() == str(tmp_path), "what is told to people"
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with temporary_folder() as another:
+            assert sorted(tmp_path.iterdir()) == sorted([another, *kept])
+    assert sorted(tmp_path.iterdir()) == sorted(kept[2:])
+    assert temporary_place() == str(tmp_path)
 
 
 def test_a_zombies_folder_is_abandoned(tmp_path: Path) -> None:

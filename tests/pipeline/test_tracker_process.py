@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -166,6 +167,27 @@ def test_it_ends_with_a_driver_that_is_killed(uri: str, store: Store) -> None:
     driver.wait(30)
     driver.stdout.close()
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_its_temporary_files_go_when_it_is_killed_and_when_its_driver_was(
+    uri: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = (
+        "import os, signal, sys\n"
+        "from pipeline.tracker_process import TrackerProcess\n"
+        "tracker = TrackerProcess(sys.argv[1], 'killed', sys.argv[2], mode='copy').__enter__()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, uri, str(store.root)], cwd=ROOT, check=False)
+    (left,) = (tmp_path / "temporary").iterdir()
+    with TrackerProcess(uri, "next", str(store.root), mode="copy") as tracker:
+        mine = Path(psutil.Process(tracker._process.pid).environ()["TMPDIR"])
+        (mine / "tmp123" / "artifact").mkdir(parents=True)
+        assert list((tmp_path / "temporary").iterdir()) == [mine] != [left]
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_signals_that_are_meant_for_the_driver_do_not_end_it(uri: str, store: Store) -> None:
