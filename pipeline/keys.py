@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from freezer.durable import make_folder, write_whole
+from freezer.durable import make_folder, move, write_whole
 from freezer.errors import MissingDependencyError
 from freezer.fetch import is_url
 from freezer.limits import Limits, SamplingPolicy
@@ -24,6 +24,7 @@ from freezer.python_modules import module_file
 from freezer.recipes import Recipe
 from freezer.sources import FILE_KINDS, Source
 from pipeline.entry import Entry
+from pipeline.staging import own_path
 
 SOURCE_RUN = "coldpress.source_run"
 """The tag with the run that made a registry's version: a registry that was made anew counts its versions from 1 again."""
@@ -47,7 +48,7 @@ def make_key(parts: Mapping[str, Any]) -> Key:
 
 
 class FileDigests:
-    """Digests of files, cached by path, size and modification time in a JSON file."""
+    """Digests of files, cached by path, size and modification time in a JSON file beside the staging folders."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -80,8 +81,10 @@ class FileDigests:
         if not self._changed:
             return
         with contextlib.suppress(OSError):
-            make_folder(self._cache.parent)
-            write_whole(self._cache, json.dumps(self._known).encode(), synced=False)
+            partial = own_path(self._cache.parent, self._cache.name)
+            make_folder(partial.parent)
+            write_whole(partial, json.dumps(self._known).encode(), synced=False)
+            move(partial, self._cache)
 
 
 def source_key(entry: Entry, digests: FileDigests) -> Key:

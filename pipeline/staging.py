@@ -126,8 +126,11 @@ def leads_to_abandoned(link: Path, ours: Path) -> bool:
 
 
 def _owner_lives(name: str) -> bool | None:
-    """Whether the owner of a staging folder of that name lives; None where it is not of this boot of this machine, or container."""
-    mine = _owner_prefix()
+    """Whether the owner of a staging folder of that name lives; None where it is not of this boot of this machine, or container.
+
+    A file that is being written there has a dot before its name.
+    """
+    mine, name = _owner_prefix(), name.removeprefix(".")
     pid = name.removeprefix(mine).partition("~")[0] if name.startswith(mine) else ""
     return process_started(int(pid)) is not None if pid.isdigit() else None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +20,7 @@ from freezer.sources import parse_source
 from freezer.spec import Dim, InputSpec, TensorSpec
 from pipeline.entry import Entry
 from pipeline.keys import FileDigests, Key, build_key, differing, judge_key, make_key, source_key
+from pipeline.staging import remove_abandoned
 
 TOOLCHAIN = {"torch": "2.13.0", "cxx": "g++ 12"}
 
@@ -189,6 +193,26 @@ def test_digests_are_cached_by_size_and_time_and_survive_a_broken_cache(tmp_path
     assert FileDigests(cache).of(file) == found, "same size and time: taken from the cache, by contract"
     cache.write_text("{broken")
     assert FileDigests(cache).of(file) != found
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["written", "moved"])
+def test_a_cache_of_digests_that_was_being_written_by_a_killed_driver_leaves_nothing(tmp_path: Path, step: int) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from pipeline.keys import FileDigests\n"
+        "plain, calls = os.replace, []\n"
+        "def replace(*args):\n"
+        "    calls.append(args)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if len(calls) == int(sys.argv[2]) else plain(*args)\n"
+        "os.replace = replace\n"
+        "digests = FileDigests(Path(sys.argv[1])); digests.remember('a', 'b'); digests.save()\n"
+    )
+    work = tmp_path / ".coldpress"
+    cache = str(work / "digests.json")
+    done = subprocess.run([sys.executable, "-c", code, cache, str(step)], cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list((work / "staging").iterdir())) == 1
+    remove_abandoned(str(tmp_path))
+    assert [path for path in work.rglob("*") if path.is_file()] == []
 
 
 def test_explain_names_the_parts_that_differ() -> None:

@@ -35,6 +35,7 @@ def test_a_workers_next_folder_removes_what_killed_workers_of_its_machine_left(t
         killed = mine.with_name(f"{host}~{boot}~{namespace}~{dead}~x")
         (killed / "half").mkdir(parents=True)
         killed.with_name(f"{killed.name}-seen").touch()
+        killed.with_name(f".{killed.name}-seen.0123.partial").touch()
         container = mine.with_name(f"{host}~{boot}~1{namespace}~{dead}~x")
         container.mkdir()
         elsewhere = mine.with_name(f"another-{host}~{boot}~{namespace}~{dead}~x")
