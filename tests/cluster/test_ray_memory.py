@@ -24,7 +24,7 @@ def run(cluster: RayCluster, folder: Path) -> tuple[str, dict[str, str]]:
     script = ROOT / "tests" / "cluster" / "watched.py"
     words = (script, folder / "catalog.yaml", folder / "store", f"sqlite:///{folder}/mlflow.db", "low")
     done = cluster.run([sys.executable, "-u", *(str(word) for word in words)], timeout_s=400)
-    (outcome,) = json.loads((folder / "store" / "out.json").read_text())["outcomes"]
+    (outcome,) = json.loads((folder / "store.json").read_text())["outcomes"]
     return done.stdout, outcome
 
 
