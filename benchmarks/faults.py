@@ -27,6 +27,9 @@ UNDISTURBED = "nothing happens"
 NO_SCENARIOS = ("table", "left", "failing_disk")
 """The groups of tests that strike no campaign: of what this file makes, and of what scenarios strike and check with."""
 
+SPELLED = {"stores": "store's", "drivers": "driver's", "builds": "builds'", "mlflow": "MLflow", "ray": "Ray"}
+"""Words that the name of a test cannot spell."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
@@ -62,7 +65,7 @@ def cases(report: Path) -> Iterator[Case]:
 
 def _words(name: str) -> str:
     base, _, parameter = name.removeprefix("test_").partition("[")
-    words = base.replace("_", " ")
+    words = " ".join(SPELLED.get(word, word) for word in base.split("_"))
     return f"{words} ({parameter.rstrip(']').replace('-', ' ')})" if parameter else words
 
 
@@ -80,10 +83,14 @@ def table(runs: Sequence[Sequence[Case]]) -> list[str]:
             continue
         found = passed[0].properties
         lost = " / ".join(dict.fromkeys(_lost(case) for case in passed))
-        published = " / ".join(dict.fromkeys(f"{case.properties['published']} artifacts" for case in passed))
+        published = " / ".join(dict.fromkeys(_artifacts(int(case.properties["published"])) for case in passed))
         seconds = ", ".join(case.properties["recovery_s"] if case.result == "passed" else case.result for case in same)
         lines.append(f"| {first.group} | {first.scenario} | {lost} | {published} | {found['went_on']} | {seconds} |")
     return lines
+
+
+def _artifacts(number: int) -> str:
+    return f"{number} artifact{'' if number == 1 else 's'}"
 
 
 def _lost(case: Case) -> str:
