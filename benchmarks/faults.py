@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import re
 import subprocess
 import sys
 import tempfile
@@ -65,8 +66,11 @@ def cases(report: Path) -> Iterator[Case]:
 
 def _words(name: str) -> str:
     base, _, parameter = name.removeprefix("test_").partition("[")
-    words = " ".join(SPELLED.get(word, word) for word in base.split("_"))
-    return f"{words} ({parameter.rstrip(']').replace('-', ' ')})" if parameter else words
+    return f"{_spelled(base)} ({_spelled(parameter.rstrip(']'))})" if parameter else _spelled(base)
+
+
+def _spelled(name: str) -> str:
+    return " ".join(SPELLED.get(word, word) for word in re.split("[_-]", name))
 
 
 def table(runs: Sequence[Sequence[Case]]) -> list[str]:

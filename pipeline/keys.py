@@ -81,7 +81,7 @@ class FileDigests:
         if not self._changed:
             return
         with contextlib.suppress(OSError):
-            partial = own_path(self._cache.parent, self._cache.name)
+            partial = own_path(self._cache.parent, self._cache.name)  # from there goes what a driver that is killed leaves
             make_folder(partial.parent)
             write_whole(partial, json.dumps(self._known).encode(), synced=False)
             move(partial, self._cache)

@@ -26,6 +26,7 @@ ABANDONED_S = 8 * 86_400.0
 """Without a change, until a folder is nobody's whose owner cannot be looked at: longer than an entry's timeout_s may be."""
 
 TEMPORARY = "coldpress-mlflow-"
+"""How the names of folders begin in which artifacts are laid out for MLflow, and MLflow puts what it is about to send."""
 
 
 @contextlib.contextmanager

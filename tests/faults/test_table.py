@@ -9,7 +9,7 @@ from benchmarks.faults import cases, table
 RECOVERED = """<testcase classname="tests.faults.test_disks" name="test_the_stores_disk_is_full_for_a_while"><properties>
 <property name="went_on" value="started again"/><property name="recovery_s" value="{seconds}"/>
 <property name="lost" value="0 of 3 outcomes"/><property name="published" value="3"/></properties></testcase>"""
-CUT = """<testcase classname="tests.faults.test_network" name="test_it_is_cut[for-good]"><{}/></testcase>"""
+CUT = """<testcase classname="tests.faults.test_network" name="test_it_is_cut[for-longer-than-ray-waits]"><{}/></testcase>"""
 FAILED, SKIPPED = CUT.format('failure message="assert 3 == 0&#10;and more"'), CUT.format('skipped message="needs root"')
 
 
@@ -24,7 +24,7 @@ def test_every_scenario_has_a_line_with_the_recovery_of_each_run(tmp_path: Path)
     assert [case.result for case in (*first, *second)] == ["passed", "failed", "passed", "skipped"]
     assert table([first, second])[2:] == [
         "| disks | the store's disk is full for a while | nothing | 3 artifacts | started again | 41, 44 |",
-        "| network | it is cut (for good) | | | failed: assert 3 == 0 | |",
+        "| network | it is cut (for longer than Ray waits) | | | failed: assert 3 == 0 | |",
     ]
 
 
