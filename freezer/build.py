@@ -28,7 +28,8 @@ from freezer.payload_choice import set_for
 from freezer.phases import timed
 from freezer.placement import placed
 from freezer.precision import full_on_gpu
-from freezer.recipes import LOWERINGS, CaptureName, LoweringName, Recipe, made_for
+from freezer.manifest import PayloadKind
+from freezer.recipes import LOWERINGS, CaptureName, Recipe, made_for
 from freezer.report import NOT_TRIED, Lowered, Report
 from freezer.settings_anew import without_environment
 from freezer.sources import weights_digest
@@ -240,7 +241,7 @@ def _first_that_works(
 def _make(
     attempt: Attempt,
     capture: CaptureName,
-    lowering: LoweringName,
+    lowering: PayloadKind,
     recipe: Recipe,
     targets: Sequence[Target],
     folder: Path,
@@ -269,7 +270,7 @@ def _make(
 def _lowered(
     attempt: Attempt,
     captured: Captured,
-    lowering: LoweringName,
+    lowering: PayloadKind,
     recipe: Recipe,
     target: Target,
     folder: Path,
@@ -301,7 +302,7 @@ def _write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> None:
         (folder / f"{name}-{file}").write_text(text)
 
 
-def lowering_module(kind: LoweringName) -> ModuleType:
+def lowering_module(kind: PayloadKind) -> ModuleType:
     """The module that builds and opens a kind of payload; imported when first needed."""
     return importlib.import_module(LOWERINGS[kind])
 
@@ -320,7 +321,7 @@ def _payload(
     recipe: Recipe,
     target: Target,
     path: Path,
-    kind: LoweringName,
+    kind: PayloadKind,
     point: Mapping[str, int] | None,
     convention: Literal["flat", "native"],
     layouts: Mapping[str, str],

@@ -17,7 +17,7 @@ import torch
 from freezer.errors import BuildError
 from freezer.lowering.exported_report import fx_operators
 from freezer.lowering.torchscript_graphs import inlined, operators
-from freezer.recipes import LoweringName
+from freezer.recipes import PayloadKind
 
 CODE = "CP-CUSTOM-OPERATOR"
 TIMEOUT_S = 120
@@ -37,7 +37,7 @@ print(json.dumps([name for name in json.load(sys.stdin) if not torch._C._jit_get
 """
 
 
-def check_operators(program: Any, lowering: LoweringName) -> None:
+def check_operators(program: Any, lowering: PayloadKind) -> None:
     """Hold that a program calls no operator that only this process has.
 
     Raises:

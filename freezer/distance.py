@@ -9,15 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.drift import judge_rmse, openvino_problem, parts_of
+from freezer.drift import comparable, judge_rmse, openvino_problem, parts_of
 
 EAGER_REFERENCE_TOL = 1e-3
 """Relative error of outputs whose reference was eager: OpenVINO's bound for float32; lower precisions get theirs by dtype."""
-
-
-def comparable(tensor: Tensor) -> bool:
-    """Whether an output has rounding errors; integers and bools must be equal."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def exact_problem(r: Tensor, c: Tensor) -> str | None:

@@ -152,7 +152,7 @@ def joined(reports: Sequence[DriftReport], gate: Gate) -> DriftReport:
 
 def _nothing_finite(eager: Sequence[Tensor]) -> bool:
     """Whether an output has elements, and not one of them in any call is a number that can be compared."""
-    return all(_comparable(e) and not torch.isfinite(e).any() for e in eager) and any(e.numel() for e in eager)
+    return all(comparable(e) and not torch.isfinite(e).any() for e in eager) and any(e.numel() for e in eager)
 
 
 class _Pool:
@@ -183,7 +183,7 @@ def _pools(calls: Sequence[Call], index: int, num_outputs: int) -> _Pools:
     for call in calls:
         r, e = call.reference[index], call.eager[index]
         c = call.candidate[index] if len(call.candidate) == num_outputs else None
-        if c is None or not _comparable(e) or c.shape != e.shape:
+        if c is None or not comparable(e) or c.shape != e.shape:
             continue
         for part, (r64, e64, c64) in _parts(r, e, c):
             pools.setdefault((call.kind, part), _Pool()).add(r64, e64, c64, call.noise_rmse[index])
@@ -193,7 +193,7 @@ def _pools(calls: Sequence[Call], index: int, num_outputs: int) -> _Pools:
 def _parts(r: Tensor, e: Tensor, c: Tensor) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
     """The finite elements of reference, eager and candidate in double precision, by the part they belong to; each is flat."""
     finite = torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(c)
-    r64, e64, c64 = (_wide(tensor)[finite] for tensor in (r, e, c))
+    r64, e64, c64 = (_in_double(tensor)[finite] for tensor in (r, e, c))
     for part, chosen in enumerate(parts_of(r64, e.dtype)):
         yield part, (r64[chosen], e64[chosen], c64[chosen])
 
@@ -246,7 +246,7 @@ def _row(recipe: str, name: str, index: int, call: Call, pools: _Pools, gate: Ga
         return Row(**base, **blank, num_elements=0, problem=missing)
     r, e, c = call.reference[index], call.eager[index], call.candidate[index]
     mismatch = _structure_problem(e, c)
-    if mismatch or not _comparable(e):
+    if mismatch or not comparable(e):
         return Row(**base, **blank, num_elements=e.numel(), problem=mismatch)
     noise = call.noise_rmse[index]
     judged = [_judged(values, pools[call.kind, part], noise, e.dtype, gate, float64=float64) for part, values in _parts(r, e, c)]
@@ -259,7 +259,7 @@ def _judged(
 ) -> dict[str, Any]:
     """The figures of one part of an output in one call, what they were held to, and what failed."""
     r, e, c = values
-    figures = _figures(r, c, eps=torch.finfo(dtype).eps)
+    figures = _error_figures(r, c, eps=torch.finfo(dtype).eps)
     native = math.sqrt(_square_sum(e - r) / max(r.numel(), 1) + noise_rmse**2)
     if pool.num_elements > 0 and (pool.noisy or r.numel() < POOL_BELOW):
         totals = (pool.candidate, pool.native, pool.reference)
@@ -271,7 +271,7 @@ def _judged(
     if not all(math.isfinite(figure) for figure in (rmse, native, rms)):
         problem = "values so great that their squares are infinite, so that no error can be told; mend the model"
     elif not float64 and not pool.noisy:
-        held_to, problem = None, _openvino_problem(dtype, figures)
+        held_to, problem = None, _openvino_bounds_problem(dtype, figures)
     elif not rmse <= bound:
         problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
     return {**figures, "native_rmse": native, "error_ratio": ratio, "bound": held_to, "problem": problem}
@@ -308,7 +308,7 @@ def _structure_problem(e: Tensor, c: Tensor) -> str | None:
         return f"dtype {c.dtype}, eager's is {e.dtype}"
     if _strides(c) != _strides(e):
         return f"strides {c.stride()}, eager's are {e.stride()}"
-    if not _comparable(e):
+    if not comparable(e):
         wrong = int((c != e).sum())
         return f"{wrong} of {e.numel()} elements differ from eager's" if wrong else None
     if not torch.equal(torch.isnan(c), torch.isnan(e)):
@@ -324,11 +324,12 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
     return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
 
-def _comparable(tensor: Tensor) -> bool:
+def comparable(tensor: Tensor) -> bool:
+    """Whether an output has rounding errors; integers and bools must be equal."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _in_double(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
@@ -336,7 +337,7 @@ def _square_sum(tensor: Tensor) -> float:
     return float((tensor.abs() ** 2).sum())
 
 
-def _figures(r: Tensor, c: Tensor, *, eps: float) -> dict[str, Any]:
+def _error_figures(r: Tensor, c: Tensor, *, eps: float) -> dict[str, Any]:
     count = max(r.numel(), 1)
     error = (c - r).abs()
     signal, noise, power = _square_sum(r), _square_sum(c - r), _square_sum(c)
@@ -367,10 +368,10 @@ def openvino_problem(r: Tensor, c: Tensor, dtype: torch.dtype) -> str | None:
         r, c: golden output and answer, flat, finite, in double precision.
         dtype: of the output.
     """
-    return _openvino_problem(dtype, _figures(r, c, eps=torch.finfo(dtype).eps))
+    return _openvino_bounds_problem(dtype, _error_figures(r, c, eps=torch.finfo(dtype).eps))
 
 
-def _openvino_problem(dtype: torch.dtype, figures: Mapping[str, Any]) -> str | None:
+def _openvino_bounds_problem(dtype: torch.dtype, figures: Mapping[str, Any]) -> str | None:
     name = str(dtype).removeprefix("torch.")
     least_cosine, absolute, relative = _OPENVINO.get(name, _OPENVINO["float32"])
     cosine, abs_err, rel_err = figures["cosine"], figures["max_abs_err"], figures["max_rel_err"]

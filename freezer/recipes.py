@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from freezer.errors import UsageError
+from freezer.manifest import PayloadKind
 from freezer.lowering.inductor_settings import CUDA, recipe_settings
 
 CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "as-is"]
-LoweringName = Literal["inductor", "torchscript", "exported"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Recipe:
     """
 
     name: str
-    ways: tuple[tuple[CaptureName, LoweringName], ...]
+    ways: tuple[tuple[CaptureName, PayloadKind], ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     portable: bool = False
     keeps_state: bool = True
@@ -45,7 +45,7 @@ class Recipe:
 EAGER = "eager"
 """The baseline and always an entrant: the source model itself, never an artifact."""
 
-_TORCHSCRIPT: tuple[tuple[CaptureName, LoweringName], ...] = (
+_TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
     ("as-is", "torchscript"),
     ("trace", "torchscript"),
     ("script", "torchscript"),
@@ -98,7 +98,7 @@ PRECISION: Mapping[str, bool] = {"tf32": False, "reduced_precision_reductions": 
 """What a GPU may do to be faster and less exact: multiply float32 in TF32, and sum what is in half precision in half precision.
 Both are off for builds, judges and calls (precision.py)."""
 
-LOWERINGS: Mapping[LoweringName, str] = {
+LOWERINGS: Mapping[PayloadKind, str] = {
     "torchscript": "freezer.lowering.torchscript",
     "inductor": "freezer.lowering.inductor",
     "exported": "freezer.lowering.exported",

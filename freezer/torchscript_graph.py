@@ -31,22 +31,18 @@ def named_devices(module: torch.jit.ScriptModule, kind: str) -> list[str]:
         module: a TorchScript module.
         kind: `cuda`, or `cpu`.
     """
-    return [f"{device} ({line})" if line else device for device, line in sorted(_devices(module, kind).items())]
+    lines = {device: next(filter(None, map(marked_in, ranges)), "") for device, ranges in device_uses(module, kind).items()}
+    return [f"{device} ({line})" if line else device for device, line in sorted(lines.items())]
 
 
-def devices_named(module: torch.jit.ScriptModule, kind: str) -> list[str]:
-    """The same devices, alone: `cuda:0`."""
-    return sorted(_devices(module, kind))
-
-
-def _devices(module: torch.jit.ScriptModule, kind: str) -> dict[str, str]:
-    """By device of a kind, the source line of its first use; empty where that is not known."""
+def device_uses(module: torch.jit.ScriptModule, kind: str) -> dict[str, list[str]]:
+    """By device of a kind that `forward` names as a constant, the source ranges of what uses it."""
     if "forward" not in module._c._method_names():
         return {}
     graph: Any = module.inlined_graph  # held: its nodes die with it
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for node in graph.findAllNodes(f"aten::{kind}"):
-        _note(found, kind, kind, [node])
+        _add_uses(found, kind, kind, [node])
     for name in ("prim::Constant", "prim::GetAttr"):
         for node in graph.findAllNodes(name):
             users = [use.user for use in node.output().uses()]
@@ -55,13 +51,14 @@ def _devices(module: torch.jit.ScriptModule, kind: str) -> dict[str, str]:
             elif str(node.output().type()) != "Device":
                 continue
             if users:
-                _note(found, kind, str(node.output().toIValue() if name == "prim::Constant" else _attribute(module, node)), users)
+                device = node.output().toIValue() if name == "prim::Constant" else _attribute(module, node)
+                _add_uses(found, kind, str(device), users)
     return found
 
 
-def _note(found: dict[str, str], kind: str, device: str, users: list[Any]) -> None:
-    if device.partition(":")[0] == kind and not found.get(device):
-        found[device] = next(filter(None, (marked_in(user.sourceRange()) for user in users)), "")
+def _add_uses(found: dict[str, list[str]], kind: str, device: str, users: list[Any]) -> None:
+    if device.partition(":")[0] == kind:
+        found.setdefault(device, []).extend(user.sourceRange() for user in users)
 
 
 def _attribute(module: torch.jit.ScriptModule, node: Any) -> Any:

@@ -17,7 +17,7 @@ from freezer.moving import CPU
 from freezer.phases import timed
 from freezer.report import Lowered
 from freezer.target import Target
-from freezer.torchscript_graph import devices_named
+from freezer.torchscript_graph import device_uses
 
 SUFFIX = ".pt"
 
@@ -139,7 +139,7 @@ def _check_device(module: torch.jit.ScriptModule, path: Path, device: torch.devi
     """Hold a file to the device that it is opened for: `map_location` moves its tensors, not the devices that its graph names."""
     if device.type != "cuda":
         return
-    others = [name for name in devices_named(module, "cuda") if name not in ("cuda", str(device))]
+    others = [name for name in sorted(device_uses(module, "cuda")) if name not in ("cuda", str(device))]
     if others:
         raise IncompatibleError(
             f"{path.name}: its graph makes tensors on {', '.join(others)}, and {device} was asked for; load it for {others[0]}, "

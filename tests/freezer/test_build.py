@@ -20,7 +20,7 @@ from freezer.errors import BuildError, CaptureError
 from freezer.freeze import _build_all
 from freezer.manifest import digest_file
 from freezer.outputs import leaves_of
-from freezer.recipes import RECIPES, CaptureName, LoweringName, Recipe
+from freezer.recipes import RECIPES, CaptureName, PayloadKind, Recipe
 from freezer.sources import weights_digest
 from freezer.spec import declared_spec
 from freezer.subject import prepare
@@ -85,7 +85,7 @@ def test_control_flow_that_depends_on_values_is_served_right_both_ways(model: ty
 @pytest.fixture
 def whatever_works() -> Recipe:
     """Ways of which most are not for a Python module."""
-    ways: list[tuple[CaptureName, LoweringName]] = [(name, "torchscript") for name in ("convert", "as-is", "trace", "script")]
+    ways: list[tuple[CaptureName, PayloadKind]] = [(name, "torchscript") for name in ("convert", "as-is", "trace", "script")]
     return replace(RECIPES["torchscript-frozen"], ways=(("export", "exported"), *ways))
 
 
