@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.freezing.models.loaders import load_source
+from freezer.freezing.models.sources import Source
 from freezer.limits import Limits, SamplingPolicy
-from freezer.sources import Source, load_source
-from freezer.spec import Dim, InputSpec, TensorSpec
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,15 +53,16 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from freezer.assemble import assemble
-    from freezer.build import build
-    from freezer.judge import judge
-    from freezer.outputs import leaves_of
-    from freezer.recipes import RECIPES
-    from freezer.samples import generate_at
-    from freezer.sources import weights_digest
-    from freezer.subject import call_source, prepare
-    from freezer.target import target_here
+    from freezer.freezing.candidates.build import build
+    from freezer.freezing.models.calls import call_source
+    from freezer.freezing.models.subject import prepare
+    from freezer.freezing.models.weights import weights_digest
+    from freezer.freezing.packaging.assemble import assemble
+    from freezer.freezing.recipes.recipes import RECIPES
+    from freezer.freezing.target.target import target_here
+    from freezer.freezing.validation.judge import judge
+    from freezer.runtime.pytree import leaves_of
+    from freezer.runtime.sample_generation import generate_at
 
     folder, spec = Path(job["folder"]), spec_of(dynamic=job["dynamic"])
     subject = prepare(job["model"], load_model(job["model"]), spec)
@@ -88,14 +91,15 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Open a payload as it is, hold its outputs against the answers, and time it."""
     import torch
 
-    from freezer.build import Candidate, lowering_module
-    from freezer.payload_choice import set_for
+    from freezer.artifact.payload_selection import set_for
+    from freezer.freezing.candidates.candidate import Candidate
+    from freezer.runtime.payloads import LOADERS
 
     folder = Path(job["folder"])
     torch.set_num_threads(job["num_threads"])
     candidate = Candidate.read(folder)
     payload = set_for(candidate.payloads, job["built_with"])[0 if job["shape"] == "static" else -1]
-    run = lowering_module(payload.kind).open_payload(folder / payload.path, candidate.settings)
+    run = LOADERS[payload.kind](folder / payload.path, candidate.settings)
     return _timed(folder, lambda x: run(x)[0])
 
 
@@ -104,7 +108,7 @@ def do_serve(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     import freezer
-    from freezer.outputs import leaves_of
+    from freezer.runtime.pytree import leaves_of
 
     torch.set_num_threads(job["num_threads"])
     model = freezer.load(job["model"], store=job["store"])
@@ -118,7 +122,7 @@ def _timed(folder: Path, run: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from freezer.latency import sample
+    from freezer.timing.sampling import sample
 
     inputs = safetensors.torch.load_file(folder / "inputs.safetensors")
     answers = safetensors.torch.load_file(folder / "answers.safetensors")

@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.cliff_jobs import BATCH_MAX, JOBS, best_of, threads_text
-from freezer.artifact import Artifact
-from freezer.device_class import DEVICE_CLASSES, available_threads, best_level, detect
+from freezer.artifact.folder import Artifact
 from freezer.errors import BuildError, JudgeError, UsageError
-from freezer.store import Store
+from freezer.hardware.device_classes import DEVICE_CLASSES, best_level
+from freezer.hardware.machine import available_threads, detect
+from freezer.store.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -322,7 +323,8 @@ def _where() -> list[str]:
     """The machine and the versions, one line each."""
     import transformers
 
-    from freezer.target import host_fingerprint, toolchain
+    from freezer.freezing.target.target import toolchain
+    from freezer.runtime.fingerprint import host_fingerprint
 
     host, made = host_fingerprint(), toolchain()
     preload = f", LD_PRELOAD={os.environ['LD_PRELOAD']}" if os.environ.get("LD_PRELOAD") else ""

@@ -22,16 +22,16 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.cuda_devices import facts_of, no_cuda, visible
-from freezer.cuda_graphs import CudaGraphs
+from freezer.artifact.manifest import Payload
 from freezer.errors import ColdpressError, UsageError
-from freezer.latency import Sampling, sample
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import toolchain
 from freezer.limits import Limits, SamplingPolicy
-from freezer.manifest import Payload
-from freezer.meters import meter_of
-from freezer.precision import full_on_gpu
-from freezer.recipes import RECIPES
-from freezer.target import toolchain
+from freezer.runtime.cuda import facts_of, no_cuda, visible
+from freezer.runtime.cuda_graphs import CudaGraphs
+from freezer.runtime.precision import full_on_gpu
+from freezer.timing.meters import meter_of
+from freezer.timing.sampling import Sampling, sample
 
 RESULTS = Path(__file__).parent / "results"
 POLICY = SamplingPolicy(time_limit_s=8.0, percentiles=("p50", "p90"))

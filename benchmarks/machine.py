@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from freezer.device_class import best_level, detect
+from freezer.hardware.device_classes import best_level
+from freezer.hardware.machine import detect
 
 
 def where() -> list[str]:
@@ -10,7 +11,8 @@ def where() -> list[str]:
     import mlflow
     import ray
 
-    from freezer.target import host_fingerprint, toolchain
+    from freezer.freezing.target.target import toolchain
+    from freezer.runtime.fingerprint import host_fingerprint
 
     host, made = host_fingerprint(), toolchain()
     level = best_level(detect().classes)

@@ -10,10 +10,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from freezer.store import Store
-from pipeline.ledger import ledger_folder
-from pipeline.outcome import CandidateReport, Outcome
-from pipeline.parts import Kind, read_rows
+from freezer.store.store import Store
+from pipeline.ledger.ledger import ledger_folder
+from pipeline.ledger.segments import Kind, read_rows
+from pipeline.records.outcome import CandidateReport, Outcome
 
 OUTCOME: Kind = "outcome"
 

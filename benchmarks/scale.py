@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.machine import where
 from benchmarks.scale_jobs import JOBS, RESULT
-from freezer.device_class import available_threads, detect
+from freezer.hardware.machine import available_threads, detect
 from tests.raylets import RayCluster
 
 ROOT = Path(__file__).resolve().parent.parent

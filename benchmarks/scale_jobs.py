@@ -13,30 +13,27 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact import MANIFEST, Artifact
-from freezer.device_class import PORTABLE, best_level, detect
-from freezer.durable import link_or_copy
+from freezer.artifact.folder import MANIFEST, Artifact
+from freezer.files.atomic import link_or_copy
+from freezer.hardware.device_classes import PORTABLE, best_level
+from freezer.hardware.machine import detect
 from freezer.limits import SamplingPolicy
-from freezer.store import WORK, Store
-from pipeline import execute, placement
-from pipeline.catalog import read_catalog
-from pipeline.events import Event
-from pipeline.keys import FileDigests
-from pipeline.ledger import Ledger
-from pipeline.materials import Materials
-from pipeline.plan import Plan, make_plan
-from pipeline.report import Report
-from pipeline.run import Config, run
-from pipeline.tasks import (
-    BuildRequest,
-    BuildResult,
-    ClassFacts,
-    JudgeRequest,
-    JudgeResult,
-    build,
-    candidate_folder,
-    judged_folder,
-)
+from freezer.store.store import WORK, Store
+from pipeline.catalog.catalog import read_catalog
+from pipeline.config import Config
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.item import Plan
+from pipeline.planning.plan import make_plan
+from pipeline.records.class_facts import ClassFacts
+from pipeline.records.events import Event
+from pipeline.reporting.campaign_report import CampaignReport
+from pipeline.run import run
+from pipeline.scheduling import executor, slots
+from pipeline.sources.materials import Materials
+from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
+from pipeline.worker.tasks import build
+from pipeline.workspace.layout import candidate_folder, judged_folder
 
 RESULT = "scale-result:"
 CAMPAIGN = "scale"
@@ -124,10 +121,10 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Drive a campaign to its end; without `do_build` or `do_judge`, such tasks hand out what is there."""
     folder, meter = Path(job["folder"]), Meter()
     if job["do_build"] is False:
-        execute.build = idle_build  # type: ignore[attr-defined]
+        executor.build = idle_build  # type: ignore[attr-defined]
     if job["do_judge"] is False:
-        execute.judge = idle_judge  # type: ignore[attr-defined]
-        placement.JUDGE_BATCH = job.get("judge_batch", placement.JUDGE_BATCH)
+        executor.judge = idle_judge  # type: ignore[attr-defined]
+        slots.JUDGE_BATCH = job.get("judge_batch", slots.JUDGE_BATCH)
     wall, cpu = time.perf_counter(), time.process_time()
     report = run(
         Config(
@@ -155,7 +152,7 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check(report: Report) -> None:
+def _check(report: CampaignReport) -> None:
     failed = [outcome for outcome in report.outcomes if outcome.failed]
     if failed or report.infrastructure:
         raise RuntimeError(f"{len(failed)} outcomes failed, the first: {failed[:1]}; {report.infrastructure}")
@@ -189,7 +186,7 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Freeze one model, for the tasks that do nothing to hand out."""
     import torch
 
-    from freezer import freeze
+    from freezer.freezing.freeze import freeze
 
     folder = Path(job["folder"])
     Store.open(str(folder / "store"), create=True)

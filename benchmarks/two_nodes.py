@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.machine import where
 from benchmarks.recipes import outcomes_of
-from freezer.store import Store
-from pipeline.outcome import Outcome
+from freezer.store.store import Store
+from pipeline.records.outcome import Outcome
 from tests.raylets import RayCluster
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples.models import DATA, DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, DigitsNet, voice_activity
-from freezer.legacy import torchscript_deprecations_silenced
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 SEED = 0
 NUM_EPOCHS = 12

@@ -1,4 +1,4 @@
-"""Coldpress freezer: freeze PyTorch models for the hardware they will serve on, prove it, and load them there.
+"""Coldpress freezer: freeze PyTorch models for the hardware they serve on, validate them, and load them there.
 
     import freezer
 
@@ -7,21 +7,20 @@
 
     model = freezer.load("resnet50", store="./store")                                     # the artifact for this machine
     logits = model(x).logits                                                              # checked against the input contract
-    model.manifest.device_class, model.ladder                                             # what serves, and what was refused
+    model.manifest.device_class, model.ladder                                             # the artifact in use, and those refused
 
     freezer.verify("resnet")                                                              # digests, contract, canary
 
-Read `freezer/freeze.py` first. This package needs neither ray nor mlflow, and importing it imports no torch: the functions below do
-when they are first used.
+`freezer.serving` is what a deployment runs, `freezer.freezing` is what makes artifacts; serving never imports freezing. Read
+`freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor mlflow. Importing it imports no torch: the
+functions do when they are first used.
 """
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from freezer.device_class import DeviceClass
 from freezer.errors import (
     CanaryError,
     ColdpressError,
@@ -33,14 +32,15 @@ from freezer.errors import (
     StoreUnreachableError,
     UsageError,
 )
+from freezer.hardware.device_classes import DeviceClass
 from freezer.limits import Limits, SamplingPolicy
-from freezer.spec import Dim
+from freezer.spec.inputs import Dim
 
 if TYPE_CHECKING:
-    from freezer.freeze import FreezeResult, freeze
-    from freezer.frozen_model import FrozenModel
-    from freezer.load import load
-    from freezer.verify import verify
+    from freezer.freezing.freeze import FreezeResult, freeze
+    from freezer.runtime.frozen_model import FrozenModel
+    from freezer.serving.load import load
+    from freezer.serving.verify import verify
 
 __all__ = [
     "CanaryError",
@@ -64,11 +64,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "FreezeResult": "freezer.freeze",
-    "freeze": "freezer.freeze",
-    "FrozenModel": "freezer.frozen_model",
-    "load": "freezer.load",
-    "verify": "freezer.verify",
+    "FreezeResult": "freezer.freezing.freeze",
+    "freeze": "freezer.freezing.freeze",
+    "FrozenModel": "freezer.runtime.frozen_model",
+    "load": "freezer.serving.load",
+    "verify": "freezer.serving.verify",
 }
 """Public names whose modules import torch."""
 
@@ -77,18 +77,4 @@ def __getattr__(name: str) -> Any:
     """The public names that need torch, imported when they are first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'freezer' has no attribute {name!r}")
-    import importlib  # here: the commands that only read never come to it
-
     return getattr(importlib.import_module(_LAZY[name]), name)
-
-
-class _Package(ModuleType):
-    """This package. Importing the module `freezer.freeze` must not hide the function `freezer.freeze`, and so for the others."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _LAZY and isinstance(value, ModuleType):
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

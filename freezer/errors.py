@@ -30,12 +30,9 @@ finer one, which docs/errors.md explains with cause and remedy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from freezer.ladder import Refusal
-    from freezer.speed_check import SpeedCheck
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
 class ColdpressError(Exception):
@@ -245,3 +242,53 @@ class InfrastructureError(ColdpressError):
     """Ray or MLflow failed, not a model."""
 
     code = "CP-INFRASTRUCTURE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A rung that was not taken.
+
+    Attributes:
+        rung: the device class.
+        reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `torch_untried`,
+            `unsigned`, `tampered`, `does_not_open`, `canary`; and of GPUs those of hardware/cuda_requirements.py.
+        got, expected: what was found and what the artifact needs.
+    """
+
+    rung: str
+    reason: str
+    got: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.rung}: {self.reason}: got {self.got}, expected {self.expected}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedCheck:
+    """What was timed. A ratio is how many times as fast as the portable artifact.
+
+    Attributes:
+        expected: by the manifests; `measured` here, with its 95% confidence interval from `low` to `high`.
+        num_threads, point: that both were timed with.
+        median_ms: by device class.
+        num_rounds, num_dropped: that were timed undisturbed, and that others disturbed.
+    """
+
+    device_class: str
+    expected: float
+    measured: float
+    low: float
+    high: float
+    num_threads: int
+    point: Mapping[str, int]
+    median_ms: Mapping[str, float]
+    num_rounds: int
+    num_dropped: int
+
+    def __str__(self) -> str:
+        sizes = "".join(f", {name} {size}" for name, size in self.point.items())
+        medians = ", ".join(f"{name} {median:.3g} ms" for name, median in self.median_ms.items())
+        interval = f"{self.low:.2f} to {self.high:.2f}"
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"{self.measured:.2f} times as fast as portable here ({interval}; {medians}; {threads}{sizes})"

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from freezer.artifact import MANIFEST, Artifact
+from freezer.artifact.folder import MANIFEST, Artifact
+from freezer.artifact.manifest import Manifest
 from freezer.errors import ContractError, IntegrityError
-from freezer.frozen_model import FrozenModel
-from freezer.input_items import take_apart
-from freezer.load import load
-from freezer.manifest import Manifest
-from freezer.spec import TensorSpec
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.serving.load import load
+from freezer.spec.items import TensorSpec, take_apart
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,18 +12,19 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from freezer.destinations import check_file
 from freezer.errors import UsageError
-from freezer.recipes import select
-from freezer.store import NAME
+from freezer.files.paths import check_file
+from freezer.freezing.recipes.recipes import select
+from freezer.store.store import NAME
 from jobs.exits import exiting, say
-from pipeline.catalog import is_registry
-from pipeline.events import display_for
-from pipeline.fleet import WAIT_S
-from pipeline.lease import check_campaign
-from pipeline.locations import check_absolute, in_job
-from pipeline.report import print_next_steps, print_report
-from pipeline.run import BadEntriesError, Config, run
+from pipeline.catalog.catalog import is_registry
+from pipeline.cluster.locations import check_absolute, in_job
+from pipeline.config import Config
+from pipeline.ledger.lease import check_campaign
+from pipeline.reporting.campaign_report import print_next_steps, print_report
+from pipeline.reporting.display import display_for
+from pipeline.run import BadEntriesError, run
+from pipeline.scheduling.fleet import WAIT_S
 
 LOG_WIDTH = 160
 

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 from freezer.errors import UsageError
-from freezer.store import Store
+from freezer.store.store import Store
 from jobs.exits import exiting
 from pipeline.exit_codes import INFRASTRUCTURE, OK
-from pipeline.replay import replay
+from pipeline.tracking.ledger_replay import replay
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from freezer.store import Store
+from freezer.store.store import Store
 from jobs.exits import exiting, say
-from pipeline.status import campaign_status, in_words, iso, status_if_known
+from pipeline.reporting.campaign_status import campaign_status, in_words, iso, status_if_known
 
 if TYPE_CHECKING:
-    from pipeline.submission import Job
+    from pipeline.cluster.jobs_api import Job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -52,7 +52,7 @@ def main(
 
 def _newest_job(campaign: str, store: str, address: str, ca: str | None) -> Job | None:
     """The newest job of a campaign on the cluster; None where it has none."""
-    from pipeline.submission import Jobs, job_prefix  # imports ray
+    from pipeline.cluster.jobs_api import Jobs, job_prefix  # imports ray
 
     known = Jobs(address, ca=ca).find(job_prefix(campaign, store))
     return known[-1] if known else None

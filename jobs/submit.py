@@ -13,17 +13,17 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from freezer.device_class import DEVICE_CLASSES
 from freezer.errors import InfrastructureError, UsageError
-from freezer.recipes import select
+from freezer.freezing.recipes.recipes import select
+from freezer.hardware.device_classes import DEVICE_CLASSES
 from jobs import optimize
 from jobs.exits import exiting
-from pipeline.catalog import is_registry
+from pipeline.catalog.catalog import is_registry
+from pipeline.cluster.jobs_api import Job, Jobs, job_prefix
+from pipeline.cluster.working_dir import gather, stage
 from pipeline.exit_codes import INTERRUPTED, OK
-from pipeline.lease import check_campaign
-from pipeline.staging import temporary_place
-from pipeline.submission import Job, Jobs, job_prefix
-from pipeline.working_dir import gather, stage
+from pipeline.ledger.lease import check_campaign
+from pipeline.workspace.staging import temporary_place
 
 OPTIMIZE = "python -m jobs.optimize"
 

@@ -18,9 +18,10 @@ import psutil
 import typer
 from rich.console import Console
 
-from freezer.device_class import PORTABLE, available_threads, best_level, detect, device_class
 from freezer.errors import UsageError
-from freezer.host import this_host
+from freezer.hardware.device_classes import PORTABLE, best_level, device_class
+from freezer.hardware.host import this_host
+from freezer.hardware.machine import available_threads, detect
 from jobs.exits import exiting
 
 LABEL = "coldpress.dev/"

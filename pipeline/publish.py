@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact import Artifact
-from freezer.device_class import PORTABLE, device_class
+from freezer.artifact.folder import Artifact
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
-from freezer.store import Store, Version
-from pipeline.ledger import Draft, Ledger
-from pipeline.outcome import Outcome
-from pipeline.plan import Item, Plan
-from pipeline.tasks import judged_folder, judged_name
-from pipeline.workplace import workplace
+from freezer.hardware.device_classes import PORTABLE, device_class
+from freezer.store.store import Store, Version
+from pipeline.ledger.ledger import Draft, Ledger
+from pipeline.planning.item import Item, Plan
+from pipeline.records.outcome import Outcome
+from pipeline.workspace.layout import judged_folder, judged_name
+from pipeline.workspace.workspace import workplace
 
 _Gathered = list[tuple[Item, Outcome]]
 
@@ -204,7 +204,7 @@ def _is_new(outcome: Outcome) -> bool:
 
 
 def _has_artifact_of_its_own(outcome: Outcome) -> bool:
-    """Whether an outcome comes with an artifact for its class; for GPUs also where eager is kept (freezer/kept_eager.py)."""
+    """Whether an outcome comes with an artifact for its class; for GPUs also where eager is kept (packaging/eager_fallback.py)."""
     return outcome.verdict == "published" or (outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda")
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from freezer.artifact import Artifact
-from freezer.assemble import assemble
-from freezer.build import Candidate
-from freezer.freeze import FreezeResult, freeze
-from freezer.judge import Judgement, judge
-from freezer.store import Store
-from freezer.subject import Subject
-from freezer.target import Target, target_here
+from freezer.artifact.folder import Artifact
+from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.packaging.assemble import assemble
+from freezer.freezing.target.target import Target, target_here
+from freezer.freezing.validation.judge import Judgement, judge
+from freezer.store.store import Store
 from tests.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.models import Mlp, TinyConv, seeded
 from tests.snapshots import model_state, process_state

@@ -13,19 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import GOLDEN_INPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.build import Candidate, build
-from freezer.capture import Attempt, Captured
-from freezer.device_class import auto_classes, detect
-from freezer.freeze import example_spec
-from freezer.judge import Judgement, judge
+from freezer.artifact.folder import GOLDEN_INPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact.manifest import GoldenSet, Manifest, Payload
+from freezer.files.digest import digest_file
+from freezer.freezing.candidates.build import build
+from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.capture.capture import Attempt
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.freeze import example_spec
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.recipes.recipes import RECIPES, CaptureName
+from freezer.freezing.target.target import Target, class_here, target_here
+from freezer.freezing.validation.judge import Judgement, judge
+from freezer.hardware.device_classes import auto_classes
+from freezer.hardware.machine import detect
 from freezer.limits import Limits, SamplingPolicy
-from freezer.manifest import GoldenSet, Manifest, Payload, digest_file
-from freezer.recipes import RECIPES, CaptureName
-from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure, TensorSpec
-from freezer.subject import Subject, prepare
-from freezer.target import Target, class_here, target_here
-from freezer.tensor_memory import dtypes_of, program_tensors
+from freezer.runtime.tensor_memory import dtypes_of, program_tensors
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import TensorSpec
+from freezer.spec.outputs import OutputSpec, OutputStructure
 
 QUICK = SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
 """Times quickly, and takes a busy machine for a quiet one."""

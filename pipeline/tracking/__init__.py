@@ -1,4 +1,5 @@
-"""MLflow, as a projection of the ledger: runs, summary, registry. mlflow is imported only in this package.
+"""Tracking: what MLflow shows of a campaign, and the registry. A projection of the ledger; the only package that imports mlflow.
 
-Everything here can be made again from the ledger, and every step may be repeated after a crash. Read projection.py first.
+May import: pipeline.cluster and below.
+Read first: projection.py.
 """

@@ -15,9 +15,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.durable import move
 from freezer.errors import ColdpressError, InfrastructureError, MissingDependencyError, UsageError
-from pipeline.staging import temporary_place
+from freezer.files.atomic import move
+from pipeline.workspace.staging import temporary_place
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from freezer.artifact.manifest import Manifest
 from freezer.errors import InfrastructureError
-from freezer.manifest import Manifest
-from pipeline.outcome import Outcome
-from pipeline.tracking import figures
+from pipeline.records.outcome import Outcome
+from pipeline.tracking import plots
 from pipeline.tracking.connection import connect, database_file, reaching, resolve
-from pipeline.tracking.records import RunRecord, campaign_metrics, run_records, summary_markdown, summary_table
+from pipeline.tracking.run_records import RunRecord, campaign_metrics, run_records, summary_markdown, summary_table
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -200,7 +200,7 @@ class Projection:
             for path, text in texts.items():
                 self.client.log_text(parent, text, path)
             if not self.is_complete:  # else they are there: nothing in them has changed
-                for path, figure in {"speedups.png": figures.speedups(outcomes), "drift.png": figures.drift(outcomes)}.items():
+                for path, figure in {"speedups.png": plots.speedups(outcomes), "drift.png": plots.drift(outcomes)}.items():
                     self.client.log_figure(parent, figure, path)
             changed = _changed(run.data.metrics, campaign_metrics(outcomes))
             self._log_batch(parent, changed, {}, tags, ended_ms)

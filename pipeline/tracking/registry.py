@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
-from freezer.artifact import MANIFEST, Artifact
-from freezer.manifest import Manifest
-from freezer.report_markdown import FREEZING, manifest_markdown
-from pipeline.outcome import Outcome
+from freezer.artifact.folder import MANIFEST, Artifact
+from freezer.artifact.manifest import Manifest
+from freezer.artifact.markdown import FREEZING, manifest_markdown
+from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import listed, reaching
-from pipeline.tracking.records import free_tags
+from pipeline.tracking.run_records import free_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.device_class import detect
+from freezer.hardware.machine import detect
 from tests.raylets import RayCluster
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"

@@ -9,9 +9,9 @@ import pytest
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
-from pipeline.asking import Ask
-from pipeline.cluster import connect
-from pipeline.fleet import Fleet
+from pipeline.cluster.autoscaling import Ask
+from pipeline.cluster.connect import connect
+from pipeline.scheduling.fleet import Fleet
 from tests.raylets import RayCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

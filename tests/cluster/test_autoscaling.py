@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from freezer.device_class import detect
+from freezer.hardware.machine import detect
 from tests.cluster.conftest import V3, V4
 from tests.cluster.local_machines import HEAD, named, settings
 from tests.cluster.test_two_nodes import catalog

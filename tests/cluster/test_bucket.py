@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 import freezer
-from freezer.device_class import detect
-from freezer.legacy import torchscript_deprecations_silenced
-from freezer.store import Store
+from freezer.hardware.machine import detect
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.store.store import Store
 from tests.buckets import objects
 from tests.cluster.conftest import V3, V4
-from tests.pipeline.test_cluster import SHIPPED, write_catalog
+from tests.pipeline.test_whole_campaigns import SHIPPED, write_catalog
 from tests.raylets import RayCluster
 
 pytestmark = [

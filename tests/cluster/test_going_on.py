@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.conftest import V3
 from tests.cluster.test_two_nodes import catalog, lines_until, outcomes, watched
-from tests.pipeline.test_cluster import built_in
+from tests.pipeline.test_whole_campaigns import built_in
 from tests.raylets import RayCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

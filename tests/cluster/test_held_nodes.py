@@ -13,9 +13,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster import Cluster, Node, connect
-from pipeline.events import Event
-from pipeline.fleet import Fleet, assembled
+from pipeline.cluster.connect import connect
+from pipeline.cluster.nodes import Node
+from pipeline.cluster.ray_cluster import Cluster
+from pipeline.records.events import Event
+from pipeline.scheduling.fleet import Fleet, assembled
 from tests.cluster.conftest import V3, V4
 from tests.raylets import RayCluster
 
@@ -43,8 +45,8 @@ def held(node: Node, num_cpus: int | None = None) -> Iterator[None]:
 def joined(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name in ("HOME", "RAY_AUTH_MODE"):
         monkeypatch.setenv(name, cluster.environment[name])
-    monkeypatch.setattr("pipeline.examination.SOON_S", 1.0)
-    monkeypatch.setattr("pipeline.fleet.REFRESH_S", 0.2)
+    monkeypatch.setattr("pipeline.scheduling.node_check.SOON_S", 1.0)
+    monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.2)
     with connect(cluster.address) as found:
         yield found
 
@@ -61,7 +63,7 @@ def fleet_of(cluster: Cluster, folder: Path) -> tuple[Fleet, list[str]]:
 def test_a_node_that_is_held_is_left_out_and_used_when_it_is_free(
     joined: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.examination.LATE_S", 3.0)
+    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 3.0)
     fleet, notes = fleet_of(joined, tmp_path)
     small = next(node for node in joined.nodes() if V3 in node.classes)
     with held(small):
@@ -84,8 +86,8 @@ def test_a_node_that_is_held_is_left_out_and_used_when_it_is_free(
 def test_the_only_node_of_a_class_is_waited_for_and_named_in_the_end(
     joined: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.examination.LATE_S", 1.0)
-    monkeypatch.setattr("pipeline.examination.HELD_S", 15.0)
+    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 1.0)
+    monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 15.0)
     fleet, _ = fleet_of(joined, tmp_path)
     small = next(node for node in joined.nodes() if V3 in node.classes)
     with held(small), pytest.raises(InfrastructureError) as caught, assembled(fleet, {V3, V4}):
@@ -101,7 +103,7 @@ def test_the_only_node_of_a_class_is_waited_for_and_named_in_the_end(
 def test_the_only_node_of_a_class_is_used_when_it_is_freed_in_time(
     joined: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.examination.LATE_S", 1.0)
+    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 1.0)
     small = next(node for node in joined.nodes() if V3 in node.classes)
     with ExitStack() as holding:
         holding.enter_context(held(small))

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from freezer.freezing.models.sources import parse_source
 from freezer.limits import Limits, SamplingPolicy
-from freezer.sources import parse_source
-from freezer.spec import InputSpec, TensorSpec
-from pipeline.cluster import connect
-from pipeline.entry import Entry
-from pipeline.tasks import BuildRequest, JudgeRequest, build, judge
+from freezer.spec.inputs import InputSpec
+from freezer.spec.items import TensorSpec
+from pipeline.catalog.entry import Entry
+from pipeline.cluster.connect import connect
+from pipeline.worker.requests import BuildRequest, JudgeRequest
+from pipeline.worker.tasks import build, judge
 from tests.cluster.conftest import V3, V4
 from tests.cluster.watched import Interval, burn, intervals
 from tests.raylets import RayCluster

@@ -1,7 +1,7 @@
 """`python tests/cluster/watched.py CATALOG STORE TRACKING_URI CAMPAIGN [OPTION=VALUE ...]`: a quick campaign, tasks watched.
 
 Every task that runs on a node (probe, build, judge) leaves a file in STORE-intervals: node, start, end, what it was. The report is
-STORE.json. OPTION is a name of pipeline.run.Config, or `gone_s`, which takes the place of `pipeline.fleet.GONE_S`.
+STORE.json. OPTION is a name of pipeline.config.Config, or `gone_s`, which takes the place of `pipeline.scheduling.fleet.GONE_S`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 
 from rich.console import Console
 
-import pipeline.examination
-import pipeline.execute
-import pipeline.fleet
-import pipeline.tasks
+import pipeline.scheduling.executor
+import pipeline.scheduling.fleet
+import pipeline.scheduling.node_check
+import pipeline.worker.probe
+import pipeline.worker.tasks
 from freezer.limits import SamplingPolicy
 from jobs.exits import exiting
-from pipeline.events import LineDisplay
-from pipeline.run import Config, run
+from pipeline.config import Config
+from pipeline.reporting.display import LineDisplay
+from pipeline.run import run
 
 POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
 
@@ -88,10 +90,10 @@ def burn(seconds: float, until: str) -> None:
 def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: str) -> int:
     """Run the campaign; the exit code."""
     given = dict(option.split("=", 1) for option in options)
-    pipeline.fleet.GONE_S = float(given.pop("gone_s", pipeline.fleet.GONE_S))
-    pipeline.execute.build = watcher("build", pipeline.tasks.build, store)  # type: ignore[attr-defined]
-    pipeline.execute.judge = watcher("judge", pipeline.tasks.judge, store)  # type: ignore[attr-defined]
-    pipeline.examination.probe = watcher("probe", pipeline.tasks.probe, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.fleet.GONE_S = float(given.pop("gone_s", pipeline.scheduling.fleet.GONE_S))
+    pipeline.scheduling.executor.build = watcher("build", pipeline.worker.tasks.build, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.executor.judge = watcher("judge", pipeline.worker.tasks.judge, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.probe.probe, store)  # type: ignore[attr-defined]
     typed: dict[str, Any] = {
         name: float(value) if name == "wait_s" else tuple(value.split(",")) if name in {"device_classes", "recipes"} else value
         for name, value in given.items()

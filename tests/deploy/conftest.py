@@ -9,10 +9,11 @@ import torch
 from transformers import ResNetConfig, ResNetModel
 
 import freezer
-from freezer.artifact import Artifact
-from freezer.device_class import PORTABLE, best_level, detect
+from freezer.artifact.folder import Artifact
+from freezer.hardware.device_classes import PORTABLE, best_level
+from freezer.hardware.machine import detect
 from freezer.limits import SamplingPolicy
-from freezer.store import Store
+from freezer.store.store import Store
 
 LEVEL = best_level(detect().classes)
 THREADS = 1

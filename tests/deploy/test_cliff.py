@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import MobileNetV2Config, MobileNetV2Model
 
-from freezer.artifact import Artifact
-from freezer.device_class import PORTABLE
-from freezer.store import Store
+from freezer.artifact.folder import Artifact
+from freezer.hardware.device_classes import PORTABLE
+from freezer.store.store import Store
 from tests.deploy.conftest import LEVEL, THREADS, frozen_for
 from tests.steps import copy_of, python
 

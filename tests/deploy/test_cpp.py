@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.canary import canary_figures
-from freezer.device_class import DEVICE_CLASSES
-from freezer.distance import EAGER_REFERENCE_TOL
-from freezer.drift import GAP, POOL_BELOW, SMALL_TENSOR
-from freezer.input_items import NestedSpec
-from freezer.legacy import torchscript_deprecations_silenced
-from freezer.load import open_artifact
-from freezer.manifest import FORMAT_VERSION, GoldenSet, digest_file
-from freezer.recipes import RECIPES
-from freezer.tensor_files import load_tensors, save_tensors
+from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact.manifest import FORMAT_VERSION, GoldenSet
+from freezer.files.digest import digest_file
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.hardware.device_classes import DEVICE_CLASSES
+from freezer.numerics import EAGER_REFERENCE_TOL, GAP, POOL_BELOW, SMALL_TENSOR
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.tensor_files import load_tensors, save_tensors
+from freezer.serving.canary import canary_figures
+from freezer.serving.load import open_artifact
+from freezer.spec.items import NestedSpec
 from tests.conftest import Frozen, Several
 from tests.freezer.models_state import InPlace
 from tests.models import TinyConv, seeded

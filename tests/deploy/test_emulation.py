@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from freezer.artifact import Artifact
-from freezer.device_class import detect, device_class
-from freezer.store import Store
+from freezer.artifact.folder import Artifact
+from freezer.hardware.device_classes import device_class
+from freezer.hardware.machine import detect
+from freezer.store.store import Store
 from tests.conftest import Frozen, frozen
 from tests.models import TinyConv, seeded
 from tests.steps import HERE, python, random_inputs

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from freezer.device_class import PORTABLE
+from freezer.hardware.device_classes import PORTABLE
 from tests.deploy.conftest import LEVEL, THREADS, resnet18
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,12 @@ import examples.broken
 from examples.broken_files import BROKEN_FILES
 from examples.models import DATA
 from examples.prepare import prepare
-from freezer.device_class import PORTABLE, best_level, detect
-from freezer.store import WORK
-from pipeline.catalog import read_catalog
-from pipeline.outcome import Outcome
-from pipeline.parts import read_rows
+from freezer.hardware.device_classes import PORTABLE, best_level
+from freezer.hardware.machine import detect
+from freezer.store.store import WORK
+from pipeline.catalog.catalog import read_catalog
+from pipeline.ledger.segments import read_rows
+from pipeline.records.outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(examples.broken.__file__).with_name("broken.yaml")

@@ -14,15 +14,17 @@ from torch import Tensor
 import examples.models
 from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, VAD_HIDDEN, digits, digits_accuracy, voice_activity
 from examples.prepare import SAMPLE_SIZES, digits_split, prepare
-from freezer.legacy import torchscript_deprecations_silenced
-from freezer.python_modules import find_function
-from freezer.samples import match_samples, read_samples
-from freezer.sources import load_source
-from freezer.spec import InputSpec
-from freezer.subject import Subject, call_source
-from freezer.subject import prepare as prepare_subject
-from pipeline.catalog import Catalog, read_catalog
-from pipeline.entry import Entry
+from freezer.freezing.models.calls import call_source
+from freezer.freezing.models.loaders import load_source
+from freezer.freezing.models.python_modules import find_function
+from freezer.freezing.models.samples import match_samples
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.models.subject import prepare as prepare_subject
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.tensor_files import read_samples
+from freezer.spec.inputs import InputSpec
+from pipeline.catalog.catalog import Catalog, read_catalog
+from pipeline.catalog.entry import Entry
 
 CATALOG = Path(examples.models.__file__).parent / "catalog.yaml"
 NAMES = ("digits", "resnet18", "bert-small", "vad")

@@ -16,15 +16,18 @@ from examples.models import DATA, digits, digits_accuracy
 from examples.prepare import prepare
 from examples.zoo import audio_codec
 from examples.zoo_files import ALIAS, BERT, MAX_RECORDINGS, REGISTERED, ZOO_FILES
-from freezer.outputs import leaves_of
-from freezer.sources import KINDS, load_source, weights_digest
-from freezer.subject import Subject, call_source
-from freezer.target import threads
-from pipeline.catalog import read_catalog
-from pipeline.entry import Entry
-from pipeline.keys import FileDigests
-from pipeline.materials import Materials
-from pipeline.tasks import load_subject
+from freezer.freezing.models.calls import call_source
+from freezer.freezing.models.loaders import load_source
+from freezer.freezing.models.sources import KINDS
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.models.weights import weights_digest
+from freezer.runtime.pytree import leaves_of
+from freezer.runtime.threads import threads
+from pipeline.catalog.catalog import read_catalog
+from pipeline.catalog.entry import Entry
+from pipeline.planning.file_digests import FileDigests
+from pipeline.sources.materials import Materials
+from pipeline.worker.tasks import load_subject
 
 ZOO = Path(examples.zoo.__file__).with_name("zoo.yaml")
 NAMES = (

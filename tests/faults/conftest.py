@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from freezer.device_class import detect
+from freezer.hardware.machine import detect
 from tests.cluster.conftest import V3, V4
 from tests.faults.sites import Site
 from tests.raylets import RayCluster

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from freezer.device_class import PORTABLE
-from freezer.store import Store
-from pipeline.ledger import ledger_folder
-from pipeline.parts import read_rows
+from freezer.hardware.device_classes import PORTABLE
+from freezer.store.store import Store
+from pipeline.ledger.ledger import ledger_folder
+from pipeline.ledger.segments import read_rows
 from tests.cluster.conftest import V3, V4
 from tests.pipeline.shown import shown
 from tests.raylets import RayCluster, Raylet

@@ -54,13 +54,13 @@ print(json.dumps(found))
 DURABLE = """
 import os, sys
 from pathlib import Path
-from freezer import durable
-from freezer.durable import copy_whole, link_or_copy, link_whole, make_folder, move, remove, sync, write_whole
-from pipeline.staging import move_whole, remove_tree
+from freezer.files import atomic
+from freezer.files.atomic import copy_whole, link_or_copy, link_whole, make_folder, move, remove, sync, write_whole
+from pipeline.workspace.staging import move_whole, remove_tree
 
-durable.WAITS_S = tuple(0.0 for _ in range(25))
+atomic.WAITS_S = tuple(0.0 for _ in range(25))
 folder = Path(sys.argv[1])
-data = os.urandom(40 * durable.CHUNK_BYTES + 1)
+data = os.urandom(40 * atomic.CHUNK_BYTES + 1)
 write_whole(folder / "long", data)
 copy_whole(folder / "long", folder / "copy", mode=0o444)
 for number in range(40):

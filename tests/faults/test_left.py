@@ -18,11 +18,11 @@ from tests.raylets import RayCluster, Raylet
 WORKER = """
 import sys
 from pathlib import Path
-from pipeline import isolate
-from pipeline.isolate import Memory, run_isolated
+from pipeline.worker import sandbox
+from pipeline.worker.sandbox import Memory, run_isolated
 from tests.pipeline import faults
 
-isolate.PRELOAD = ["pipeline.keeper"]  # torch, which takes seconds, is not needed here
+sandbox.PRELOAD = ["pipeline.worker.supervisor"]  # torch, which takes seconds, is not needed here
 if __name__ == "__main__":
     folder = Path.cwd()
     given = {"folder": folder, "log": folder / "log", "timeout_s": 300, "memory": Memory(limit_bytes=4 * 10**9)}

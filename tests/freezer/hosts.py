@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import archspec.cpu
 
-from freezer.host import Gpu, Host
+from freezer.hardware.host import Gpu, Host
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 H100, A100 = Gpu("GPU-h100", 90), Gpu("GPU-a100", 80)

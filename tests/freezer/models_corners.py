@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, library, nn
 
-from freezer.legacy import torchscript_deprecations_silenced
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.freezer.cases import BAKED_IN, DIFFERS, DIFFERS_LATER, SCRIPTED, VALUES, Case
 from tests.models import Branching
 from tests.steps import BATCH, random_inputs

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from freezer.spec import Dim
+from freezer.spec.inputs import Dim
 from tests.freezer.cases import DIFFERS, DIFFERS_LATER, FIXED, Case
 from tests.models import Calling, Counter, ReassignedCounter
 from tests.steps import BATCH, random_inputs

@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 from freezer import errors
-from freezer.errors import CatalogError, ColdpressError, ContractError, FreezeError, IncompatibleError
-from freezer.ladder import Refusal
+from freezer.errors import CatalogError, ColdpressError, ContractError, FreezeError, IncompatibleError, Refusal
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ColdpressError)]
 

@@ -12,24 +12,29 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.cuda_graphs import CudaGraphs, check_graphs
-from freezer.cuda_needs import CudaHere, cuda_needs
-from freezer.device_class import DEVICE_CLASSES, describe_host
+from freezer.artifact.manifest import Manifest, Payload
 from freezer.errors import BuildError, ContractError, CudaGraphsError, IncompatibleError, UsageError
-from freezer.frozen_model import FrozenModel, OpenPayload
-from freezer.legacy import torchscript_deprecations_silenced
-from freezer.lowering import exported, torchscript
-from freezer.lowering.cuda_toolkit import driver_library, link_toolkit, nvidia_folders
-from freezer.lowering.inductor import configuration, known
-from freezer.lowering.instructions import host_class
-from freezer.manifest import Manifest, Payload
-from freezer.precision import full_on_gpu, plain_precision, settings_on_gpu
-from freezer.recipes import KEPT_EAGER, RECIPES, made_for, select
-from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure, TensorSpec
-from freezer.speed import expected_ratio
-from freezer.store import Store
-from freezer.target import Target
-from freezer.torchscript_graph import device_uses
+from freezer.freezing.lowering import exported
+from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library, link_toolkit, nvidia_folders
+from freezer.freezing.lowering.inductor.inductor import configuration, known
+from freezer.freezing.lowering.isa_check import host_class
+from freezer.freezing.recipes.recipes import KEPT_EAGER, RECIPES, made_for, select
+from freezer.freezing.target.target import Target
+from freezer.hardware.cuda_requirements import CudaHere, cuda_needs
+from freezer.hardware.device_classes import DEVICE_CLASSES
+from freezer.hardware.machine import describe_host
+from freezer.runtime import torchscript_loader
+from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
+from freezer.runtime.exported_loader import open_exported
+from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.precision import full_on_gpu, plain_precision, settings_on_gpu
+from freezer.runtime.torchscript_loader import device_uses
+from freezer.serving.speed import expected_ratio
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import TensorSpec
+from freezer.spec.outputs import OutputSpec, OutputStructure
+from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.freezer.hosts import A100, H100, INTEL, x86
 from tests.models import mlp
@@ -189,19 +194,19 @@ def test_a_torchscript_file_that_names_another_gpu_is_refused() -> None:
     assert list(device_uses(module, "cuda")) == ["cuda:0"]
     assert not device_uses(module, "cpu")
     with pytest.raises(IncompatibleError, match="its graph makes tensors on cuda:0, and cuda:1 was asked for; load it for cuda:0"):
-        torchscript._check_device(module, Path("all.pt"), GPU)
-    torchscript._check_device(module, Path("all.pt"), torch.device("cuda", 0))
-    torchscript._check_device(module, Path("all.pt"), torch.device("cpu"))
+        torchscript_loader._check_device(module, Path("all.pt"), GPU)
+    torchscript_loader._check_device(module, Path("all.pt"), torch.device("cuda", 0))
+    torchscript_loader._check_device(module, Path("all.pt"), torch.device("cpu"))
 
 
 def test_a_stored_program_is_opened_on_another_device(tmp_path: Path) -> None:
     model, x = mlp(), random_inputs(2, 4)
     captured = captured_by(subject_of(model, {"x": x}, {"x": {0: BATCH}}), "export")
     exported.build(captured, tmp_path / "all.pt2", replace(TARGET, device=torch.device("cpu")), {})
-    moved: Any = exported.open_payload(tmp_path / "all.pt2", {}, torch.device("meta"))
+    moved: Any = open_exported(tmp_path / "all.pt2", {}, torch.device("meta"))
     assert all(tensor.is_meta for tensor in moved.parameters())
     assert moved(x.to("meta"))[0].is_meta
-    apart = exported.open_payload(tmp_path / "all.pt2", {}, torch.device("cpu", 0))
+    apart = open_exported(tmp_path / "all.pt2", {}, torch.device("cpu", 0))
     torch.testing.assert_close(apart(x)[0], model(x))
 
 

@@ -15,16 +15,17 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.artifact import Artifact
+from freezer.artifact.folder import Artifact
+from freezer.artifact.manifest import Payload
 from freezer.errors import ContractError, IncompatibleError, IntegrityError
-from freezer.freeze import freeze
-from freezer.frozen_model import FrozenModel, OpenPayload
+from freezer.freezing.freeze import freeze
 from freezer.limits import SamplingPolicy
-from freezer.manifest import Payload
-from freezer.outputs import flatten, output_specs
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
-from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
-from freezer.store import Store
+from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.pytree import flatten, output_specs
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import ConstantSpec, TensorSpec
+from freezer.store.store import Store
 
 pd = pytest.importorskip("pandas")  # comes with mlflow, which the library itself does without
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from freezer.cuda_devices import no_cuda, visible
-from freezer.lowering.cuda_toolkit import driver_library
+from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
+from freezer.runtime.cuda import no_cuda, visible
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

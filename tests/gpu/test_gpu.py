@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.cuda_devices import visible
+from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, UsageError
-from freezer.freeze import FreezeResult, freeze
-from freezer.frozen_model import FrozenModel
-from freezer.legacy import torchscript_deprecations_silenced
+from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.recipes.inductor_settings import COMMON
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.hardware.nvml import NvmlError, opened
 from freezer.limits import Limits
-from freezer.lowering.inductor_settings import COMMON
-from freezer.nvml import NvmlError, opened
-from freezer.precision import settings_on_gpu
-from freezer.recipes import RECIPES
-from freezer.spec import Dim
-from freezer.store import Store
-from freezer.tensor_files import load_tensors, save_tensors
-from freezer.verify import verify
+from freezer.runtime.cuda import visible
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.precision import settings_on_gpu
+from freezer.runtime.tensor_files import load_tensors, save_tensors
+from freezer.serving.verify import verify
+from freezer.spec.inputs import Dim
+from freezer.store.store import Store
 from tests.gpu.models import SHAPES, Counter, made
 from tests.steps import QUICK, rewritten
 

@@ -18,24 +18,28 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from freezer.artifact import Artifact, write_artifact
+from freezer.artifact.folder import Artifact, write_artifact
+from freezer.freezing.models.sources import parse_source
 from freezer.limits import Limits, SamplingPolicy
-from freezer.sources import parse_source
-from freezer.spec import InputSpec, TensorSpec
-from freezer.store import Store
-from pipeline.campaign_record import Continued
-from pipeline.entry import Entry
-from pipeline.events import LineDisplay
-from pipeline.execute import Executor
-from pipeline.keys import FileDigests
-from pipeline.ledger import Ledger
-from pipeline.outcome import CandidateReport, Outcome
-from pipeline.plan import Item, Plan, make_plan
-from pipeline.report import Report
-from pipeline.run import Config, _Campaign
-from pipeline.tasks import ClassFacts, judged_folder
-from pipeline.tracker import Tracker
-from pipeline.tracker_process import TrackerProcess
+from freezer.spec.inputs import InputSpec
+from freezer.spec.items import TensorSpec
+from freezer.store.store import Store
+from pipeline.campaign import Campaign
+from pipeline.catalog.entry import Entry
+from pipeline.config import Config
+from pipeline.ledger.campaign_record import Continued
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.item import Item, Plan
+from pipeline.planning.plan import make_plan
+from pipeline.records.class_facts import ClassFacts
+from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.reporting.campaign_report import CampaignReport
+from pipeline.reporting.display import LineDisplay
+from pipeline.scheduling.executor import Executor
+from pipeline.tracking.process import TrackerProcess
+from pipeline.tracking.tracker import Tracker
+from pipeline.workspace.layout import judged_folder
 from tests.steps import HERE
 
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})
@@ -145,7 +149,7 @@ def run_judged(
     registered_name: str | None = None,
     speedup_min: float = 1.05,
     apart: bool = False,
-) -> Report:
+) -> CampaignReport:
     """Run a campaign to its end.
 
     Judges leave `artifacts`, by device class, and `after` is called with each outcome's count. MLflow is written by this process,
@@ -171,7 +175,7 @@ def run_judged(
                 tracker = held.enter_context(TrackerProcess(uri, campaign, str(store.root), mode="copy"))
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
-            running = _Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display)
+            running = Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display)
             running.start(problems, continued)
             return running.finish(problems, started)
 

@@ -20,20 +20,22 @@ from typing import Any
 import mlflow
 from rich.console import Console
 
-from freezer.artifact import Artifact, write_artifact
-from freezer.store import Store
-from pipeline import tasks
-from pipeline.campaign_record import Continued
-from pipeline.cluster import Done, Handle
-from pipeline.ending import End
-from pipeline.events import LineDisplay
-from pipeline.execute import Executor
-from pipeline.keys import FileDigests
-from pipeline.ledger import Ledger
-from pipeline.materials import Materials
-from pipeline.run import Config, _Campaign
-from pipeline.staging import remove_abandoned
-from pipeline.tracker import Tracker
+from freezer.artifact.folder import Artifact, write_artifact
+from freezer.store.store import Store
+from pipeline.campaign import Campaign
+from pipeline.cluster.nodes import Done, Handle
+from pipeline.config import Config
+from pipeline.failures.classify import End
+from pipeline.ledger.campaign_record import Continued
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.file_digests import FileDigests
+from pipeline.reporting.display import LineDisplay
+from pipeline.scheduling.executor import Executor
+from pipeline.sources.materials import Materials
+from pipeline.tracking.tracker import Tracker
+from pipeline.worker import tasks
+from pipeline.worker.requests import BuildRequest, JudgeResult
+from pipeline.workspace.staging import remove_abandoned
 from tests.pipeline.campaigns import entry, plan_of
 from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE
@@ -108,7 +110,7 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
 
     def isolated(child: Any, request: Any, staging: Path, *_: Any) -> End:
         verdict = MODELS[request.entry.name][request.device_class]
-        if isinstance(request, tasks.BuildRequest):
+        if isinstance(request, BuildRequest):
             if verdict == "failed":
                 return End(kind="error", failure="capture", code="CP-CAPTURE", message="no graph", wall_s=0.5)
             (staging / "candidate").mkdir()
@@ -121,7 +123,7 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
             (staging / "judged").mkdir()
             write_artifact(artifacts[request.device_class].manifest, staging / "copy", staging / "judged" / "artifact")
         recipe = next(iter(request.builds))
-        value = tasks.JudgeResult(
+        value = JudgeResult(
             key=request.key, verdict=verdict, reason="because", has_artifact=verdict == "published", recipe=recipe, speedup=2.0
         )
         return End(kind="ok", value=value, wall_s=2.5)
@@ -145,7 +147,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
         materials = Materials(store.root, uri, digests)
         executor = Executor(plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show)
-        campaign = _Campaign(config, plan, executor, store, ledger, Tracker(uri, CAMPAIGN, store, mode="copy"), display)
+        campaign = Campaign(config, plan, executor, store, ledger, Tracker(uri, CAMPAIGN, store, mode="copy"), display)
         campaign.start((), continued)
         return campaign.finish((), started).exit_code
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from freezer.limits import SamplingPolicy
-from pipeline.events import LineDisplay
-from pipeline.run import Config, run
+from pipeline.config import Config
+from pipeline.reporting.display import LineDisplay
+from pipeline.run import run
 
 POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
 

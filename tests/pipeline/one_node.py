@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from pipeline.cluster import Cluster, Node
-from pipeline.fleet import Fleet
+from pipeline.cluster.nodes import Node
+from pipeline.cluster.ray_cluster import Cluster
+from pipeline.scheduling.fleet import Fleet
 from tests.steps import HERE
 
 NODE = Node(node_id="n1", num_cpus=2, classes=(HERE, "portable"))

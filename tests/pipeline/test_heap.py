@@ -11,7 +11,7 @@ from tests.steps import python
 
 BLOCKS = """
 import ctypes, sys
-from pipeline.heap import keep_heap_small
+from pipeline.run import keep_heap_small
 
 NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
@@ -39,7 +39,7 @@ def test_large_blocks_are_mapped_also_after_larger_ones_were_freed(how: str, map
 
 LOOKS = """
 import gc, sys
-from pipeline.heap import collect_rarely
+from pipeline.run import collect_rarely
 
 if sys.argv[1] == "rarely":
     collect_rarely()

@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact import Artifact, write_artifact
+from freezer.artifact.folder import Artifact, write_artifact
+from freezer.freezing.models.sources import parse_source
 from freezer.limits import Limits
-from freezer.sources import parse_source
-from freezer.spec import Dim, InputSpec, TensorSpec
-from freezer.store import Store
-from pipeline.entry import Entry
-from pipeline.ledger import Ledger, ledger_folder
-from pipeline.outcome import CandidateReport, Outcome
-from pipeline.parts import Row, read_rows
-from pipeline.plan import Item, Plan, auto_classes_of
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import TensorSpec
+from freezer.store.store import Store
+from pipeline.catalog.entry import Entry
+from pipeline.ledger.ledger import Ledger, ledger_folder
+from pipeline.ledger.segments import LedgerRow, read_rows
+from pipeline.planning.item import Item, Plan
+from pipeline.planning.plan import auto_classes_of
 from pipeline.publish import Publisher
-from pipeline.tasks import judged_folder
+from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.workspace.layout import judged_folder
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import plan_of
 from tests.steps import HERE
@@ -128,7 +130,7 @@ def test_an_unchanged_outcome_is_kept_again_only_where_its_tags_are_others(
         rows.append([newest(item).time > at for item, at in zip(again.items, before, strict=True)])
         return [newest(item).data["outcome"]["tags"] for item in again.items]
 
-    def newest(item: Item) -> Row:
+    def newest(item: Item) -> LedgerRow:
         row = ledger.find("outcome", item.judge.digest, model="mlp")
         assert row is not None
         return row

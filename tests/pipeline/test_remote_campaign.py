@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import freezer
-from freezer.device_class import PORTABLE
-from freezer.store import Store
+from freezer.hardware.device_classes import PORTABLE
+from freezer.store.store import Store
 from tests.buckets import objects
-from tests.pipeline.test_cluster import SLOW_CATALOG, built_in, drive, environment, outcomes, run, wait_for, write_catalog
+from tests.pipeline.test_whole_campaigns import SLOW_CATALOG, built_in, drive, environment, outcomes, run, wait_for, write_catalog
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.artifact import Artifact
-from freezer.freeze import freeze
+from freezer.artifact.folder import Artifact
+from freezer.freezing.freeze import freeze
 from freezer.limits import SamplingPolicy
-from freezer.spec import Dim
+from freezer.spec.inputs import Dim
 from pipeline.tracking.projection import Projection
 from tests.pipeline.tracking.outcomes import X
 

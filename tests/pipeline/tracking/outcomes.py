@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import CandidateReport, Outcome
 
 DIGEST = "sha256:" + 64 * "a"
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)

@@ -11,12 +11,11 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from freezer.artifact import Artifact
+from freezer.artifact.folder import Artifact
+from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.errors import InfrastructureError
-from freezer.report import Change
-from freezer.report import Report as FreezingReport
 from pipeline.tracking.projection import Projection, outcomes_digest
-from pipeline.tracking.records import run_records, summary_markdown, summary_table
+from pipeline.tracking.run_records import run_records, summary_markdown, summary_table
 from tests.pipeline.full_disks import full_disk
 from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
 

@@ -13,11 +13,11 @@ import torch
 from mlflow import MlflowClient
 from torch import nn
 
-from freezer.artifact import Artifact
+from freezer.artifact.folder import Artifact
+from freezer.artifact.markdown import manifest_markdown
 from freezer.errors import ContractError, IntegrityError
-from freezer.report_markdown import manifest_markdown
-from freezer.store import Store
-from pipeline.outcome import Outcome
+from freezer.store.store import Store
+from pipeline.records.outcome import Outcome
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.registry import alias, register
 from tests.pipeline.tracking.outcomes import X, outcome

@@ -1,0 +1,141 @@
+"""A manifest in words, for people. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from freezer.artifact.describe_report import describe_freezing, size_text
+from freezer.artifact.folder import Artifact
+from freezer.artifact.manifest import Manifest, Payload
+from freezer.errors import NotPublishedError
+from freezer.spec.inputs import Dim
+from freezer.spec.items import NestedSpec, TensorSpec
+
+
+def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """Names and values of what is worth knowing about an artifact, in order.
+
+    Args:
+        manifest: of the artifact.
+        published: all device classes of its version, where it comes from a store.
+    """
+    version = f"version {manifest.version}" if manifest.version is not None else "not published"
+    yield "model", f"{manifest.model}, {version}"
+    yield "device class", manifest.device_class + (f" (published: {', '.join(published)})" if published else "")
+    yield "verdict", manifest.verdict
+    yield "recipe", f"{manifest.recipe['name']}: {manifest.recipe['capture']} -> {manifest.recipe['lowering']}"
+    yield from _contract(manifest)
+    for payload in manifest.payloads:
+        yield "payload", _payload(payload)
+    yield "drift", _drift(manifest)
+    if manifest.latency:
+        yield from _latency(manifest.latency)
+        yield from _points(manifest.latency)
+    for item in manifest.freezing.get("dropped", ()):
+        yield "left out", f"{item['payload']}: {item['reason']}"
+    yield from describe_freezing(manifest.freezing, manifest.recipe)
+    yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
+    yield "source", f"{manifest.provenance['source']}, weights {str(manifest.provenance['weights'])[:19]}…"
+
+
+def _contract(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    spec = manifest.inputs
+    for item in spec.items:
+        if isinstance(item, TensorSpec):
+            yield "input", f"{item.name}: {item.dtype} [{', '.join(str(size) for size in item.shape)}]"
+        elif isinstance(item, NestedSpec):
+            yield "input", f"{item.name}: a {item.kind} of {', '.join(part.name for part in item.items) or 'nothing'}"
+    for name, value in spec.constants.items():
+        yield "constant", f"{name} = {value!r}"
+    if spec.dims:
+        yield "dims", ", ".join(_sizes(dim) for dim in spec.dims)
+    for output in manifest.outputs:
+        yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
+
+
+def _sizes(dim: Dim) -> str:
+    return f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim).replace(" from ", " ", 1)
+
+
+def _payload(payload: Payload) -> str:
+    sizes = [_sizes(dim) for dim in payload.dims]
+    threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
+    return ", ".join([f"{payload.path}: {size_text(payload.size_bytes)}", threads, *sizes])
+
+
+def _drift(manifest: Manifest) -> str:
+    ratio, sqnr = manifest.drift["error_ratio"], manifest.drift["sqnr_db"]
+    if ratio is None:
+        return "no floating-point output; equal to eager"
+    distance = f", {sqnr:.0f} dB" if sqnr is not None else ""
+    return f"error ratio {ratio:.2f} against {manifest.reference}{distance}"
+
+
+def _latency(latency: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    interval, cold = latency["speedup_ci"], latency["cold_start"]
+    bounds = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    speedup = f", {latency['speedup']:.2f}x{bounds}" if latency["speedup"] is not None else ""
+    p50, eager = latency["ms"]["p50"], latency["eager_ms"]["p50"]
+    if p50 is not None and eager is not None:
+        yield "speed", f"p50 {p50:.3g} ms, eager {eager:.3g} ms{speedup}, {latency['num_threads']} threads"
+    yield (
+        "cold start",
+        f"opens in {cold['open_ms']:.0f} ms, first call {cold['first_call_ms']:.1f} ms, peak {cold['memory_peak_mb']:.0f} MB",
+    )
+
+
+def _points(latency: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A row for each payload wherever it was timed; none where that is one place, which `speed` tells."""
+    found = latency.get("points", ())  # earlier releases had no list
+    for item in found if len(found) > 1 else ():
+        sizes = ", ".join(f"{name} {size}" for name, size in item["point"].items())
+        where = f"{item['threads']} threads" + (f", {sizes}" if sizes else "")
+        yield "point", f"{where}: {item['payload']}, {_point_figures(item)}"
+
+
+def _point_figures(item: Mapping[str, Any]) -> str:
+    p50, eager, interval = item["p50"], item["eager_p50"], item["speedup_ci"]
+    if p50 is None or eager is None:
+        return "too disturbed to tell"
+    faster = f", {item['speedup']:.2f}x ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    return f"p50 {p50:.3g} ms, eager {eager:.3g} ms{faster}"
+
+
+def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
+    """The code or the graph of every payload, each under its path where there are several.
+
+    Args:
+        artifact: whose texts are verified before they are read.
+        kind: `code` or `graph`.
+        captured: of the model as it was captured, not as it was frozen.
+
+    Raises:
+        NotPublishedError: the artifact has no such text.
+        IntegrityError: a text is not what was published.
+    """
+    parts = []
+    for payload in artifact.manifest.payloads:
+        text = _text(artifact, payload, kind, captured=captured)
+        parts.append(f"# {payload.path}\n{text}" if len(artifact.manifest.payloads) > 1 else text)
+    return "\n".join(parts)
+
+
+def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) -> str:
+    stem = PurePosixPath(payload.path).stem
+    names = [f"evidence/{stem}-captured-{kind}.txt"]
+    if not captured:
+        names.insert(0, f"evidence/{stem}-{kind}.txt")
+        if artifact.manifest.recipe["settings"].get("freeze", True):
+            names.pop()  # only where nothing was frozen is the captured program what is served
+    held = {item.path: item for item in artifact.manifest.files}
+    for name in names:
+        if name in held:
+            artifact.verify((held[name],))
+            return (artifact.folder / name).read_text()
+    what = "captured" if captured else "frozen"
+    raise NotPublishedError(
+        f"{artifact.manifest.model} for {artifact.manifest.device_class} holds no {kind} of the {what} model for {payload.path} "
+        f"({names[0]}); earlier releases wrote none, and not every recipe has one: freeze the model anew"
+    )

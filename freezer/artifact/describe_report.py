@@ -1,0 +1,182 @@
+"""What freezing did, in words, for people: the rows of `coldpress inspect`. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from freezer.artifact.freezing_report import NOT_TRIED, Change, FreezingReport
+
+MAX_KINDS = 8
+"""Kinds of operators that a row names; the others are counted together."""
+
+MAX_NAMES = 8
+"""Names that a row lists."""
+
+_CUT = re.compile(r"`?and (\d+) more`?")
+
+
+def describe_freezing(freezing: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values of what a manifest says of the freeze; nothing for one that an earlier release wrote.
+
+    Args:
+        freezing, recipe: of the manifest.
+    """
+    for row in recipe.get("tried", ()):
+        if not row["outcome"].startswith(NOT_TRIED):
+            yield "tried", tried_text(row)
+    reports = {path: FreezingReport.from_json(data) for path, data in freezing.get("reports", {}).items()}
+    for path, report in reports.items():
+        if len(reports) > 1:
+            yield "frozen", path
+        yield from describe_report(report)
+    if reports:
+        yield "strides", strides_text(freezing.get("strides_equal"))
+    for other in freezing.get("candidates", ()):
+        yield "candidate", _other(other)
+    for name, why in freezing.get("failures", {}).items():
+        yield "not built", f"{name}: {why}"
+    if freezing.get("migration"):
+        yield "migration", migration_text(freezing["migration"])
+
+
+def describe_report(report: FreezingReport) -> Iterator[tuple[str, str]]:
+    """Names and values of one payload's report."""
+    yield "operators", f"{operators_text(report)}: {_kinds(report)}"
+    for name, changes in (("done", report.changes), ("done at load", report.changes_at_load)):
+        if changes:
+            yield name, "; ".join(change_text(change) for change in changes)
+    if report.num_constants:
+        yield "constants", f"{constants_text(report)}: {listed(report.constants)}"
+    elif report.folded_bytes:
+        yield "constants", constants_text(report)
+    preserved = {item.name for item in report.preserved}
+    for item in report.preserved:
+        yield "stays", f"{item.kind} {item.name}: {item.why}"
+    for kept in report.kept:
+        if kept.name not in preserved:
+            yield "stays", f"{kept.name}: {kept.reason}"
+    if report.unused:
+        yield "unused", listed(report.unused)
+    yield "size", f"{size_text(report.size_before_bytes)} of parameters and buffers -> {size_text(report.size_after_bytes)}"
+    yield from _built(report)
+    for guard in report.guards:
+        yield "guard", guard
+    for note in report.notes:
+        yield "note", note
+
+
+def _built(report: FreezingReport) -> Iterator[tuple[str, str]]:
+    """What the payload's code is made of, and what the build took."""
+    if report.instructions_of:
+        yield "instructions", instructions_text(report)
+    if report.phases_s:
+        yield "time", phases_text(report)
+    if report.memory_peak_bytes is not None:
+        yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
+
+
+def tried_text(row: Mapping[str, str]) -> str:
+    """A way that was tried, in a line."""
+    return (
+        f"{row['payload']}: {row['capture']} -> {row['lowering']}: {row['outcome']}"
+        if "payload" in row
+        else ", ".join(row.values())
+    )
+
+
+def operators_text(report: FreezingReport) -> str:
+    """How many operators there were and are."""
+    before, after = sum(report.ops_before.values()), sum(report.ops_after.values())
+    return f"{before}, as before" if report.ops_before == report.ops_after else f"{before} -> {after}"
+
+
+def change_text(change: Change) -> str:
+    """A change and its count, and its note where it has one."""
+    return f"{change.name} {change.count}" + (f" ({change.note})" if change.note else "")
+
+
+def constants_text(report: FreezingReport) -> str:
+    """How many parameters and buffers became constants, and what folding computed."""
+    folded = f"; folding computed {size_text(report.folded_bytes)} of new constants" if report.folded_bytes else ""
+    return f"{report.num_constants} parameters and buffers, {size_text(report.constants_bytes)}{folded}"
+
+
+def instructions_text(report: FreezingReport) -> str:
+    """The families of instructions that the payload's code uses, and the class that has them."""
+    return f"{' '.join(sorted(report.instructions)) or 'none beyond the least CPU'} (of {report.instructions_of})"
+
+
+def phases_text(report: FreezingReport) -> str:
+    """The seconds of each phase; the capture comes first and the report last, as JSON keeps no order."""
+    phases = sorted(report.phases_s.items(), key=lambda item: (item[0] == "report", item[0] != "capture", item[0]))
+    return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases)
+
+
+def migration_text(migration: Mapping[str, Any]) -> str:
+    """What moving a TorchScript model to torch.export would bring; of the JSON form of a Migration."""
+    if not migration["possible"]:
+        return f"the TorchScript is not converted to an exported program: {migration['reason']}"
+    recipe, against = migration["recipe"], migration["against"]
+    if against is None:
+        return f"converted to an exported program, {recipe} answers right; no frozen TorchScript is there to compare with"
+    gain, interval = migration["gain"], migration["gain_ci"]
+    faster = f"is {gain:.2f} times as fast as {against} ({interval[0]:.2f} to {interval[1]:.2f})" if gain else "was not timed"
+    worst, relative = migration["max_abs_diff"], migration["relative_rms_diff"]
+    apart = "their shapes differ" if worst is None else f"the two are at most {worst:.3g} apart"
+    apart += f", rms {relative:.3g} of the output" if relative is not None else ""
+    return f"converted to an exported program, {recipe} {faster}; {apart}"
+
+
+def strides_text(equal: bool | None) -> str:
+    """Whether outputs had eager's strides."""
+    if equal is None:
+        return "not compared with eager's"
+    return "of all outputs equal to eager's" if equal else "of an output differ from eager's"
+
+
+def size_text(num_bytes: int) -> str:
+    """Bytes for people."""
+    if num_bytes < 1e3:
+        return f"{num_bytes} bytes"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names, and how many more there are; the last may say how many a report leaves out."""
+    cut = _CUT.fullmatch(names[-1]) if names else None
+    hidden = max(len(names) - MAX_NAMES, 0) + (int(cut[1]) - 1 if cut else 0)
+    return ", ".join(names[:MAX_NAMES]) + (f" and {hidden} more" if hidden else "")
+
+
+def kinds_by_number(report: FreezingReport) -> list[tuple[str, int, int]]:
+    """Kind of operator, how many before and after; the most frequent first."""
+    before, after = report.ops_before, report.ops_after
+    found = [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in {**before, **after}]
+    return sorted(found, key=lambda item: (-max(item[1:]), item[0]))
+
+
+def _kinds(report: FreezingReport) -> str:
+    kinds = kinds_by_number(report)
+    told = [f"{kind} {one}" + (f" -> {other}" if other != one else "") for kind, one, other in kinds[:MAX_KINDS]]
+    rest = kinds[MAX_KINDS:]
+    if rest:
+        before, after = sum(one for _, one, _ in rest), sum(other for _, _, other in rest)
+        changed = f" -> {after}" if after != before else ""
+        told.append(f"{len(rest)} other kind{'s' if len(rest) > 1 else ''} {before}{changed}")
+    return ", ".join(told)
+
+
+def _other(candidate: Mapping[str, Any]) -> str:
+    """A candidate that did not win, and why: its problem, or its figures."""
+    made = f"{candidate['recipe']} ({candidate['capture']} -> {candidate['lowering']}, {size_text(candidate['size_bytes'])})"
+    if candidate["problem"]:
+        return f"{made}: {candidate['problem']}"
+    return f"{made}: passes, {figures_text(candidate['speedup'], candidate['error_ratio'])}"
+
+
+def figures_text(speedup: float | None, error_ratio: float | None) -> str:
+    """The figures of a candidate that passes the gate."""
+    speed = "not timed" if speedup is None else f"speedup {speedup:.2f} over eager"
+    return speed if error_ratio is None else f"{speed}, error ratio {error_ratio:.2f}"

@@ -1,0 +1,239 @@
+"""The manifest: what an artifact is, what it needs, and the evidence that it is right. Imports no torch.
+
+`manifest.json` is the JSON form of `Manifest`. Its `format_version` is raised when an old reader would misread it; a reader
+refuses versions that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from freezer.errors import IntegrityError, SpecError
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.outputs import OutputSpec, OutputStructure
+
+FORMAT_VERSION = 1
+
+PayloadKind = Literal["inductor", "torchscript", "exported"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Payload:
+    """One opened thing, made for one device class, one thread count and one shape or range of shapes.
+
+    Attributes:
+        path: in the artifact folder.
+        digest: `sha256:` and 64 hex digits.
+        kind: which lowering opens it.
+        num_threads: the intra-op threads that its packed weights are laid out for; None where it is specialized on none.
+        dims: the sizes it accepts for every named dim; min equals max where the payload is for one size.
+        convention: `flat` takes the tensor inputs in order and gives the flat output tensors; `native` is called as the
+            source model is.
+        layouts: how its packed weights are laid out, by dtype, as oneDNN must expect them; empty where none are packed, None in
+            manifests of before that was recorded.
+    """
+
+    path: str
+    digest: str
+    size_bytes: int
+    kind: PayloadKind
+    num_threads: int | None
+    dims: tuple[Dim, ...] = ()
+    convention: Literal["flat", "native"] = "flat"
+    layouts: Mapping[str, str] | None = None
+
+    def accepts(self, point: Mapping[str, int]) -> bool:
+        """Whether the payload serves inputs of these sizes."""
+        return all(point[dim.name] in dim.sizes for dim in self.dims)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's form of the payload."""
+        return {
+            "path": self.path,
+            "digest": self.digest,
+            "size_bytes": self.size_bytes,
+            "kind": self.kind,
+            "num_threads": self.num_threads,
+            "dims": {dim.name: dim.to_json() for dim in self.dims},
+            "convention": self.convention,
+            "layouts": None if self.layouts is None else dict(self.layouts),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Payload:
+        """The payload that `to_json` wrote."""
+        return cls(
+            path=data["path"],
+            digest=data["digest"],
+            size_bytes=data["size_bytes"],
+            kind=data["kind"],
+            num_threads=data["num_threads"],
+            dims=tuple(Dim.from_json(name, bounds) for name, bounds in data["dims"].items()),
+            convention=data["convention"],
+            layouts=data.get("layouts"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRef:
+    """A file of the artifact other than a payload."""
+
+    path: str
+    digest: str
+    size_bytes: int
+    media_type: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoldenSet:
+    """One set of golden inputs and outputs: tensors `<index>/<name>` of golden/inputs.safetensors and outputs.safetensors.
+
+    Attributes:
+        point: the sizes of the named dims in this set.
+        native_rmse: of each output, the eager model's root-mean-square distance from the float64 reference, and from itself
+            where it draws by chance; pooled over all judged sets there, and where an output has fewer than 64 elements.
+    """
+
+    point: Mapping[str, int]
+    native_rmse: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """All that is known about an artifact.
+
+    Attributes:
+        model, device_class, verdict: what this is, for whom, and why it is published.
+        version: the version it was first published in; None in an artifact that was never published.
+        needs: `torch` (least version), `machine` (archspec's name) and, of a GPU's, `cuda` (see cuda_requirements.py), by name.
+        recipe: name, capture, lowering and settings, and for each capture that was tried its outcome.
+        inputs, outputs, structure: the contract of a call.
+        stateful: whether calls change what later calls answer.
+        payloads, files: everything in the folder besides this manifest, by digest.
+        golden: the golden sets, in the order of their indices.
+        reference: `float64`, or `eager` where float64 cannot run; settles which bounds the canary applies.
+        toolchain: versions that made it.
+        drift, latency: the judged figures; `gate` the limits they were held to.
+        provenance: source, weights digest, campaign, host.
+        freezing: what freezing did.
+    """
+
+    model: str
+    device_class: str
+    verdict: str
+    recipe: Mapping[str, Any]
+    inputs: InputSpec
+    outputs: tuple[OutputSpec, ...]
+    structure: OutputStructure
+    payloads: tuple[Payload, ...]
+    files: tuple[FileRef, ...]
+    golden: tuple[GoldenSet, ...]
+    reference: Literal["float64", "eager"]
+    stateful: bool
+    needs: Mapping[str, Any]
+    toolchain: Mapping[str, Any]
+    drift: Mapping[str, Any]
+    gate: Mapping[str, Any]
+    latency: Mapping[str, Any] | None
+    provenance: Mapping[str, Any]
+    freezing: Mapping[str, Any] = field(default_factory=dict)
+    version: int | None = None
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def contents(self) -> tuple[Payload | FileRef, ...]:
+        """Every file of the artifact but the manifest itself."""
+        return (*self.payloads, *self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of manifest.json."""
+        return {
+            "format_version": self.format_version,
+            "model": self.model,
+            "version": self.version,
+            "device_class": self.device_class,
+            "verdict": self.verdict,
+            "needs": dict(self.needs),
+            "recipe": dict(self.recipe),
+            "inputs": self.inputs.to_json(),
+            "outputs": [{"name": o.name, "dtype": o.dtype, "rank": o.rank} for o in self.outputs],
+            "structure": self.structure.to_json(),
+            "stateful": self.stateful,
+            "payloads": [payload.to_json() for payload in self.payloads],
+            "files": [
+                {"path": f.path, "digest": f.digest, "size_bytes": f.size_bytes, "media_type": f.media_type} for f in self.files
+            ],
+            "golden": [{"point": dict(g.point), "native_rmse": dict(g.native_rmse)} for g in self.golden],
+            "reference": self.reference,
+            "toolchain": dict(self.toolchain),
+            "drift": dict(self.drift),
+            "gate": dict(self.gate),
+            "latency": None if self.latency is None else dict(self.latency),
+            "provenance": dict(self.provenance),
+            "freezing": dict(self.freezing),
+        }
+
+    def to_bytes(self) -> bytes:
+        """manifest.json, byte for byte: sorted keys, no NaN."""
+        return (json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, origin: str) -> Manifest:
+        """The manifest that `to_bytes` wrote.
+
+        Args:
+            data: the content of a manifest.json.
+            origin: where it came from, for the message.
+
+        Raises:
+            IntegrityError: it is no manifest, or one of a later format.
+        """
+        try:
+            parsed = json.loads(data)
+            found = parsed["format_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(f"{origin} is no Coldpress manifest: {error}; pull the artifact again") from None
+        if found != FORMAT_VERSION:
+            raise IntegrityError(f"{origin}: format_version {found}, this release reads {FORMAT_VERSION}; upgrade coldpress")
+        try:
+            return cls._from_json(parsed)
+        except (KeyError, TypeError, AttributeError, ValueError, SpecError) as error:
+            raise IntegrityError(f"{origin}: the manifest lacks or misspells {error}; pull the artifact again") from None
+
+    @classmethod
+    def _from_json(cls, data: Mapping[str, Any]) -> Manifest:
+        return cls(
+            model=data["model"],
+            version=data["version"],
+            device_class=data["device_class"],
+            verdict=data["verdict"],
+            needs=data["needs"],
+            recipe=data["recipe"],
+            inputs=InputSpec.from_json(data["inputs"]),
+            outputs=tuple(OutputSpec(name=o["name"], dtype=o["dtype"], rank=o["rank"]) for o in data["outputs"]),
+            structure=OutputStructure.from_json(data["structure"]),
+            stateful=data["stateful"],
+            payloads=tuple(Payload.from_json(item) for item in data["payloads"]),
+            files=tuple(
+                FileRef(path=f["path"], digest=f["digest"], size_bytes=f["size_bytes"], media_type=f["media_type"])
+                for f in data["files"]
+            ),
+            golden=tuple(GoldenSet(point=g["point"], native_rmse=g["native_rmse"]) for g in data["golden"]),
+            reference=data["reference"],
+            toolchain=data["toolchain"],
+            drift=data["drift"],
+            gate=data["gate"],
+            latency=data["latency"],
+            provenance=data["provenance"],
+            freezing=data["freezing"],
+            format_version=data["format_version"],
+        )
+
+
+def version_tuple(version: str) -> tuple[int, int]:
+    """Major and minor of a torch version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

@@ -1,0 +1,184 @@
+"""Signatures of artifacts, in the form that cosign gives images in a registry. Imports no torch.
+
+What is signed is cosign's "simple signing" JSON, which names an artifact's image manifest by its digest; that names manifest.json,
+and manifest.json every other file. The key is an EC key on P-256, with SHA-256. In a store the signatures of the image `sha256:HEX`
+are an image under the tag `sha256-HEX.sig`, as cosign has it in registries. A pulled folder has them in signature.json, with the
+image manifest that they are of.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freezer.errors import IntegrityError, MissingDependencyError, UsageError
+from freezer.files.digest import digest_bytes
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+SIGNATURE = "signature.json"
+"""The file of an artifact folder that holds its signatures."""
+
+MEDIA_SIGNATURE = "application/vnd.dev.cosign.simplesigning.v1+json"
+ANNOTATION = "dev.cosignproject.cosign/signature"
+_TYPE = "cosign container image signature"
+_CURVE = "secp256r1"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """One signature: the JSON that was signed, byte for byte, and its DER-encoded ECDSA signature."""
+
+    payload: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signatures:
+    """All signatures of one artifact.
+
+    Attributes:
+        image: its OCI image manifest, byte for byte.
+    """
+
+    image: bytes
+    signed: tuple[Signed, ...]
+
+    def to_bytes(self) -> bytes:
+        """The content of signature.json."""
+        signed = [{"payload": _text(one.payload), "signature": _text(one.signature)} for one in self.signed]
+        return (json.dumps({"image": _text(self.image), "signed": signed}, indent=1) + "\n").encode()
+
+    @classmethod
+    def read(cls, folder: Path) -> Signatures | None:
+        """The signatures in an artifact folder; None where it has none.
+
+        Raises:
+            IntegrityError: signature.json cannot be read.
+        """
+        path = folder / SIGNATURE
+        try:
+            data = json.loads(path.read_bytes())
+            signed = tuple(Signed(_bytes(one["payload"]), _bytes(one["signature"])) for one in data["signed"])
+            return cls(image=_bytes(data["image"]), signed=signed)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(f"{path} cannot be read: {error}; pull the artifact again") from None
+
+
+def signed_with(key: Path, *, image_digest: str, model: str) -> Signed:
+    """A new signature of an image.
+
+    Args:
+        key: a private EC key on P-256, PEM without a password.
+        image_digest: `sha256:` and hex, of the image manifest.
+        model: its name, for people.
+
+    Raises:
+        UsageError: the key cannot be read, or is another kind of key.
+        MissingDependencyError: `cryptography` is not installed.
+    """
+    private = _private(key)
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    critical = {"identity": {"docker-reference": model}, "image": {"docker-manifest-digest": image_digest}, "type": _TYPE}
+    payload = json.dumps({"critical": critical, "optional": None}, separators=(",", ":"), sort_keys=True).encode()
+    return Signed(payload, private.sign(payload, ec.ECDSA(SHA256())))
+
+
+def public_of(key: Path) -> bytes:
+    """The public half of a private key, in PEM: what `trusted_keys` takes a file of."""
+    private = _private(key)
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def problem_of(signatures: Signatures | None, manifest_bytes: bytes, trusted: Sequence[EllipticCurvePublicKey]) -> str | None:
+    """Why an artifact's signatures do not vouch for its manifest.json, in some words; None where one of them does."""
+    if signatures is None or not signatures.signed:
+        return "no signature"
+    vouching = [one for one in signatures.signed if any(_made(key, one) for key in trusted)]
+    if not vouching:
+        return "signatures by other keys"
+    if not any(_names(one.payload, digest_bytes(signatures.image)) for one in vouching):
+        return "a signature of another artifact"
+    try:
+        config = json.loads(signatures.image)["config"]["digest"]
+    except (ValueError, KeyError, TypeError):
+        return "a signature of something that is no artifact"
+    return None if config == digest_bytes(manifest_bytes) else "a signature of another manifest.json"
+
+
+def read_keys(paths: Iterable[str | Path]) -> list[EllipticCurvePublicKey]:
+    """Public EC keys on P-256, from PEM files.
+
+    Raises:
+        UsageError: one cannot be read, or is another kind of key.
+        MissingDependencyError: `cryptography` is not installed.
+    """
+    return [_key(Path(path), private=False) for path in paths]
+
+
+def is_by(signed: Signed, key: Path) -> bool:
+    """Whether a signature was made with a private key."""
+    return _made(_private(key).public_key(), signed)
+
+
+def _private(path: Path) -> EllipticCurvePrivateKey:
+    found: EllipticCurvePrivateKey = _key(path, private=True)
+    return found
+
+
+def _key(path: Path, *, private: bool) -> Any:
+    try:
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+    except ImportError:
+        raise MissingDependencyError("signatures need the package cryptography; pip install 'coldpress[signing]'") from None
+    what = "private" if private else "public"
+    remedy = f"expected a {what} EC key on P-256, PEM" + (" without a password" if private else "")
+    try:
+        data = path.read_bytes()
+        key = load_pem_private_key(data, password=None) if private else load_pem_public_key(data)
+    except OSError as error:
+        raise UsageError(f"key {path} cannot be read: {error.strerror or error}; {remedy}", code="CP-KEY") from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"key {path}: {str(error).splitlines()[0]}; {remedy}", code="CP-KEY") from None
+    if getattr(getattr(key, "curve", None), "name", None) != _CURVE:
+        raise UsageError(f"key {path}: got a {type(key).__name__}; {remedy}", code="CP-KEY")
+    return key
+
+
+def _made(key: EllipticCurvePublicKey, signed: Signed) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    try:
+        key.verify(signed.signature, signed.payload, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _names(payload: bytes, image_digest: str) -> bool:
+    try:
+        critical = json.loads(payload)["critical"]
+        return bool(critical["type"] == _TYPE and critical["image"]["docker-manifest-digest"] == image_digest)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

@@ -1,0 +1,5 @@
+"""`python -m freezer.cli`: the command `coldpress`."""
+
+from freezer.cli.app import main
+
+main()

@@ -1,0 +1,125 @@
+"""The commands `coldpress verify`, `diff` and `run`: check and call published artifacts on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from freezer.cli.options import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, folder_or_name
+from freezer.errors import ColdpressError, UsageError
+from freezer.files.paths import check_file, made_parent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def verify(
+    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
+    device_class_: ClassOption = "auto",
+    threads: ThreadsOption = None,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Time it against the portable artifact too, and hold it to what its manifest promises.")
+    ] = False,
+    portable: Annotated[
+        Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: the store's.")
+    ] = None,
+    device: DeviceOption = None,
+    key: KeysOption = None,
+) -> None:
+    """Compare every digest, and run the golden inputs on this machine."""
+    from freezer.serving.verify import verify as verify_here
+
+    asked: dict[str, Any] = {"device_class": device_class_, "threads": threads, "device": device, "trusted_keys": key or ()}
+    found = verify_here(folder_or_name(reference), store=store, speed=speed, portable=portable, **asked)
+    for refusal in found.ladder:
+        console.print(f"passed over {refusal}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("golden set", "output", "error ratio", "max abs err", box=None, pad_edge=False)
+    for figure in found.figures:
+        ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
+        table.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
+    console.print(table)
+    console.print(
+        f"{reference}: {found.num_files} files are what was published, and {found.device_class} answers right here", soft_wrap=True
+    )
+    if speed and found.speed is None:
+        console.print("portable itself serves here, which is what others are timed against: nothing was timed", soft_wrap=True)
+    elif found.speed is not None:
+        console.print(f"speed: {found.speed}; by the manifests {found.speed.expected:.2f} times", highlight=False, soft_wrap=True)
+
+
+def diff(
+    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    store: StoreOption = "./store",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Compare what the device classes of a version answer to the golden inputs; exit code 1 if two are too far apart."""
+    if isinstance(folder_or_name(model), Path):
+        raise UsageError(f"{model} is a folder, which holds one class; name a model of a store: MODEL or MODEL:VERSION")
+    from freezer.serving.diff import diff as diff_here
+    from freezer.serving.diff_result import matrix, problem, sentences
+
+    found = diff_here(model, store=store)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
+    else:
+        count = f"{len(found.sets)} golden set{'' if len(found.sets) == 1 else 's'}"
+        console.print(f"{found.model}:{found.version}, {count}", highlight=False, soft_wrap=True)
+        if found.classes:
+            console.print(matrix(found), markup=False, highlight=False)
+        for line in sentences(found):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if found.apart:
+        raise ColdpressError(problem(found), code="CP-APART")
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(help="An artifact folder.")],
+    input_: Annotated[Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")],
+    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
+    threads: ThreadsOption = None,
+    device: DeviceOption = None,
+    key: KeysOption = None,
+) -> None:
+    """Run a frozen model on a file of inputs."""
+    if output.suffix not in (".safetensors", ".npz"):
+        raise UsageError(f"--output {output}: expected a name that ends in .safetensors or .npz")
+    check_file(output, "--output")
+    from freezer.runtime.devices import tensors_on
+    from freezer.runtime.pytree import leaves_of
+    from freezer.runtime.tensor_files import read_samples
+    from freezer.serving.load import load
+
+    model = load(folder, threads=threads, strict=True, device=device, trusted_keys=key or ())
+    sets = read_samples(input_)
+    tensors: dict[str, Tensor] = {}
+    for index, given in enumerate(sets):
+        prefix = f"{index}/" if len(sets) > 1 else ""
+        leaves = [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
+        tensors |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, leaves, strict=True)}
+    _write_tensors(tensors, output)
+    console.print(f"wrote {', '.join(tensors)} to {output}", highlight=False, soft_wrap=True)
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    partial = made_parent(path).with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    if path.suffix == ".safetensors":
+        from freezer.runtime.tensor_files import save_tensors
+
+        save_tensors(tensors, partial)
+    else:
+        import numpy as np
+        import torch
+
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.bfloat16:
+                raise UsageError(f"output {name!r} is bfloat16, which numpy lacks; write .safetensors")
+        np.savez(partial, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+    os.replace(partial, path)

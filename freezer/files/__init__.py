@@ -1,0 +1,5 @@
+"""Files: atomic writes, digests, downloads, buckets and safe paths.
+
+May import: freezer.errors.
+Read first: atomic.py.
+"""

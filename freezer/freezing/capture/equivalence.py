@@ -1,0 +1,230 @@
+"""Whether a captured program answers as its model does, on every input set of the subject.
+
+A trace keeps the branch and the Python numbers of its one example, and only warns. Here it shows before anything is built of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.jit._trace import TracerWarning
+
+from freezer.errors import CaptureError
+from freezer.freezing.diagnostics.messages import run_sentence
+from freezer.freezing.diagnostics.source_lines import warned_at
+from freezer.freezing.models.calls import call_source
+from freezer.freezing.models.randomness import same_each_time
+from freezer.freezing.models.subject import Subject
+from freezer.runtime.input_set import InputSet
+from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensor_bytes import same_bytes
+
+DIFFERS = "CP-TRACE-DIFFERS"
+"""The code of a trace or script that answers otherwise than its model."""
+
+_TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""By dtype, how far a value may be off: this part of it, and of the middle one. Model and program run the same kernels, so they are
+apart by rounding or by a lot; the gate measures what is between."""
+
+_TOLERANCE = 1e-4
+"""Of float32 and complex64."""
+
+_MAX_LINES = 3
+
+Call = Callable[[Mapping[str, Tensor]], list[Tensor]]
+"""Answers an input set, with tensors in the order of the subject's outputs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EagerAnswers:
+    """What the eager model answers.
+
+    Attributes:
+        first: to each input set of the subject, in their order, from the initial state.
+        second: to the first set, when it was asked that just before; None where a call changes nothing.
+        deterministic: whether it answers the same twice from the same state; else nothing can be held against it.
+    """
+
+    first: Sequence[Sequence[Tensor]]
+    second: Sequence[Tensor] | None
+    deterministic: bool
+
+
+def ask_eager(subject: Subject) -> EagerAnswers:
+    """The eager model's answers: one call for each set, and a few to learn its nature; of a stateful model one set more.
+
+    Raises:
+        CaptureError: it does not run on one of its sets.
+    """
+    sets = subject.sets
+    model = subject.fresh()
+    before = [buffer.clone() for buffer in model.buffers()]
+    call = native_call(model, subject)
+    answers = [_asked(call, index, item) for index, item in enumerate(sets)]
+    unchanged = all(same_bytes(one, other) for one, other in zip(before, model.buffers(), strict=True))
+    if unchanged and same_each_time(lambda: _worst(answers[0], call(sets[0].tensors), subject) is None):
+        return EagerAnswers(first=answers, second=None, deterministic=True)
+    if not same_each_time(lambda: _worst(answers[0], native_call(subject.fresh(), subject)(sets[0].tensors), subject) is None):
+        return EagerAnswers(first=answers, second=None, deterministic=False)
+    call = native_call(subject.fresh(), subject)
+    call(sets[0].tensors)
+    second = call(sets[0].tensors)
+    answers = [answers[0], *(native_call(subject.fresh(), subject)(item.tensors) for item in sets[1:])]
+    return EagerAnswers(first=answers, second=second, deterministic=True)
+
+
+def hold(
+    what: str,
+    fresh: Callable[[], Call],
+    subject: Subject,
+    eager: EagerAnswers,
+    *,
+    code: str = DIFFERS,
+    why: Callable[[InputSet], str] = lambda _: "",
+) -> tuple[str, ...]:
+    """Hold a captured program against the eager model's answers.
+
+    Args:
+        what: the program is, for the message: `the trace`.
+        fresh: gives the program in its initial state; called once where the model keeps no state.
+        subject, eager: the model, and its answers.
+        code: of the error.
+        why: what is known of the reason why a set is answered otherwise, as the end of a sentence.
+
+    Returns:
+        A line that says so where the model's answers are no measure, since it answers the same inputs differently.
+
+    Raises:
+        CaptureError: it does not run, or an output's shape, dtype or values differ.
+    """
+    if not eager.deterministic:
+        return (f"{what} is not held against the model, which answers the same inputs differently",)
+    call: Call | None = None
+    for starts, place, item, expected in _calls(subject, eager):
+        call = fresh() if call is None or starts else call
+        cause = None
+        try:
+            problem = _worst(expected, call(item.tensors), subject)
+        except Exception as error:
+            problem, cause = run_sentence(error), error
+        if problem is not None:
+            raise CaptureError(f"{what} differs from the model on {place}: {problem}{why(item)}", code=code) from cause
+    return ()
+
+
+def answers_right(call: Call, item: InputSet, subject: Subject, eager: EagerAnswers) -> bool:
+    """Whether a program answers one of the subject's sets as the eager model does, from the initial state."""
+    expected = next(answer for other, answer in zip(subject.sets, eager.first, strict=True) if other is item)
+    try:
+        return _worst(expected, call(item.tensors), subject) is None
+    except Exception:
+        return False
+
+
+def native_call(program: Any, subject: Subject) -> Call:
+    """Calls the source model, or a program that is called as it is."""
+    return lambda tensors: _kept(leaves_of(call_source(program, subject.spec, _cloned(tensors))))
+
+
+def flat_call(program: Any) -> Call:
+    """Calls a program with its tensors in order."""
+
+    def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return _kept(program(*_cloned(tensors).values()))
+
+    return call
+
+
+def _asked(call: Call, index: int, item: InputSet) -> list[Tensor]:
+    try:
+        return call(item.tensors)
+    except Exception as error:
+        raise CaptureError(f"the eager model does not run on {place_of(index, item)}: {run_sentence(error)}") from error
+
+
+def _calls(subject: Subject, eager: EagerAnswers) -> Iterator[tuple[bool, str, InputSet, Sequence[Tensor]]]:
+    """For each call: whether the program is in its initial state, the call's name, its inputs and the answer."""
+    for index, (item, expected) in enumerate(zip(subject.sets, eager.first, strict=True)):
+        yield eager.second is not None, place_of(index, item), item, expected
+    if eager.second is not None:
+        item = subject.sets[0]
+        yield True, place_of(0, item), item, eager.first[0]
+        yield False, f"the second call with {place_of(0, item)}", item, eager.second
+
+
+def place_of(index: int, item: InputSet) -> str:
+    """The name of an input set: its index, and its sizes."""
+    sizes = ", ".join(f"{name}={size}" for name, size in item.point.items())
+    return f"input set {index} ({sizes})" if sizes else f"input set {index}"
+
+
+def _worst(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) -> str | None:
+    """The output that is furthest off, in words; None where all agree."""
+    if len(got) != len(expected):
+        return f"it gives {len(got)} tensors, expected {len(expected)}"
+    found = [(_difference(one, other), output.name) for one, other, output in zip(expected, got, subject.outputs, strict=False)]
+    wrong = [(size, f"output {name!r} {text}") for difference, name in found if difference for size, text in (difference,)]
+    return max(wrong)[1] if wrong else None
+
+
+def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
+    """How far two tensors are apart, as a number and in words; None where they agree within the dtype's tolerance."""
+    if expected.dtype != got.dtype:
+        return float("inf"), f"has dtype {_name(got.dtype)}, expected {_name(expected.dtype)}"
+    if expected.shape != got.shape:
+        return float("inf"), f"has shape {list(got.shape)}, expected {list(expected.shape)}"
+    if torch.equal(expected, got):
+        return None
+    if not (expected.is_floating_point() or expected.is_complex()):
+        num_wrong = int((expected != got).sum())
+        return float(num_wrong), f"differs in {num_wrong} of {expected.numel()} places"
+    one, other = _wide(expected), _wide(got)
+    finite = torch.isfinite(one)
+    if not torch.equal(finite, torch.isfinite(other)) or not torch.equal(
+        one[~finite].nan_to_num(0.5), other[~finite].nan_to_num(0.5)
+    ):
+        return float("inf"), "has NaN or Inf in other places"
+    one, other = one[finite], other[finite]
+    tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
+    sizes = one.abs()[one != 0]
+    allowed = tolerance * (one.abs() + (sizes.median() if sizes.numel() else 0.0))  # a mask's -1e9 says nothing of the others
+    apart = (one - other).abs()
+    return (float(apart.max()), f"is off by up to {float(apart.max()):.3g}") if bool((apart > allowed).any()) else None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The values in float64; of complex ones both parts."""
+    return torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.to(torch.float64)
+
+
+def lost(said: Sequence[warnings.WarningMessage]) -> str:
+    """What the tracer saw only for its example, as the end of a sentence."""
+    warned = (warned_at(item) for item in said if issubclass(item.category, TracerWarning))
+    lines = list(dict.fromkeys(line for line in warned if line))
+    return f", since a trace keeps what its example gave {first_lines(lines)}" if lines else ""
+
+
+def first_lines(lines: Sequence[str]) -> str:
+    """Where something is, of many places the first."""
+    more = f" and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
+    return f"at {', at '.join(lines[:_MAX_LINES])}{more}"
+
+
+def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, for a call that may write into its inputs."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Copies: a later call may write into an output that is a buffer."""
+    return [leaf.detach().clone() for leaf in leaves]

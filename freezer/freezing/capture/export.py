@@ -1,0 +1,289 @@
+"""Captures by torch.export, strict and not: programs for all sizes that the entry declares, held against the model.
+
+torch.export takes a size of 1 for one that stays, and what Python asks of a type or an attribute for an answer that stays. So a
+program is tried on every input set, and its guards on every declared size, before anything is built of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import CaptureError
+from freezer.freezing.capture.equivalence import Call, EagerAnswers, answers_right, flat_call, hold
+from freezer.freezing.capture.export_guards import declare, guards_of, named, narrowed, sizes_of, unserved
+from freezer.freezing.capture.program import Captured, Flat, FlatModule, lines_of, other_layouts
+from freezer.freezing.diagnostics.messages import code_of, export_sentence
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.recipes.recipes import CaptureName
+from freezer.runtime.input_set import InputSet
+from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors
+from freezer.spec.inputs import Dim, InputSpec
+
+DIFFERS = "CP-EXPORT-DIFFERS"
+DIMS = "CP-EXPORT-DIMS"
+_COMPARED = re.compile(r"Could not guard on data-dependent expression (\w+ [<>=!]|Eq\(|Ne\()")
+_VIOLATED = re.compile(r"^Constraints violated \((?P<names>[^)]*)\)")
+_FIXED = "specialized it to be a constant"
+_MAX_CONDITIONS = 2
+_BOUND = re.compile(r"^(?P<name>\w+) = Dim\('\w+'(?:, min=(?P<min>\d+))?(?:, max=(?P<max>\d+))?\)$")
+_MULTIPLE = re.compile(r"^(?P<name>\w+) = (?P<step>\d+)\*\w+$")
+_OTHER = re.compile(r"^(?P<name>\w+) = (?P<other>\w+)$")
+
+
+def export(
+    subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers], *, strict: bool = False
+) -> Captured:
+    """The exported program of a model that is no TorchScript.
+
+    Raises:
+        CaptureError: torch.export does not take it, or takes it for fewer sizes than are declared (code CP-EXPORT-DIMS), or what
+            it makes differs from the model (code CP-EXPORT-DIFFERS).
+    """
+
+    def fresh() -> Flat:
+        return FlatModule(subject.fresh(), subject.spec).eval()
+
+    try:
+        return export_flat(fresh, "export-strict" if strict else "export", subject, point, eager)
+    except CaptureError as error:
+        if (scripted := _scripted_part(subject.model)) and error.code not in (DIMS, DIFFERS):
+            why = f"torch.export: the model holds TorchScript ({scripted}), which torch.export does not look into"
+            raise CaptureError(why) from error.__cause__
+        raise
+
+
+def export_flat(
+    fresh: Callable[[], Flat],
+    name: CaptureName,
+    subject: Subject,
+    point: Mapping[str, int] | None,
+    eager: Callable[[], EagerAnswers],
+) -> Captured:
+    """The program of a module that takes the subject's tensors in order; see `export`. `fresh` gives it in its initial state."""
+    spec = subject.spec if point is None else subject.spec.at(point)
+    dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
+    shapes = tuple(
+        {axis: dynamic[size] for axis, size in enumerate(item.shape) if isinstance(size, str) and size in dynamic} or None
+        for item in spec.tensors
+    )
+    said: list[warnings.WarningMessage] = []
+
+    def attempt(example: InputSet, layouts: Mapping[int, torch.memory_format]) -> _Exported:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as more:
+            warnings.simplefilter("always")
+            module = fresh()
+            module.layouts = layouts
+            copies = addresses_of(program_tensors(module)) - addresses_of(program_tensors(subject.model))
+            program = torch.export.export(
+                module,
+                tuple(example.cloned().values()),
+                dynamic_shapes={"tensors": shapes} if dynamic else None,
+                strict=name == "export-strict",
+            )
+        said.extend(more)
+        owned = tuple(tensor for tensor in program_tensors(program) if address_of(tensor) in copies)
+        return _Exported(program=program, example=example, owned=owned)
+
+    def held(examples: Sequence[InputSet], layouts: Mapping[int, torch.memory_format]) -> tuple[_Exported, tuple[str, ...]]:
+        found = _first_program(lambda example: attempt(example, layouts), examples, spec)
+        if dynamic and (missing := unserved(found.program, spec)):
+            raise CaptureError(f"torch.export: {missing}", code=DIMS)
+        return found, _hold(found.program, subject, eager(), found.example)
+
+    found, unheld = held(_examples(subject, point), {})
+    if layouts := _other_layouts(found.program, subject, eager(), found.example):
+        found, unheld = held([found.example], layouts)  # it is another program, and the one that is served
+    return Captured(
+        name=name,
+        program=found.program,
+        convention="flat",
+        mutates=_mutated(found.program),
+        warnings=(*lines_of(said), *unheld),
+        guards=guards_of(found.program, spec),
+        notes=(f"The program lays {_outputs(subject, layouts)} out as eager does.",) if layouts else (),
+        owned=found.owned,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exported:
+    """A program, the set that it was exported with, and those of the program's tensors that are nobody else's: copied weights.
+
+    What else it reads is the user's own. torch.export takes a tensor of a Python module, a class or a closure as it is, and a
+    model's own __deepcopy__ may share weights.
+    """
+
+    program: torch.export.ExportedProgram
+    example: InputSet
+    owned: tuple[Tensor, ...]
+
+
+def strict_may_help(error: Exception) -> bool:
+    """Whether what torch.export raised is of a kind that tracing the bytecode has cured.
+
+    It sees types, NumPy and numbers read from tensors otherwise; a branch on values and fixed sizes stay what they are.
+    """
+    cause = error.__cause__
+    if getattr(error, "code", "") == DIFFERS:
+        return True
+    return cause is not None and not _COMPARED.search(str(cause)) and not str(cause).startswith("Constraints violated")
+
+
+def _symbol(dim: Dim) -> Any:
+    """torch.export's own form of a dim."""
+    if dim.multiple_of == 1:
+        return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
+    step = dim.multiple_of
+    return step * torch.export.Dim(f"_{dim.name}", min=dim.min // step, max=dim.max // step)
+
+
+def _examples(subject: Subject, point: Mapping[str, int] | None) -> list[InputSet]:
+    """The sets to export with: one whose sizes are all above the least where the dims allow it, since torch.export specializes on
+    sizes 0 and 1; then the largest, where a size that is computed of a small one may be 1.
+    """
+    if point is not None:
+        return [subject.set_at(point)]
+    steps = {dim.name: dim.multiple_of for dim in subject.spec.dims}
+    points = list(subject.spec.points())
+    small = min(points, key=lambda one: (sum(size < 2 * steps[name] for name, size in one.items()), sum(one.values())))
+    large = max(points, key=lambda one: sum(one.values()))
+    return [subject.set_at(one) for one in ([small, large] if large != small else [small])]
+
+
+def _first_program(attempt: Callable[[InputSet], _Exported], examples: Sequence[InputSet], spec: InputSpec) -> _Exported:
+    """The program of the first example that torch.export takes; another is tried only where a size came out as fixed."""
+    for example in examples:
+        try:
+            return attempt(example)
+        except Exception as error:
+            if example is examples[-1] or _FIXED not in str(error):
+                raise _refusal(error, spec) from error
+    raise AssertionError("there is an example")
+
+
+def _scripted_part(model: nn.Module) -> str | None:
+    return next((name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
+
+
+def _refusal(error: Exception, spec: InputSpec) -> CaptureError:
+    """The error for what torch.export raised; where sizes are the reason, it says which, and how to declare them."""
+    text = str(error)
+    if not (found := _VIOLATED.match(text)):
+        return CaptureError(f"torch.export: {export_sentence(error)}", code=code_of(error))
+    names = [name for dim in spec.dims if (name := dim.name) in re.findall(r"[A-Za-z]\w*", found["names"].replace("*_", " "))]
+    conditions = list(dict.fromkeys(_condition(line, spec) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)))
+    fixes = text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
+    remedies = [remedy for line in fixes if (remedy := _remedy(line.strip(), spec, names))]
+    remedies = remedies or [fit for dim in spec.dims if dim.name in names and (fit := narrowed(dim, sizes_of(conditions, dim)))]
+    return CaptureError(
+        f"torch.export: no program takes all declared sizes of {' and '.join(names)}: it needs "
+        f"{' and '.join(conditions[:_MAX_CONDITIONS])}; "
+        f"{' and '.join(remedies) or 'declare other bounds, or ask no such thing of sizes in forward'}",
+        code=DIMS,
+    )
+
+
+def _condition(line: str, spec: InputSpec) -> str:
+    """What torch.export says that sizes must hold to, with the names of dims."""
+    if found := re.search(rf"{_FIXED} \((\d+)\)", line):
+        name = re.search(r"You marked (\S+) as dynamic", line)
+        return f"{name[1] if name else 'a size'} == {found[1]}"
+    if found := re.search(r"The values of (\w+) = .* and (\w+) = .* must always be equal", line):
+        return f"{found[1]} == {found[2]}"
+    guard = line.partition("satisfy the generated guard ")[2].rstrip(".") or line
+    return named(guard, spec)
+
+
+def _remedy(fix: str, spec: InputSpec, names: Sequence[str]) -> str | None:
+    """A fix that torch.export suggests for one of some dims, in the words of a catalog; None where it is a part of another."""
+    dims = {dim.name: dim for dim in spec.dims if dim.name in names}
+    if (found := _MULTIPLE.match(fix)) and found["name"] in dims:
+        dim, step = dims[found["name"]], int(found["step"])
+        low, high = -(-dim.min // step) * step, dim.max // step * step
+        return f"declare {declare(dim.name, low, high, step)}" if low <= high else None
+    if (found := _BOUND.match(fix)) and found["name"] in dims:
+        dim = dims[found["name"]]
+        return f"declare {declare(dim.name, int(found['min'] or dim.min), int(found['max'] or dim.max), dim.multiple_of)}"
+    if (found := _OTHER.match(fix)) and found["name"] in dims:
+        if found["other"].isdigit():
+            return f"write {found['other']} for {found['name']} in the shapes"
+        return f"name both {found['other']} in the shapes"
+    return None
+
+
+def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet) -> tuple[str, ...]:
+    """Hold a program against the model; returns a line that says so where it cannot be done. The program keeps its state."""
+    module = program.module()
+
+    def fresh() -> Call:
+        with warnings.catch_warnings():  # copying a graph copies its pytree specs, one class of which is deprecated
+            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+            return flat_call(module if eager.second is None else copy.deepcopy(module))
+
+    def why(item: InputSet) -> str:
+        ones = [dim for dim in subject.spec.dims if item.point[dim.name] == 1 < example.point[dim.name]]
+        if not ones or answers_right(fresh(), item, subject, eager) or not answers_right(fresh(), example, subject, eager):
+            return ""
+        remedies = " and ".join(declare(dim.name, 2, dim.max) for dim in ones)
+        names = " and ".join(dim.name for dim in ones)
+        return f", since torch.export takes {names} for larger than 1; declare {remedies}, or ask for no such size in forward"
+
+    return hold("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
+
+
+def _other_layouts(
+    program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet
+) -> dict[int, torch.memory_format]:
+    """The layouts of outputs that a program gives in other strides than eager, as nn.MultiheadAttention's without its fast path."""
+    expected = next(answer for item, answer in zip(subject.sets, eager.first, strict=True) if item is example)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        module = program.module()
+        changes = eager.second is not None or not eager.deterministic
+        got = (copy.deepcopy(module) if changes else module)(*example.cloned().values())
+    return other_layouts(expected, got)
+
+
+def _outputs(subject: Subject, layouts: Mapping[int, torch.memory_format]) -> str:
+    return ", ".join(f"output {subject.outputs[place].name!r}" for place in layouts)
+
+
+def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Names of the buffers and parameters that a call changes.
+
+    torch.export leaves in-place operations in the graph, and its signature names no changed buffer until they are functionalized;
+    that costs seconds for a large model, so only graphs that hold such an operation are.
+
+    Raises:
+        CaptureError: torch.export cannot tell, as where two buffers lie over one another in memory.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if any(_writes(node) for node in program.graph.nodes):
+            try:
+                program = program.run_decompositions({})
+            except Exception as error:
+                why = f"torch.export cannot tell which tensors a call changes: {export_sentence(error)}"
+                raise CaptureError(f"{why}; register them as buffers, each with memory of its own") from error
+    signature = program.graph_signature
+    parameters: Mapping[str, str] = getattr(signature, "parameters_to_mutate", {})  # newer than torch 2.11
+    return tuple(sorted({*signature.buffers_to_mutate.values(), *parameters.values()}))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether an operation may change what it is given; higher-order operations are not looked into, and may."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if node.target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        return bool(node.args[5])  # running statistics are changed in training, which the schema does not say
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or bool(schema.is_mutable)

@@ -1,0 +1,200 @@
+"""The capture by torch.jit.trace, which is right only for a model whose Python takes the same way for all inputs.
+
+A trace is refused where Python reads values that another input would have otherwise; where another input set answers otherwise than
+the model does; and where another set of the same sizes gives another graph. A graph that differs between sizes alone, while all
+answers agree, is kept with the difference.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import CaptureError
+from freezer.freezing.capture.equivalence import DIFFERS, Call, EagerAnswers, first_lines, flat_call, hold, lost, place_of
+from freezer.freezing.capture.program import Captured, FlatModule, lines_of
+from freezer.freezing.capture.trace_graph import Line, difference, lines_of_graph, shortened
+from freezer.freezing.capture.value_reads import Reads, values_read
+from freezer.freezing.diagnostics.messages import code_of, trace_sentence
+from freezer.freezing.models.subject import Subject
+from freezer.runtime.input_set import InputSet
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+
+VALUES = "CP-TRACE-VALUES"
+
+NUM_COMPARED = 2
+"""So many other input sets are traced, to compare the graphs."""
+
+MANY_LINES = 20_000
+"""Of a graph of so many operations, only one other set of the same sizes is traced."""
+
+DIFF = "trace-diff.txt"
+
+
+def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]) -> Captured:
+    """The trace of a model that is no TorchScript.
+
+    Raises:
+        CaptureError: it cannot be traced, Python reads values of its tensors (code CP-TRACE-VALUES), or its trace is another for
+            other inputs, or answers them otherwise (code CP-TRACE-DIFFERS).
+    """
+    example = subject.set_at(point if point is not None else subject.spec.first_point())
+    tensors = tuple(example.tensors.values())
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            program = _traced(_flat(subject), tensors)
+    except Exception as error:
+        raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}", code=code_of(error)) from error
+    _refuse_reads(_reads(subject, tensors))
+    names = [item.name for item in subject.spec.tensors]
+    lines = lines_of_graph(program, names)
+    _restore(program, FlatModule(subject.fresh(), subject.spec))
+    graphs = _Graphs(subject, example, lines, names)
+    unheld = _hold(program, subject, eager(), said, graphs)
+    notes, texts = _compare(graphs, held=not unheld)
+    return Captured(
+        name="trace",
+        program=program,
+        convention="flat",
+        warnings=(*lines_of(said), *unheld),
+        notes=notes,
+        texts=texts,
+    )
+
+
+def _flat(subject: Subject) -> nn.Module:
+    return FlatModule(subject.fresh(), subject.spec).eval()
+
+
+def _traced(module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+    with torch.no_grad(), torchscript_deprecations_silenced():
+        return torch.jit.trace(module, tuple(tensor.clone() for tensor in tensors), check_trace=False)
+
+
+def _reads(subject: Subject, tensors: Sequence[Tensor]) -> Reads:
+    try:
+        with torchscript_deprecations_silenced():
+            return values_read(lambda: _flat(subject), _traced_as_given, tensors)
+    except Exception as error:
+        raise CaptureError(
+            f"torch.jit.trace: it cannot be seen whether Python reads values of tensors: {trace_sentence(error)}"
+        ) from error
+
+
+def _traced_as_given(module: nn.Module, tensors: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        torch.jit.trace(module, tuple(tensors), check_trace=False)
+
+
+def _refuse_reads(reads: Reads) -> None:
+    """Raise where Python reads what may be otherwise at the next call."""
+    if not reads:
+        return
+    kinds = {"its inputs": reads.inputs, "state that a call changes": reads.state, "random numbers": reads.random}
+    found = {kind: lines for kind, lines in kinds.items() if lines}
+    lines = list(dict.fromkeys(line for several in found.values() for line in several))
+    raise CaptureError(
+        f"the trace would keep for all calls what Python reads of {' and '.join(found)} {first_lines(lines)}; use torch.where or "
+        "torch.cond there, or write it so that torch.jit.script takes it",
+        code=VALUES,
+    )
+
+
+def _restore(program: nn.Module, initial: nn.Module) -> None:
+    """Put buffers and parameters back to their initial state: tracing runs the model, which may change them."""
+    before = {**dict(initial.named_buffers()), **dict(initial.named_parameters())}
+    with torch.no_grad():
+        for name, tensor in (*program.named_buffers(), *program.named_parameters()):
+            if name in before and before[name].shape == tensor.shape:
+                tensor.copy_(before[name])
+
+
+class _Graphs:
+    """The graph of the example, and those of other input sets, which are traced when they are asked for."""
+
+    def __init__(self, subject: Subject, example: InputSet, lines: Sequence[Line], names: Sequence[str]) -> None:
+        self.subject, self.example, self.num_lines = subject, example, len(lines)
+        self._lines, self._names = lines, names
+
+    def difference(self, item: InputSet) -> str:
+        """The diff of the example's graph and a set's; empty where they are the same."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                other = lines_of_graph(_traced(_flat(self.subject), tuple(item.tensors.values())), self._names)
+        except Exception as error:
+            return f"--- {self.place(self.example)}\n+++ {self.place(item)}\n@@ @@\n+it cannot be traced: {trace_sentence(error)}\n"
+        return difference(self._lines, other, self.place(self.example), self.place(item))
+
+    def place(self, item: InputSet) -> str:
+        """The name of a set."""
+        return place_of(next(index for index, other in enumerate(self.subject.sets) if other is item), item)
+
+
+def _hold(
+    program: Any, subject: Subject, eager: EagerAnswers, said: Sequence[warnings.WarningMessage], graphs: _Graphs
+) -> tuple[str, ...]:
+    """Hold the trace against the model; returns a line that says so where it cannot be done. The program keeps its state."""
+    whole: list[str] = []
+
+    def fresh() -> Call:
+        with torch.no_grad():  # as Subject.fresh
+            return flat_call(program if eager.second is None else copy.deepcopy(program))
+
+    def why(item: InputSet) -> str:
+        if item is not graphs.example and (diff := graphs.difference(item)):
+            whole.append(diff)
+            return f"{lost(said)}; there the graph differs: {shortened(diff)}"
+        return lost(said)
+
+    try:
+        return hold("the trace", fresh, subject, eager, why=why)
+    except CaptureError as error:
+        for diff in whole:
+            error.add_note(diff)
+        raise
+
+
+def _compare(graphs: _Graphs, *, held: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Notes and texts on graphs that differ between sizes.
+
+    Args:
+        graphs: of the trace.
+        held: whether the trace could be held against the model, and so answers as it does.
+
+    Raises:
+        CaptureError: two sets of the same sizes have different graphs, or Python reads values where a graph differs.
+    """
+    example = graphs.example
+    others = [item for item in graphs.subject.sets if item is not example]
+    same = [item for item in others if dict(item.point) == dict(example.point)][:1]
+    sizes = list(
+        {tuple(item.point.values()): item for item in reversed(others) if dict(item.point) != dict(example.point)}.values()
+    )
+    sizes.sort(key=lambda item: -sum(item.point.values()))
+    for item in same:
+        if diff := graphs.difference(item):
+            error = CaptureError(
+                f"the trace is another for {graphs.place(item)} than for {graphs.place(example)}, which is as "
+                f"large: {shortened(diff)}",
+                code=DIFFERS,
+            )
+            error.add_note(diff)
+            raise error
+    most = 0 if graphs.num_lines >= MANY_LINES else NUM_COMPARED - len(same)
+    differing = {}
+    for item in sizes[:most]:
+        if diff := graphs.difference(item):
+            differing[graphs.place(item)] = diff
+            _refuse_reads(_reads(graphs.subject, tuple(item.tensors.values())))  # Python takes another way there, and may read more
+    both = ", and both answer as the model does" if held else ""
+    notes = tuple(
+        f"the graph of {place} is not that of {graphs.place(example)}{both}: {shortened(diff)}" for place, diff in differing.items()
+    )
+    return notes, {DIFF: "\n".join(differing.values())} if differing else {}

@@ -1,0 +1,253 @@
+"""Which values of tensors Python reads while a model is traced: a branch, a loop or a number that a trace keeps for ever.
+
+A trace is right for other inputs only where no such value comes from the inputs, from random numbers, or from state that a call
+changes. Sizes may be read, since they are part of a shape; but not those of a tensor that is as long as its values say.
+
+A model is traced twice for this, in modes that follow each operation. Modes may change what a trace holds, so that both are thrown
+away: one with a function mode, which sees what Python asks of a tensor, and one without, since modules such as
+nn.TransformerEncoder take another path under it.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from freezer.freezing.diagnostics.source_lines import running_at
+from freezer.freezing.models.input_ranges import tensors_in
+
+_READS = frozenset(
+    (
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__", "__deepcopy__"),
+        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero"),
+    )
+)
+"""What Python asks of a tensor that gives its values. Printing one is no reading: nothing is computed from it."""
+
+_MAKES = frozenset(("tensor", "as_tensor", "asarray"))
+"""Functions that make a constant of the numbers in a list."""
+
+_SIZES = frozenset(("size", "numel", "nelement", "stride", "__len__"))
+
+_READING_OPERATORS = frozenset(("aten::_nested_tensor_from_mask_left_aligned",))
+"""Operations that tell Python something of values, and are called where no function mode sees it."""
+
+_SCALAR = "aten::_local_scalar_dense"
+_CONVERTED = "Converting a tensor to a Python"
+
+_INPUTS, _RANDOM = 1, 2
+_FIRST_STATE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What Python read of tensors, in user's source lines, in order.
+
+    Attributes:
+        inputs, state, random: where values came from the inputs, from state that the call changes, and from random numbers.
+    """
+
+    inputs: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    random: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.state or self.random)
+
+
+def values_read(
+    make: Callable[[], nn.Module], trace: Callable[[nn.Module, Sequence[Tensor]], Any], tensors: Sequence[Tensor]
+) -> Reads:
+    """The values that Python reads while a model is traced.
+
+    Args:
+        make: gives the model in its initial state; called twice.
+        trace: traces a model on tensors.
+        tensors: the inputs; they are copied.
+    """
+    found: list[Reads] = []
+    for functions in (True, False):
+        model, given = _Called(make()), [tensor.clone() for tensor in tensors]
+        with warnings.catch_warnings(record=True) as said, ExitStack() as modes:
+            warnings.simplefilter("always")
+            values = modes.enter_context(_Values(model, given, said))
+            if functions:
+                modes.enter_context(_Functions(values))
+            try:
+                trace(model, given)
+            except Exception:
+                if not model.called:  # else the trace, which is thrown away, is missing what the modes hid from the tracer
+                    raise
+        found.append(values.reads())
+    return Reads(**{kind: _united(getattr(one, kind) for one in found) for kind in ("inputs", "state", "random")})
+
+
+class _Called(nn.Module):
+    """A model, and whether it was called to the end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.called = False
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """What the model gives."""
+        result = self.model(*tensors)
+        self.called = True
+        return result
+
+
+def _united(lines: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for several in lines for line in several))
+
+
+@dataclass(kw_only=True)
+class _Origins:
+    """Where the values of tensors come from, as bits; by storage, which views share, or by tensor where there is none."""
+
+    by_storage: dict[StorageWeakRef, int] = field(default_factory=dict)
+    by_tensor: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
+
+    def of(self, tensor: Tensor) -> int:
+        """The origins of a tensor's values."""
+        storage = _storage(tensor)
+        found: int = self.by_tensor.get(tensor, 0) if storage is None else self.by_storage.get(storage, 0)
+        return found
+
+    def add(self, tensor: Tensor, origins: int) -> None:
+        """Add origins to those that a tensor's values have."""
+        if origins:
+            storage = _storage(tensor)
+            if storage is None:
+                self.by_tensor[tensor] = self.of(tensor) | origins
+            else:
+                self.by_storage[storage] = self.of(tensor) | origins
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef | None:
+    """What a tensor's views share; the reference lives on, so that nothing else is taken for it."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+        return None
+
+
+class _Values(TorchDispatchMode):
+    """Follows where values, and sizes that depend on values, come from through all operations, and notes what reads them."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], said: Sequence[warnings.WarningMessage]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self._said, self._num_heard = said, 0
+        self._values = _Origins()
+        self._sizes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._scalar = 0
+        """The origins of a number that was taken out of a tensor just now, for the operation that follows."""
+        self._state = _Origins()
+        self._changed = 0
+        self._noted: list[tuple[int, str]] = []
+        bit = _FIRST_STATE
+        for _, tensor in (*model.named_buffers(), *model.named_parameters()):
+            self._state.add(tensor, bit)
+            bit <<= 1
+        for tensor in inputs:
+            self._values.add(tensor, _INPUTS)
+
+    def reads(self) -> Reads:
+        """What was read until now."""
+        kinds = {"inputs": _INPUTS, "random": _RANDOM, "state": self._changed}
+        return Reads(**{kind: _united([line] for bits, line in self._noted if bits & wanted) for kind, wanted in kinds.items()})
+
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Note that Python reads values of tensors in the line that runs now."""
+        if origins := _any(self._of(tensor) for tensor in tensors):
+            self._noted.append((origins, running_at() or "a line of torch"))
+
+    def note_sizes(self, tensor: Tensor, sizes: Iterable[Tensor]) -> None:
+        """Note that numbers are sizes of a tensor: where those depend on values, so do they."""
+        for size in sizes:
+            self._values.add(size, self._sizes.get(tensor, 0))
+
+    def _of(self, tensor: Tensor) -> int:
+        return self._values.of(tensor) | self._state.of(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, given = func._schema.name, list(tensors_in((args, tuple(kwargs.values()))))
+        origins = _any(self._of(tensor) for tensor in given)
+        if (name == _SCALAR and self._is_pythons()) or name in _READING_OPERATORS:
+            self.note(given)
+        result = func(*args, **kwargs)
+        if name == _SCALAR:
+            self._scalar |= origins
+            return result
+        sizes = _any(self._sizes.get(tensor, 0) for tensor in given)
+        if torch.Tag.dynamic_output_shape in func.tags and not _is_index_by_numbers(name, args):
+            sizes |= origins
+        origins, sizes, self._scalar = origins | self._scalar, sizes | self._scalar, 0
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            origins |= _RANDOM
+        self._note_changes(func._schema, args, kwargs, origins)
+        for tensor in tensors_in(result):
+            self._values.add(tensor, origins & _RANDOM if _takes_the_form_alone(name) else origins)
+            if sizes:
+                self._sizes[tensor] = sizes
+        return result
+
+    def _is_pythons(self) -> bool:
+        """Whether the tracer has just warned that a number goes to Python; else an operation takes it, which the trace keeps."""
+        new = self._said[self._num_heard :]
+        self._num_heard = len(self._said)
+        return any(str(item.message).startswith(_CONVERTED) for item in new)
+
+    def _note_changes(self, schema: Any, args: Any, kwargs: Any, origins: int) -> None:
+        """What an operation writes into has the origins of all that it was given."""
+        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        for argument in schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in tensors_in(given.get(argument.name)):
+                    self._changed |= self._state.of(tensor)
+                    self._values.add(tensor, origins)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees what Python asks of tensors, and tells it to the mode that follows values."""
+
+    def __init__(self, values: _Values) -> None:
+        super().__init__()
+        self._values = values
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READS or (name in _MAKES and args and not isinstance(args[0], Tensor)):
+            self._values.note(tensors_in(args))
+        result = func(*args, **(kwargs or {}))
+        if name in _SIZES or isinstance(result, torch.Size):
+            self._values.note_sizes(args[0], tensors_in(result))
+        return result
+
+
+def _any(bits: Iterable[int]) -> int:
+    return reduce(operator.or_, bits, 0)
+
+
+def _takes_the_form_alone(name: str) -> bool:
+    """Whether an operation takes nothing but shape, dtype and device of its first tensor."""
+    last = name.rpartition("::")[2]
+    return last.endswith("_like") or last.startswith("new_")
+
+
+def _is_index_by_numbers(name: str, args: Any) -> bool:
+    """Whether an operation is tensor[indices] with no mask: as long as the indices, whatever they are."""
+    return name == "aten::index" and not any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))

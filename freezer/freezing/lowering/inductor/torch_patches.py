@@ -1,0 +1,245 @@
+"""What would make Inductor build something else than was asked for, put right for the time of a build.
+
+Each was seen with torch 2.13; its test fails without it. Where a torch has no such thing any more, nothing is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freezer.errors import BuildError
+from freezer.hardware.device_classes import DeviceClass
+
+_MKLDNN_PASSES = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization")
+"""The modules whose patterns pack weights."""
+
+_X86_VECTORS = (
+    ("amx_tile", "VecAMX"),
+    ("avx512_vnni", "VecAVX512VNNI"),
+    ("avx512f", "VecAVX512"),
+    ("avx2", "VecAVX2"),
+)
+_ARM_VECTORS = (("sve", "VecSVE"), ("asimd", "VecNEON"))
+"""For the best feature that a class has, Inductor's name of its vectors."""
+
+_WIDE = 512
+
+_FOLDED = ("add", "sub", "mul", "div")
+
+
+@contextlib.contextmanager
+def vectors_of(device_class: DeviceClass) -> Iterator[None]:
+    """Let Inductor see the vector instructions of the class, not those of the CPU it builds on.
+
+    `cpp.march` alone is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* when the CPU has
+    them, whatever the target.
+
+    Raises:
+        BuildError: this torch has no code for them.
+    """
+    if device_class.kind != "cpu":
+        yield
+        return
+    from torch._inductor import cpu_vec_isa
+
+    isa = _vectors(device_class)  # one for all: torch compiles a probe for each that it has not seen
+    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]):
+        yield
+
+
+def _vectors(device_class: DeviceClass) -> Any:
+    """What Inductor calls the vector instructions of a CPU class, with the compiler's flags of that class and no other.
+
+    Raises:
+        BuildError: this torch has no code for them.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    names = {"x86_64": _X86_VECTORS, "aarch64": _ARM_VECTORS}[device_class.machine]
+    name = next(name for feature, name in names if feature in device_class.features)
+    base: Any = getattr(cpu_vec_isa, name, None)
+    if base is None:
+        raise BuildError(
+            f"inductor: torch {torch.__version__} has no code for {name}, which {device_class.name} needs; use a newer torch"
+        )
+    if name == "VecSVE":
+        return base(device_class.sve_bits)
+    if device_class.simdlen != _WIDE:
+        return base()
+
+    class OfTheClass(base):  # type: ignore[misc]
+        """AVX-512 as the class defines it: Inductor adds what the CPU has that it builds on."""
+
+        __hash__ = cpu_vec_isa.VecISA.__hash__
+
+        def build_arch_flags(self) -> str:
+            return " ".join((cpu_vec_isa.VecAVX512._arch_flags, *device_class.flags))
+
+        def is_avx512_bf16_supported(self) -> bool:
+            return "avx512_bf16" in device_class.features
+
+        def is_amx_fp16_supported(self) -> bool:
+            return "amx_fp16" in device_class.features
+
+    return OfTheClass()
+
+
+@contextlib.contextmanager
+def own_cache(folder: Path) -> Iterator[Path]:
+    """A cache folder of this build's own, gone afterwards.
+
+    Inductor keeps what it built for ever, weights and all, and what it timed by shapes alone: timings of another thread count or
+    instruction set would decide here.
+
+    Args:
+        folder: that the cache folder is made in; on a disk that has room for the weights twice.
+    """
+    from torch._inductor.utils import clear_caches
+
+    name, before = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    cache = Path(tempfile.mkdtemp(prefix=".inductor-", dir=folder))
+    os.environ[name] = str(cache)
+    clear_caches()
+    try:
+        yield cache
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+        clear_caches()
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def weight_packing(wanted: bool) -> Iterator[None]:
+    """Pack weights, or do not, as the build wants it.
+
+    Inductor looks at `cpp.weight_prepack` when it freezes the first model of a process, and does with all others what it did then.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes import freezing_patterns as patterns
+
+    if hasattr(patterns.lazy_init, "cache_clear"):
+        patterns.lazy_init.cache_clear()
+    with config.patch({"cpp.weight_prepack": True}):
+        patterns.lazy_init()
+    if wanted:
+        yield
+        return
+    with _replaced(patterns, "pass_patterns", [_without_packing(one) for one in patterns.pass_patterns]):
+        yield
+
+
+@contextlib.contextmanager
+def linears_of_vectors() -> Iterator[None]:
+    """Let linear layers take one vector, without a batch: Inductor multiplies the sizes before the last, and fails at none."""
+    from torch._inductor.fx_passes import mkldnn_fusion
+
+    def product(function: Callable[[Any, Any], Any], sizes: Iterable[Any]) -> Any:
+        found = list(sizes)
+        return functools.reduce(function, found) if found else None  # equal to no size: the reshapes around the layer stay
+
+    with _replaced(mkldnn_fusion, "reduce", product) if hasattr(mkldnn_fusion, "reduce") else contextlib.nullcontext():
+        yield
+
+
+def _without_packing(patterns: Any) -> Any:
+    """A copy of a PatternMatcherPass without the patterns that pack weights."""
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    copied = PatternMatcherPass()
+    for key, entries in patterns.patterns.items():
+        copied.patterns[key] += [entry for entry in entries if _module_of(entry) not in _MKLDNN_PASSES]
+    return copied
+
+
+def _module_of(entry: Any) -> str | None:
+    return getattr(getattr(entry, "handler", None), "__module__", None)
+
+
+def name_scalars(graph: torch.fx.Graph) -> None:
+    """Give each number that will be folded into a convolution a buffer of its own.
+
+    Inductor's folding puts every such number into one buffer, `other_tensor`: of `conv1(x) * 2` and `conv2(x) * 3` in one model
+    both are multiplied by 3. Tensors it folds right.
+
+    Args:
+        graph: of a GraphModule, with operators of aten, in which weights are attributes.
+    """
+    module: Any = graph.owning_module
+    number = 0
+    for conv in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+        node = conv
+        while (node := _folded_next(node)) is not None:
+            if isinstance(node.args[1], float):
+                while hasattr(module, name := f"coldpress_scalar_{number}"):
+                    number += 1
+                value = node.meta["val"]
+                with torch.utils._python_dispatch._disable_current_modes():
+                    module.register_buffer(name, torch.tensor([node.args[1]], dtype=value.dtype))
+                with graph.inserting_before(node):
+                    scalar = graph.get_attr(name)
+                scalar.meta["val"] = value.new_empty((1,))
+                node.update_arg(1, scalar)
+
+
+def clip_windows(graph: torch.fx.Graph) -> None:
+    """Let no average pool's window be larger than what it is over.
+
+    A window may be: in ceil mode a model pools whatever comes with one that no image outgrows (EfficientNet of transformers: 2,560
+    by 2,560 over 7 by 7). Kernels of ATen stop at the border; the loops that Inductor writes go over all of the window and look at
+    each place. The divisor is the window's part within the padded input, so a window of just that size is the same.
+
+    Args:
+        graph: with operators of aten.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default):
+        sizes = node.args[0].meta["val"].shape[-2:]
+        kernel, padding = _both(node.args[1]), _both(node.args[3] if len(node.args) > 3 else 0)
+        whole = [size + 2 * pad for size, pad in zip(sizes, padding, strict=True)]
+        if all(isinstance(size, int) for size in sizes) and any(k > size for k, size in zip(kernel, whole, strict=True)):
+            stride = _both(node.args[2]) if len(node.args) > 2 and node.args[2] else kernel
+            clipped = [min(k, size) for k, size in zip(kernel, whole, strict=True)]
+            node.args = (node.args[0], clipped, stride, *node.args[3:])
+
+
+def _both(value: Any) -> list[int]:
+    """Height and width of a pool's argument, which may be one number for both."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * 2 if len(values) == 1 else values
+
+
+def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The addition, subtraction, multiplication or division that folding would take into a node's convolution next."""
+    aten = torch.ops.aten
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    kinds = [getattr(aten, name).Tensor for name in _FOLDED]
+    if user.target not in kinds or len(user.args) != 2 or user.kwargs or user.args[0] is not node:
+        return None
+    value, other = user.meta.get("val"), user.args[1]
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return None
+    constant = isinstance(other, torch.fx.Node) and other.op == "get_attr"
+    return user if constant or isinstance(other, float) else None
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

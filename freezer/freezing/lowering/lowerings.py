@@ -1,0 +1,45 @@
+"""LOWERINGS: the module that makes each kind of payload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from freezer.artifact.manifest import PayloadKind
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.lowering import exported
+from freezer.freezing.lowering.inductor import inductor
+from freezer.freezing.lowering.result import Lowered
+from freezer.freezing.lowering.torchscript import torchscript
+from freezer.freezing.target.target import Target
+
+
+class Lowering(Protocol):
+    """Turn a captured graph into a payload file. A module with these two names is one.
+
+    Attributes:
+        SUFFIX: of the payload file.
+    """
+
+    SUFFIX: str
+
+    def build(self, captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+        """Write one payload file.
+
+        Args:
+            captured: the graph; its tensors may be freed where it owns them.
+            path: the file to write.
+            target: device class and thread count.
+            settings: of the recipe; the payload is opened with the same.
+
+        Raises:
+            BuildError: the backend cannot lower the graph.
+        """
+
+
+LOWERINGS: Mapping[PayloadKind, Lowering] = {
+    "torchscript": torchscript,
+    "inductor": inductor,
+    "exported": exported,
+}

@@ -1,0 +1,151 @@
+"""What a model looks its integer inputs up in: tables of embeddings, whose lengths bound what may be generated.
+
+The eager model is run once, and every operation is watched: values that come from an input unchanged (views, casts, copies, parts
+of it) are followed, and where they index a weight, they must be below its length. Arithmetic is not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from freezer.errors import SpecError
+from freezer.freezing.models.calls import SourceCall, said
+from freezer.runtime.sample_generation import generate, generate_at, needs_range, range_is_needed
+from freezer.spec.inputs import InputSpec
+
+_OF_SELF = (
+    *("alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze"),
+    *("t", "transpose", "unbind", "unfold", "unsqueeze", "view", "_reshape_alias", "_unsafe_view"),
+    *("_to_copy", "clone", "constant_pad_nd", "flip", "gather", "index", "index_select", "lift_fresh", "lift_fresh_copy"),
+    *("masked_fill", "masked_fill_", "masked_select", "repeat", "roll"),
+)
+
+_KEEPS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_OF_SELF, ("self",)),
+    "cat": ("tensors",),
+    "stack": ("tensors",),
+    "copy_": ("src",),
+    "where": ("self", "other"),
+}
+"""Operations whose results hold only values of these arguments, and fillings that the model chose itself."""
+
+_EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
+
+
+def find_lengths(call: Callable[[], object], inputs: Mapping[str, Tensor]) -> tuple[dict[str, int], Exception | None]:
+    """For every input that a call looks up in weights, the length of the shortest; and what the call raised.
+
+    Args:
+        call: of the eager model, with the inputs.
+        inputs: integer tensors by name, whose values are all valid as indices.
+    """
+    watch = _Watch(inputs)
+    try:
+        with watch:
+            call()
+    except Exception as error:  # what was seen until then is as good
+        return watch.lengths, error
+    return watch.lengths, None
+
+
+class _Watch(TorchDispatchMode):
+    """Follows the inputs' values through all operations.
+
+    Tensors are known by identity. One that no operation made and that is no input is a weight, or a constant of the model.
+    """
+
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self.lengths: dict[str, int] = {}
+        self._origins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        """Of every tensor that was made: the inputs whose values it holds."""
+        for name, tensor in inputs.items():
+            self._origins[tensor] = frozenset([name])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | (kwargs or {})
+        name = schema.name.rpartition("::")[2]
+        for table, dim, index in _lookups(name, given):
+            if not self._is_made(table):
+                for origin in self._origins.get(index, ()):
+                    self.lengths[origin] = min(self.lengths.get(origin, table.shape[dim]), table.shape[dim])
+        self._follow(name, given, result)
+        return result
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        return tensor in self._origins
+
+    def _follow(self, name: str, given: Mapping[str, Any], result: Any) -> None:
+        sources = [tensor for argument in _KEEPS.get(name, ()) for tensor in tensors_in(given.get(argument))]
+        if name in _KEEPS and not any(self._is_made(source) for source in sources):
+            return  # a weight in another form is still one
+        origins: frozenset[str] = frozenset().union(*(self._origins.get(source, ()) for source in sources))
+        for tensor in tensors_in(result):
+            self._origins[tensor] = frozenset() if tensor.dtype is torch.bool else origins
+
+
+def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """The tables that an operation reads, along which dim, and by which indices."""
+    if name in _EMBEDDINGS:
+        yield given["weight"], 0, given["indices"]
+    elif name in ("index_select", "gather") and given["self"].dim() > 0:
+        yield given["self"], given["dim"], given["index"]
+    elif name == "index" and not any(index is not None and index.dtype is torch.bool for index in given["indices"]):
+        yield from ((given["self"], dim, index) for dim, index in enumerate(given["indices"]) if index is not None)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operation, which may be in tuples and lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec:
+    """The spec, with ranges for integer inputs that had none: indices into the tables that the eager model looks them up in.
+
+    Raises:
+        SpecError: a table is found for none, or the model does not run on what the range allows.
+    """
+    wanted = [item for item in spec.tensors if needs_range(item)]
+    if not wanted:
+        return spec
+    zeros = generate_at(spec.with_ranges({item.name: (0, 0) for item in wanted}), spec.first_point(), seed=0).tensors
+    lengths, problem = find_lengths(partial(SourceCall(name, model), spec, zeros), {item.name: zeros[item.name] for item in wanted})
+    found = {
+        item.name: (0, min(lengths[item.name] - 1, torch.iinfo(getattr(torch, item.dtype)).max))
+        for item in wanted
+        if lengths.get(item.name, 0) > 0
+    }
+    for item in wanted:
+        if item.name not in found:
+            note = f"; with zeros the model fails: {said(problem)}" if problem else "; the model looks it up in no table of its own"
+            raise range_is_needed(item, note)
+    spec = spec.with_ranges(found)
+    if problem is None:  # else its inputs are wrong in another way, and the first call says how
+        _check_found(name, model, spec, found)
+    return spec
+
+
+def _check_found(name: str, model: nn.Module, spec: InputSpec, found: Mapping[str, tuple[int, int]]) -> None:
+    source = SourceCall(name, model)
+    for item in generate(spec):
+        try:
+            source(spec, item.tensors)
+        except Exception as error:
+            ranges = ", ".join(f"{path!r}: {list(bounds)}" for path, bounds in found.items())
+            raise SpecError(
+                f"{name}: the tables that the model looks integer inputs up in allow {ranges}, but it does not run on such values "
+                f"at {dict(item.point)}: {said(error)}; write `range: [low, high]` for them, or give samples"
+            ) from error

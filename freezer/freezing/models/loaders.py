@@ -1,0 +1,212 @@
+"""Load a source: a Python function, TorchScript, an exported program, a pickle or a transformers model."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freezer.errors import MissingDependencyError, SourceError
+from freezer.files.download import is_url
+from freezer.freezing.models.python_modules import find_function, on_path
+from freezer.freezing.models.sources import TRUST, Source
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from freezer.spec.inputs import InputSpec
+
+OWN_SPEC = "coldpress.inputs"
+"""Where a loaded model keeps the inputs that it tells of itself, in the `meta` of its graph."""
+
+
+def load_source(source: Source) -> nn.Module:
+    """The model, in eval mode, on the CPU.
+
+    Raises:
+        SourceError: it cannot be loaded, or is no nn.Module; the cause is chained.
+        MissingDependencyError: the kind needs a package that is not installed.
+    """
+    import torch
+
+    loaders: dict[str, Callable[[Source], Any]] = {
+        "python": _load_python,
+        "torchscript": _load_torchscript,
+        "export": _load_export,
+        "pickle": _load_pickle,
+        "transformers": _load_transformers,
+    }
+    if source.kind not in loaders:
+        raise SourceError(f"source {source}: {source.kind} sources are for catalogs; use `python -m jobs.optimize`")
+    _check_digest(source)
+    torch.manual_seed(source.seed)
+    try:
+        model = loaders[source.kind](source)
+    except (SourceError, MissingDependencyError):
+        raise
+    except Exception as error:
+        raise SourceError(f"source {source}: {type(error).__name__}: {_sentence(error)}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise SourceError(
+            f"source {source} gave a {type(model).__name__}, expected an nn.Module; return the model itself",
+            code="CP-SOURCE-MODULE",
+        )
+    return model.eval()
+
+
+def _check_digest(source: Source) -> None:
+    """Hold a file against the digest that the entry pins, before anything opens it."""
+    if source.sha256 is None or is_url(source.location):
+        return
+    with Path(source.location).open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != source.sha256:
+        raise SourceError(
+            f"source {source}: got sha256 {found}, expected {source.sha256}; it is not what was pinned, or has changed since it "
+            "was looked at",
+            code="CP-FETCH-DIGEST",
+        )
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of a message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "no message"
+
+
+def _load_python(source: Source) -> Any:
+    factory = find_function(source.location, source.search_path)
+    with on_path(source.search_path):  # a factory may import its neighbours when it is called
+        return factory(**source.args)
+
+
+def _load_torchscript(source: Source) -> Any:
+    import torch
+
+    from freezer.freezing.models.torchscript_module import cuda_constants, with_forward
+
+    with torchscript_deprecations_silenced():
+        module = torch.jit.load(source.location, map_location="cpu")
+        if source.method is not None:
+            try:
+                module = with_forward(module, source.method)
+            except ValueError as error:
+                raise SourceError(f"source {source}: {error}", code="CP-SOURCE-METHOD") from error
+        found = [] if torch.cuda.is_available() else cuda_constants(module)
+    if found:
+        raise SourceError(
+            f"source {source} names the device {found[0]} in its graph, and this worker has no GPU; trace it again on a CPU, or "
+            "take devices from the inputs (x.device)",
+            code="CP-SOURCE-DEVICE",
+        )
+    return module
+
+
+def _load_export(source: Source) -> Any:
+    from freezer.freezing.models.exported_program import module_of, spec_of
+
+    _check_archive(source)
+    with _no_pickles(source):
+        programs = _programs(source.location)
+    lone = next(iter(programs)) if len(programs) == 1 else "forward"
+    wanted = source.method or next((name for name in ("model", "forward") if name in programs), lone)
+    if wanted not in programs:
+        raise SourceError(
+            f"source {source} has no method {wanted!r}; it has {', '.join(sorted(programs)) or 'none'}", code="CP-SOURCE-METHOD"
+        )
+    module = module_of(programs[wanted])
+    vars(module)["meta"] = {OWN_SPEC: spec_of(programs[wanted])}
+    return module
+
+
+def _programs(path: str) -> dict[str, Any]:
+    """The programs of a .pt2 by name: torch.export.save calls its one `model`; before torch 2.8 it wrote another kind of zip."""
+    import torch
+    from torch.export.pt2_archive._package import load_pt2
+
+    with zipfile.ZipFile(path) as archive:
+        if "serialized_exported_program.json" in archive.namelist():
+            return {"model": torch.export.load(path)}
+    return dict(load_pt2(path).exported_programs)
+
+
+def _check_archive(source: Source) -> None:
+    """Refuse what would run code when it is loaded: compiled libraries.
+
+    Raises:
+        SourceError: the archive holds one, and is not trusted; or it is no archive.
+    """
+    try:
+        with zipfile.ZipFile(source.location) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise SourceError(f"source {source} is no .pt2 archive: {error}; write it with torch.export.save") from error
+    compiled = next((name for name in names if "/aotinductor/" in name), None)
+    if compiled is not None and not source.trust:
+        raise SourceError(
+            f"source {source} holds compiled code ({compiled}), which loading it would run; give the exported program "
+            f"(torch.export.save), or add {TRUST}",
+            code="CP-TRUST",
+        )
+
+
+@contextlib.contextmanager
+def _no_pickles(source: Source) -> Iterator[None]:
+    """Let nothing be unpickled but tensors, unless the source is trusted; torch.export.load falls back to pickles by itself."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    if source.trust or name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    except Exception as error:
+        if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
+            raise
+        raise SourceError(
+            f"source {source} holds pickled objects, which run code when they are loaded; add {TRUST} if you know its origin",
+            code="CP-TRUST",
+        ) from error
+    finally:
+        del os.environ[name]
+
+
+def _load_pickle(source: Source) -> Any:
+    import torch
+
+    if not source.trust:
+        raise SourceError(f"source {source} is a pickle, and is not trusted; add {TRUST}", code="CP-TRUST")
+    with on_path(source.search_path):
+        return torch.load(source.location, map_location="cpu", weights_only=False)
+
+
+def _load_transformers(source: Source) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingDependencyError(f"source {source} needs transformers; pip install 'coldpress[pipeline]'") from None
+    if source.weights != "random":
+        remote_code = {"trust_remote_code": source.trust}
+        config = transformers.AutoConfig.from_pretrained(source.location, **remote_code)
+        named = (getattr(config, "architectures", None) or [None])[0]
+        factory = getattr(transformers, named, None) if named else None
+        if factory is None:
+            return transformers.AutoModel.from_pretrained(source.location, **remote_code, **source.args)
+        return factory.from_pretrained(source.location, **source.args)
+    found = getattr(transformers, source.location, None)
+    if found is None:
+        raise SourceError(f"source {source}: transformers {transformers.__version__} has no class {source.location!r}")
+    if issubclass(found, transformers.PreTrainedConfig):
+        return transformers.AutoModel.from_config(found(**source.args))
+    return found(found.config_class(**source.args))
+
+
+def own_spec(model: nn.Module) -> InputSpec | None:
+    """The inputs that a loaded model itself tells of: those of an exported program."""
+    found: InputSpec | None = getattr(model, "meta", {}).get(OWN_SPEC)
+    return found

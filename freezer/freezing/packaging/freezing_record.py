@@ -1,0 +1,86 @@
+"""The manifest's record of a freeze: what was done to the winner's graphs, and what became of every other recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from freezer.artifact.freezing_report import MAX_LISTED
+
+if TYPE_CHECKING:
+    from freezer.freezing.validation.judge import Judgement, Trial
+
+
+def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) -> dict[str, Any]:
+    """What manifest.json holds under `freezing`.
+
+    Args:
+        judgement: of the device class.
+        winner: whose artifact it is.
+        failures: for each recipe that made no candidate, why.
+    """
+    from freezer.freezing.validation.migration import refused  # here: it imports torch, and drivers read what is below
+
+    candidate = winner.candidate
+    return {
+        "build_s": candidate.build_s,
+        "size_bytes": size_bytes(winner),
+        "warnings": list(candidate.warnings),
+        "entrants": [_figures(trial) for trial in judgement.trials],
+        "reports": _reports(winner),
+        "dropped": [item.to_json() for item in winner.dropped],
+        "strides_equal": strides_equal(winner),
+        "candidates": [_other(trial) for trial in judgement.trials if trial is not winner],
+        "failures": dict(failures),
+        "migration": found.to_json() if (found := judgement.migration or refused(failures)) else None,
+    }
+
+
+def size_bytes(trial: Trial) -> int:
+    """Of all payloads of a candidate."""
+    return sum(payload.size_bytes for payload in trial.candidate.payloads)
+
+
+def strides_equal(trial: Trial) -> bool | None:
+    """Whether every output had eager's strides in every judged call; None where that was not compared.
+
+    The drift gate holds strides to be equal in all dims of more than one element, so a candidate that passes has them.
+    """
+    if trial.drift is None or not trial.drift.rows:
+        return None
+    problems = [row.problem or "" for row in trial.drift.rows]
+    if any(problem.startswith("strides ") for problem in problems):
+        return False
+    return None if any(problem.startswith(("shape ", "dtype ")) or "outputs, eager" in problem for problem in problems) else True
+
+
+def _figures(trial: Trial) -> dict[str, Any]:
+    return {
+        "recipe": trial.candidate.recipe,
+        "problem": trial.problem,
+        "speedup": trial.speedup.value if trial.speedup else None,
+        "error_ratio": trial.drift.error_ratio if trial.drift else None,
+    }
+
+
+def _other(trial: Trial) -> dict[str, Any]:
+    candidate = trial.candidate
+    return {
+        **_figures(trial),
+        "capture": candidate.capture,
+        "lowering": candidate.lowering,
+        "tried": tried_json(candidate.tried),
+        "build_s": candidate.build_s,
+        "size_bytes": size_bytes(trial),
+        "strides_equal": strides_equal(trial),
+        "reports": _reports(trial),
+    }
+
+
+def tried_json(tried: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """What was tried, without the files of the errors, which lie with the candidate."""
+    return [{key: text for key, text in row.items() if key != "error"} for row in tried]
+
+
+def _reports(trial: Trial) -> dict[str, Any]:
+    return {path: report.to_json(max_listed=MAX_LISTED) for path, report in trial.candidate.reports.items()}

@@ -1,0 +1,112 @@
+"""Variables of the environment that would change what a build makes: refused, or without effect for its time. Imports no torch.
+
+    refused     what oneDNN, MKL or torch's C++ code read once and compute or pack by, in the model itself too    check_environment
+    cleared     what Inductor, torch.export and the compilers read while they work                               cleared
+    reset       what torch's Python code has read already, when it was imported                                  torch_config.py
+    in the key  CXX: the compiler's version is part of the toolchain                                             target.py
+    explicit    the thread count, and the limits of the device class                                             target.py
+
+What only makes a process slower or faster (OMP_WAIT_POLICY, LD_PRELOAD, ...) changes no payload; a judge records it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from freezer.errors import UsageError
+from freezer.hardware.device_classes import DeviceClass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A variable that no build or judge runs under.
+
+    Attributes:
+        why: what it does.
+        plain: values that do nothing, in lower case.
+        kind: the kind of device class that it matters for; any where None.
+    """
+
+    why: str
+    plain: tuple[str, ...] = ()
+    kind: str | None = None
+
+
+_FPMATH = Refused(why="lets oneDNN compute float32 in fewer bits, in the model itself too", plain=("strict",))
+_HINTS = Refused(why="lets oneDNN pack weights for other vectors than the device class's", plain=("no_hints",))
+_TF32 = ("", "0", "false", "no", "off", "n")
+
+REFUSED: Mapping[str, Refused] = {
+    "ONEDNN_DEFAULT_FPMATH_MODE": _FPMATH,
+    "DNNL_DEFAULT_FPMATH_MODE": _FPMATH,
+    "ONEDNN_CPU_ISA_HINTS": _HINTS,
+    "DNNL_CPU_ISA_HINTS": _HINTS,
+    "MKL_CBWR": Refused(why="lets MKL compute and pack for other instructions than the device class's", plain=("auto", "off")),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": Refused(why="lets torch multiply float32 matrices in fewer bits", plain=_TF32),
+    "NVIDIA_TF32_OVERRIDE": Refused(why="lets every CUDA library multiply float32 in fewer bits", plain=("0",), kind="cuda"),
+    "TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": Refused(why="changes the strides that torch.export gives", plain=("0",)),
+}
+"""By name; without effect where it is unset or empty."""
+
+_MKL_LIMIT = "MKL_ENABLE_INSTRUCTIONS"
+
+_OF_TORCH = r"(?:TORCHINDUCTOR|TORCH_INDUCTOR|AOT_?INDUCTOR|INDUCTOR|TORCHDYNAMO|TORCH_DYNAMO|TORCH_COMPILER?|TORCHEXPORT)_\w+"
+_OF_COMPILERS = (
+    # Directories to search before or after the compiler's own, and programs to take in place of its own.
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
+    # Flags: of gcc's tests, of clang's driver, of the linker.
+    *("GCC_COMPARE_DEBUG", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS", "LDEMULATION", "GNUTARGET"),
+    # What else the compilers write, and where.
+    *("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "SOURCE_DATE_EPOCH"),
+)
+_ALONE = (*_OF_COMPILERS, "CI", "DUMP_AOTI_MINIFIER", "FAKE_ALLOW_META", "TORCH_FAKE_TENSOR_DISPATCH_CACHE")
+"""`CI` turns warnings of torch's into errors, and so decides which operators Inductor takes."""
+
+CLEARED = re.compile(rf"{_OF_TORCH}|{'|'.join(_ALONE)}")
+KEPT = ("TORCHINDUCTOR_CACHE_DIR",)
+"""Where files lie changes none of them; a build's cache is its own anyway."""
+
+
+def check_environment(device_class: DeviceClass, environ: Mapping[str, str] | None = None) -> None:
+    """Refuse a process whose environment changes what is computed or packed, and cannot be undone within it.
+
+    Args:
+        device_class: that is built or judged for.
+        environ: this process's environment by default.
+
+    Raises:
+        UsageError: a variable is set; the message names it and the remedy.
+    """
+    environ = os.environ if environ is None else environ
+    for name, refused in REFUSED.items():
+        value = environ.get(name, "")
+        if value and value.lower() not in refused.plain and refused.kind in (None, device_class.kind):
+            expected = f"unset, or {' or '.join(text for text in refused.plain if text)}"
+            raise _refusal(name, value, refused.why, expected)
+    limit, own = environ.get(_MKL_LIMIT, ""), device_class.limits.get(_MKL_LIMIT, "")
+    if limit and limit.upper() != own.upper() and device_class.kind == "cpu":
+        why = f"lets MKL compute and pack for other instructions than those of {device_class.name}"
+        raise _refusal(_MKL_LIMIT, limit, why, f"unset, or {own}" if own else "unset")
+
+
+def _refusal(name: str, value: str, why: str, expected: str) -> UsageError:
+    return UsageError(
+        f"{name}={value} in the environment {why}; expected {expected}. Unset it before Python, or the worker, starts",
+        code="CP-ENVIRONMENT",
+    )
+
+
+@contextlib.contextmanager
+def cleared() -> Iterator[None]:
+    """Without the variables that the capture, Inductor and the compilers read while they work; they are put back afterwards."""
+    taken = {name: value for name, value in os.environ.items() if CLEARED.fullmatch(name) and name not in KEPT}
+    for name in taken:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(taken)

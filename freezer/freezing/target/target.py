@@ -1,0 +1,167 @@
+"""What a build and a judge aim at: a device class and thread counts; and what made the artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import UsageError
+from freezer.freezing.models.device_transfer import device_of_model
+from freezer.freezing.target.environment import check_environment
+from freezer.freezing.target.toolchain import toolchain_with, torch_versions
+from freezer.hardware.device_classes import PORTABLE, DeviceClass, best_level, device_class
+from freezer.hardware.instruction_sets import packed_dtype
+from freezer.hardware.machine import detect
+from freezer.runtime.cuda import class_of, device_of, versions_of, with_index
+from freezer.runtime.devices import CPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """What payloads are made for: both are baked into packed weights.
+
+    Attributes:
+        num_threads: at which the verdict is taken, and for which one payload is built.
+        further_threads: other counts, for each of which payloads may be built and kept besides.
+        device: where the model is captured, built and judged: of a CUDA class one of its GPUs, with its index.
+    """
+
+    device_class: DeviceClass
+    num_threads: int
+    further_threads: tuple[int, ...] = ()
+    device: torch.device = CPU
+
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """All of them, the deciding one first."""
+        return (self.num_threads, *self.further_threads)
+
+    def at(self, num_threads: int) -> Target:
+        """The same class with one thread count."""
+        return Target(device_class=self.device_class, num_threads=num_threads, device=self.device)
+
+
+def target_here(name: str, num_threads: int | Sequence[int], device: str | torch.device | None = None) -> Target:
+    """The target, if this process can build and judge for it.
+
+    Args:
+        name: of the device class.
+        num_threads: one count, or several with the deciding one first. What is made for a GPU, or portable, fits any, and is judged
+            at the first.
+        device: of a CUDA class, the GPU to build on: `cuda:1`; by default the current one where it is of the class, else the first
+            that is.
+
+    Raises:
+        UsageError: the machine is not of the class, the process does not hold the class's limits, the device is of another class,
+            or a count is below 1 or given twice.
+    """
+    counts = (num_threads,) if isinstance(num_threads, int) else tuple(num_threads)
+    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise UsageError(f"got thread counts {list(counts)}, expected one or more of at least 1, none twice")
+    wanted, machine = device_class(name), detect()
+    if wanted.kind == "cuda":
+        check_environment(wanted)
+        found = device_of(wanted, machine, device)
+        return Target(device_class=wanted, num_threads=counts[0], device=found)
+    if name not in machine.classes:
+        reason = machine.why_not.get(name, "the hardware is of another kind")
+        raise UsageError(
+            f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
+        )
+    if device is not None:
+        _check_cpu(name, device)
+    target = Target(device_class=wanted, num_threads=counts[0], further_threads=() if wanted.kind == "portable" else counts[1:])
+    packed_layouts(target, ("float32",))
+    check_environment(wanted)
+    return target
+
+
+def aim(
+    model: nn.Module | None, name: str, device: str | torch.device | None, inputs: Iterable[Tensor] = ()
+) -> tuple[str, torch.device]:
+    """The device class and the device that a freeze aims at.
+
+    Args:
+        model: that is frozen; None of one that is not loaded yet, which will lie on the CPU.
+        name: of a device class, or `auto`.
+        device: that was asked for; None for where the model lies.
+        inputs: of the model, which tell where one without weights lies.
+
+    Returns:
+        The name, `auto` where it is yet to be found by the model's weights on a CPU; and a GPU with its index, or the CPU.
+
+    Raises:
+        UsageError: this process has no such device, or it is not of the class.
+    """
+    lies = CPU if model is None else device_of_model(model, inputs)
+    if device is None and name == "auto" and lies.type == "cuda":
+        device = lies
+    if name == "auto" and device is not None and with_index(device).type == "cuda":
+        name = class_of(with_index(device))
+    if name == "auto" or device_class(name).kind != "cuda":
+        if device is not None:
+            _check_cpu(name, device)
+        return name, CPU
+    if device is None and lies.type == "cuda" and class_of(lies) == name:
+        device = lies
+    return name, target_here(name, 1, device).device
+
+
+def _check_cpu(name: str, device: str | torch.device) -> None:
+    if with_index(device).type != "cpu":
+        raise UsageError(
+            f"got device {device} for {name}, which runs on a CPU; leave the device out, or name the GPU's class",
+            code="CP-DEVICE-CLASS",
+        )
+
+
+def class_here(dtypes: Iterable[str]) -> str:
+    """The device class that `auto` means for a model whose weights have these dtypes, in this process.
+
+    It is the machine's level; or its own finer class where oneDNN would pack such weights otherwise in this process than that level
+    does: bfloat16 and int8 on a CPU that has instructions for them.
+    """
+    machine, packed = detect(), {packed_dtype(dtype) for dtype in dtypes}
+    level = best_level(machine.classes) or PORTABLE
+    for name in (level, machine.hardware):
+        if name in machine.classes:
+            layouts = {dtype: layout for dtype, layout in device_class(name).layouts.items() if dtype in packed}
+            if machine.serves(layouts):
+                return name
+    return level
+
+
+def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
+    """How weights of some dtypes are laid out for the target's class, by dtype; those that are never packed are left out.
+
+    Args:
+        target: that this process builds for.
+        dtypes: of the tensors that a program computes with: `float32`.
+
+    Raises:
+        UsageError: oneDNN would lay them out otherwise in this process.
+    """
+    wanted, machine = target.device_class, detect()
+    if wanted.kind != "cpu":
+        return {}
+    packed = {packed_dtype(dtype) for dtype in dtypes} - {None}
+    found = {dtype: layout for dtype, layout in wanted.layouts.items() if dtype in packed}
+    if machine.serves(found):
+        return found
+    limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
+    wrong = {name: layout for name, layout in found.items() if machine.layouts[name] != layout}
+    raise UsageError(
+        f"this process would pack weights for {', '.join(f'{machine.layouts[name]} ({name})' for name in wrong)}, and those of "
+        f"{wanted.name} are packed for {', '.join(f'{layout} ({name})' for name, layout in wrong.items())}; set {limits} before "
+        f"Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does",
+        code="CP-DEVICE-CLASS",
+    )
+
+
+def toolchain(device: torch.device = CPU) -> dict[str, Any]:
+    """Versions of everything that shapes a payload: torch, oneDNN, the C++ compiler, CUDA; for a GPU its driver and name."""
+    return {**toolchain_with(torch_versions()), **versions_of(device)}

@@ -1,0 +1,316 @@
+"""Drift: how far a candidate's outputs are from the float64 reference, against how far the eager model's own are.
+
+With `r` the reference, `e` the eager model's output and `c` the candidate's, all compared in float64:
+
+    rmse        = sqrt(mean (c - r)^2)          native_rmse = sqrt(mean (e - r)^2)
+    error_ratio = rmse / max(native_rmse, eps * rms(r))
+    passes when   error_ratio <= error_ratio_max,  or  rmse <= multiplier * native_rmse + tol / 10
+
+The second rule is the ladder of `same()` in PyTorch's dynamo benchmarks: multiplier 2, 3 for half precision and for small tensors;
+tol is 1e-4 (float32) or 1e-2 (half) of rms(r), and for float64 the multiple of eps that float32 has. An output with fewer than 64
+elements is pooled over all input sets first: a ratio of two numbers of one element each is chance. Where float64 cannot run, the
+reference is eager and the bounds are those of OpenVINO's output validation. No figure, no pass.
+
+An output may hold fill values, a mask's -1e9 among logits of 10: rms(r) is then theirs, and no error of the others would show. So
+magnitudes with a wide gap between them are judged apart, each part by its own rms (`parts_of`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from freezer.numerics import (
+    POOL_BELOW,
+    comparable,
+    error_figures,
+    in_double,
+    judge_rmse,
+    openvino_bounds_problem,
+    parts_of,
+    square_sum,
+)
+
+NOTHING_COMPARED = "no output was compared"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """What a candidate that keeps its precision is held to."""
+
+    error_ratio_max: float = 3.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's record of the gate."""
+        return {"kind": "calibrated", "error_ratio_max": self.error_ratio_max}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftRow:
+    """The drift of one output in one input set: a row of evidence/drift.parquet. Figures are None for integers and bools.
+
+    `bound` is what rmse was held to, None where OpenVINO's bounds stand in; `problem` says what failed, or is None. `num_threads`
+    and `payload` (its path) are of the run; 0 and empty where that was not noted.
+    """
+
+    recipe: str
+    kind: Literal["single", "sequence", "after-reset"]
+    set_index: int
+    output: str
+    num_elements: int
+    max_abs_err: float | None
+    max_rel_err: float | None
+    rmse: float | None
+    native_rmse: float | None
+    rms: float | None
+    error_ratio: float | None
+    sqnr_db: float | None
+    cosine: float | None
+    gain: float | None
+    top1_agreement: float | None
+    bound: float | None
+    problem: str | None
+    num_threads: int = 0
+    payload: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftReport:
+    """The drift of one candidate.
+
+    Attributes:
+        passed: whether every row does.
+        error_ratio, max_abs_err: the worst of all rows; sqnr_db the least, None where nothing differs.
+        margin: the least of bound / rmse; None where nothing differs.
+        nearest_miss: of a candidate that fails, its worst row in one sentence, with the limit that would have passed.
+        rows: the evidence.
+    """
+
+    passed: bool
+    error_ratio: float | None
+    max_abs_err: float | None
+    sqnr_db: float | None
+    margin: float | None
+    nearest_miss: str | None
+    rows: tuple[DriftRow, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The figures that the JSON, the manifest and MLflow carry."""
+        return {name: getattr(self, name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The output tensors of one call by the reference, by eager and by the candidate.
+
+    Attributes:
+        noise_rmse: of each output, the most that another run of eager is apart; 0 for a deterministic model.
+    """
+
+    kind: Literal["single", "sequence", "after-reset"]
+    set_index: int
+    reference: Sequence[Tensor]
+    eager: Sequence[Tensor]
+    candidate: Sequence[Tensor]
+    noise_rmse: Sequence[float]
+
+
+def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate, *, float64: bool) -> DriftReport:
+    """The drift of one candidate over all its calls.
+
+    Args:
+        recipe: of the candidate.
+        names: of the outputs.
+        calls: single calls and sequences; each holds outputs of equal names.
+        gate: what they are held to.
+        float64: whether the reference ran in float64.
+    """
+    rows: list[DriftRow] = []
+    for index, name in enumerate(names):
+        pools = _pools(calls, index, len(names))
+        found = [_row(recipe, name, index, call, pools, gate, float64=float64) for call in calls]
+        if found and _nothing_finite([call.eager[index] for call in calls]):
+            found[0] = replace(found[0], problem=f"all that eager gives is NaN or Inf, {NOTHING_COMPARED}; mend the model")
+        rows.extend(found)
+    return _report(rows, gate)
+
+
+def joined(reports: Sequence[DriftReport], gate: Gate) -> DriftReport:
+    """One report of several runs of a candidate, each of which was held to the gate on its own."""
+    return reports[0] if len(reports) == 1 else _report([row for report in reports for row in report.rows], gate)
+
+
+def _nothing_finite(eager: Sequence[Tensor]) -> bool:
+    """Whether an output has elements, and not one of them in any call is a number that can be compared."""
+    return all(comparable(e) and not torch.isfinite(e).any() for e in eager) and any(e.numel() for e in eager)
+
+
+class _Pool:
+    """Squared errors of one part of an output, summed over all input sets.
+
+    A set's own are chance where it has few elements, or eager draws.
+    """
+
+    def __init__(self) -> None:
+        self.candidate = self.native = self.reference = 0.0
+        self.num_elements = 0
+        self.noisy = False
+
+    def add(self, r: Tensor, e: Tensor, c: Tensor, noise_rmse: float) -> None:
+        self.noisy = self.noisy or noise_rmse > 0
+        self.candidate += square_sum(c - r)
+        self.native += square_sum(e - r) + noise_rmse**2 * r.numel()
+        self.reference += square_sum(r)
+        self.num_elements += r.numel()
+
+
+_Pools = dict[tuple[str, int], _Pool]
+"""By the kind of call, and the part."""
+
+
+def _pools(calls: Sequence[Call], index: int, num_outputs: int) -> _Pools:
+    pools: _Pools = {}
+    for call in calls:
+        r, e = call.reference[index], call.eager[index]
+        c = call.candidate[index] if len(call.candidate) == num_outputs else None
+        if c is None or not comparable(e) or c.shape != e.shape:
+            continue
+        for part, (r64, e64, c64) in _parts(r, e, c):
+            pools.setdefault((call.kind, part), _Pool()).add(r64, e64, c64, call.noise_rmse[index])
+    return pools
+
+
+def _parts(r: Tensor, e: Tensor, c: Tensor) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+    """The finite elements of reference, eager and candidate in double precision, by the part they belong to; each is flat."""
+    finite = torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(c)
+    r64, e64, c64 = (in_double(tensor)[finite] for tensor in (r, e, c))
+    for part, chosen in enumerate(parts_of(r64, e.dtype)):
+        yield part, (r64[chosen], e64[chosen], c64[chosen])
+
+
+def _row(recipe: str, name: str, index: int, call: Call, pools: _Pools, gate: Gate, *, float64: bool) -> DriftRow:
+    blank: dict[str, Any] = dict.fromkeys(
+        (
+            "max_abs_err",
+            "max_rel_err",
+            "rmse",
+            "native_rmse",
+            "rms",
+            "error_ratio",
+            "sqnr_db",
+            "cosine",
+            "gain",
+            "top1_agreement",
+            "bound",
+        )
+    )
+    base: dict[str, Any] = {"recipe": recipe, "kind": call.kind, "set_index": call.set_index, "output": name}
+    if len(call.candidate) != len(call.eager):
+        missing = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
+        return DriftRow(**base, **blank, num_elements=0, problem=missing)
+    r, e, c = call.reference[index], call.eager[index], call.candidate[index]
+    mismatch = _structure_problem(e, c)
+    if mismatch or not comparable(e):
+        return DriftRow(**base, **blank, num_elements=e.numel(), problem=mismatch)
+    noise = call.noise_rmse[index]
+    judged = [_judged(values, pools[call.kind, part], noise, e.dtype, gate, float64=float64) for part, values in _parts(r, e, c)]
+    worst = next((item for item in judged if item["problem"]), judged[0])
+    return DriftRow(**base, **worst, num_elements=e.numel(), top1_agreement=_top1(r, c))
+
+
+def _judged(
+    values: tuple[Tensor, Tensor, Tensor], pool: _Pool, noise_rmse: float, dtype: torch.dtype, gate: Gate, *, float64: bool
+) -> dict[str, Any]:
+    """The figures of one part of an output in one call, what they were held to, and what failed."""
+    r, e, c = values
+    figures = error_figures(r, c, eps=torch.finfo(dtype).eps)
+    native = math.sqrt(square_sum(e - r) / max(r.numel(), 1) + noise_rmse**2)
+    if pool.num_elements > 0 and (pool.noisy or r.numel() < POOL_BELOW):
+        totals = (pool.candidate, pool.native, pool.reference)
+        figures["rmse"], native, figures["rms"] = (math.sqrt(total / pool.num_elements) for total in totals)
+    rmse, rms = figures["rmse"], figures["rms"]
+    ratio, bound = judge_rmse(rmse, native, rms, dtype=dtype, num_elements=r.numel(), error_ratio_max=gate.error_ratio_max)
+    problem: str | None = None
+    held_to: float | None = bound
+    if not all(math.isfinite(figure) for figure in (rmse, native, rms)):
+        problem = "values so great that their squares are infinite, so that no error can be told; mend the model"
+    elif not float64 and not pool.noisy:
+        held_to, problem = None, openvino_bounds_problem(dtype, figures)
+    elif not rmse <= bound:
+        problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
+    return {**figures, "native_rmse": native, "error_ratio": ratio, "bound": held_to, "problem": problem}
+
+
+def _structure_problem(e: Tensor, c: Tensor) -> str | None:
+    """What differs from eager in what must be the same exactly: shape, dtype, strides, the places of NaN and Inf, integers."""
+    if c.shape != e.shape:
+        return f"shape {list(c.shape)}, eager's is {list(e.shape)}"
+    if c.dtype != e.dtype:
+        return f"dtype {c.dtype}, eager's is {e.dtype}"
+    if _strides(c) != _strides(e):
+        return f"strides {c.stride()}, eager's are {e.stride()}"
+    if not comparable(e):
+        wrong = int((c != e).sum())
+        return f"{wrong} of {e.numel()} elements differ from eager's" if wrong else None
+    if not torch.equal(torch.isnan(c), torch.isnan(e)):
+        return f"{int(torch.isnan(c).sum())} NaN, eager has {int(torch.isnan(e).sum())}, or at other places"
+    infinite = torch.isinf(e)
+    if not torch.equal(torch.isinf(c), infinite) or not torch.equal(c[infinite], e[infinite]):
+        return f"{int(torch.isinf(c).sum())} Inf, eager has {int(infinite.sum())}, or at other places"
+    return None
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides of the dims in which they mean something."""
+    return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
+def _top1(r: Tensor, c: Tensor) -> float | None:
+    """Share of rows whose largest score is at the same place; None where the output is not [rows, classes]."""
+    if r.dim() != 2 or r.shape[1] < 2 or r.shape[0] == 0 or r.is_complex():
+        return None
+    return float((r.argmax(1) == c.argmax(1)).double().mean())
+
+
+def _report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
+    failed = [row for row in rows if row.problem]
+    ratios = [row.error_ratio for row in rows if row.error_ratio is not None]
+    margins = [row.bound / row.rmse for row in rows if row.bound is not None and row.rmse]
+    sqnrs = [row.sqnr_db for row in rows if row.sqnr_db is not None]
+    errors = [row.max_abs_err for row in rows if row.max_abs_err is not None]
+    return DriftReport(
+        passed=bool(rows) and not failed,
+        error_ratio=_finite(max(ratios, default=None)),
+        max_abs_err=_finite(max(errors, default=None)),
+        sqnr_db=min(sqnrs, default=None),
+        margin=min(margins, default=None),
+        nearest_miss=_nearest_miss(failed, gate) if failed else (None if rows else NOTHING_COMPARED),
+        rows=tuple(rows),
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
+
+
+def _nearest_miss(failed: Sequence[DriftRow], gate: Gate) -> str:
+    """The worst row in one sentence, and the least limit that would have passed."""
+    worst = max(failed, key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0))
+    run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads" if worst.payload else worst.kind
+    where = f"output {worst.output!r}, input set {worst.set_index} ({run}): {worst.problem}"
+    ratio = worst.error_ratio
+    if ratio is None or worst.bound is None or not gate.error_ratio_max < ratio < math.inf:
+        return where  # no error_ratio_max would have passed
+    return f"{where}; limits.error_ratio_max: {math.ceil(ratio)} would have passed"
+
+
+def rows_as_columns(rows: Sequence[DriftRow]) -> dict[str, list[Any]]:
+    """The evidence table: one list for each field of Row."""
+    names = list(DriftRow.__dataclass_fields__)
+    records = [asdict(row) for row in rows]
+    return {name: [record[name] for record in records] for name in names}

@@ -1,0 +1,141 @@
+"""Migration: what moving a TorchScript model to torch.export would bring, told by two candidates of one judge.
+
+The source of a legacy TorchScript file may be gone. Where PyTorch's converter turns it into an exported program, that competes as
+`inductor-frozen`, and is compared here with the frozen TorchScript: how much faster, and how far apart.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from freezer.freezing.recipes.recipes import CaptureName
+from freezer.limits import SamplingPolicy
+from freezer.timing.sampling import Sampling, speedup
+
+CONVERTED = "convert"
+"""The capture that turns TorchScript into an exported program."""
+
+_CAPTURE = re.compile(rf"(?:^|; )({'|'.join(map(re.escape, get_args(CaptureName)))}): ")
+"""Where a build's message names the next capture that was tried."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entrant:
+    """A candidate as it is compared here.
+
+    Attributes:
+        passed: whether it passed the drift gate, so that it was timed.
+        answers: output tensors of each call, in the order of the judge's calls.
+    """
+
+    recipe: str
+    capture: str
+    lowering: str
+    passed: bool
+    answers: Sequence[Sequence[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Migration:
+    """What a conversion gains, and how far the two agree.
+
+    Attributes:
+        possible: whether the conversion was built and answers right.
+        reason: why not; empty where it is.
+        recipe, against: of the converted candidate and of the fastest frozen TorchScript.
+        gain: median latency of `against` over that of `recipe`; None where they were not timed.
+        gain_ci: its 95% confidence interval, as METHODS says of a speedup.
+        max_abs_diff: the largest difference between the two over all calls.
+        relative_rms_diff: rms of the difference over rms of `against`.
+    """
+
+    possible: bool
+    reason: str = ""
+    recipe: str | None = None
+    against: str | None = None
+    gain: float | None = None
+    gain_ci: tuple[float, float] | None = None
+    max_abs_diff: float | None = None
+    relative_rms_diff: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's form, under `freezing.migration`."""
+        return asdict(self)
+
+
+def compare(entrants: Sequence[Entrant], sampling: Sampling | None, policy: SamplingPolicy) -> Migration | None:
+    """The migration of a TorchScript model; None where no candidate was converted.
+
+    Args:
+        entrants: all candidates that the judge ran.
+        sampling: of the judge; None where nothing was timed.
+        policy: of the sampling.
+    """
+    converted = next((e for e in entrants if e.capture == CONVERTED), None)
+    if converted is None:
+        return None
+    legacy = [e for e in entrants if e.lowering == "torchscript" and e.passed] or [
+        e for e in entrants if e.lowering == "torchscript"
+    ]
+    if not converted.passed:
+        return Migration(possible=False, reason=f"{converted.recipe} does not pass the drift gate", recipe=converted.recipe)
+    if not legacy:
+        return Migration(possible=True, recipe=converted.recipe)
+    fastest = min(legacy, key=lambda e: _median(sampling, e.recipe))
+    faster = None
+    if sampling is not None and sampling.stable and fastest.passed:
+        faster = speedup(sampling, converted.recipe, eager=fastest.recipe, num_candidates=1, policy=policy)
+    worst, relative = _apart(converted.answers, fastest.answers)
+    return Migration(
+        possible=True,
+        recipe=converted.recipe,
+        against=fastest.recipe,
+        gain=faster.value if faster else None,
+        gain_ci=(faster.low, faster.high) if faster else None,
+        max_abs_diff=worst,
+        relative_rms_diff=relative,
+    )
+
+
+def refused(failures: Mapping[str, str]) -> Migration | None:
+    """The migration that the converter, or what came after it, refused; None where no recipe tried.
+
+    Args:
+        failures: for each recipe that made no candidate, why: `CAPTURE: reason` of each capture that was tried, joined with '; '.
+    """
+    for why in failures.values():
+        # A sentence may hold '; ' too: it ends where the next capture is named.
+        parts = _CAPTURE.split(why)
+        found = dict(zip(parts[1::2], parts[2::2], strict=True))
+        if CONVERTED in found:
+            return Migration(possible=False, reason=found[CONVERTED])
+    return None
+
+
+def _median(sampling: Sampling | None, recipe: str) -> float:
+    samples = sorted(sampling.pooled(recipe)) if sampling and recipe in sampling.samples_ms else []
+    return samples[len(samples) // 2] if samples else math.inf
+
+
+def _apart(one: Sequence[Sequence[Tensor]], other: Sequence[Sequence[Tensor]]) -> tuple[float | None, float | None]:
+    """The largest difference, and rms of the difference over rms of the other; over elements that are finite in both."""
+    worst, noise, signal = 0.0, 0.0, 0.0
+    for mine, theirs in zip(one, other, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            if a.shape != b.shape:
+                return None, None
+            wide = torch.complex128 if a.is_complex() else torch.float64
+            difference = (a.to(wide) - b.to(wide)).abs()
+            finite = torch.isfinite(difference)
+            difference = difference[finite]
+            worst = max(worst, float(difference.max()) if difference.numel() else 0.0)
+            noise += float((difference**2).sum())
+            signal += float((b.to(wide)[finite].abs() ** 2).sum())
+    return worst, math.sqrt(noise / signal) if signal > 0 else (0.0 if noise == 0 else None)

@@ -1,0 +1,294 @@
+"""What candidates are held against: the float64 reference and the eager model, over single calls and a sequence of calls."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import JudgeError
+from freezer.freezing.models.calls import call_source
+from freezer.freezing.models.checks import RESET
+from freezer.freezing.models.cloning import overlapping
+from freezer.freezing.models.randomness import same_each_time
+from freezer.freezing.models.state import attributes_of, same_tensors, same_values, tensors_of
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.validation.float64_mode import Widening, own_dtype, widen_attributes, widening
+from freezer.runtime.pytree import flatten
+
+SEQUENCE_CALLS = 4
+"""docs/measuring.md: a sequence of at least 4 calls on one instance; state that freezing baked in shows only there."""
+
+NUM_RERUNS = 4
+"""So often all is asked again of a model that draws by chance, for the floor of its noise."""
+
+CallKind = Literal["single", "sequence", "after-reset"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceCall:
+    """One call, by the reference and by eager.
+
+    Attributes:
+        noise_rmse: of each output, the most that another run of eager is apart; 0 for a deterministic model.
+    """
+
+    kind: CallKind
+    set_index: int
+    reference: Sequence[Tensor]
+    eager: Sequence[Tensor]
+    noise_rmse: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """All calls of a subject.
+
+    Attributes:
+        calls: the single calls in the order of the subject's sets, the sequence, and with a reset method one call after it.
+        stateful: whether a call changes what later calls answer.
+        deterministic: whether eager gives the same twice.
+        float64: whether the reference ran in float64; `why_not` says why it did not.
+        note: what was done so that it did, and what of the model rounds in it all the same; None where there is nothing to tell.
+    """
+
+    calls: tuple[ReferenceCall, ...]
+    stateful: bool
+    deterministic: bool
+    float64: bool
+    why_not: str | None
+    note: str | None = None
+
+    @property
+    def singles(self) -> tuple[ReferenceCall, ...]:
+        """The single calls, in the order of the subject's sets."""
+        return tuple(call for call in self.calls if call.kind == "single")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """One instance of what is compared.
+
+    Attributes:
+        call: gives the output tensors, in order, of input tensors by path.
+        reset: the subject's reset method, where it has one.
+    """
+
+    call: Callable[[Mapping[str, Tensor]], list[Tensor]]
+    reset: Callable[[], object] | None = None
+
+
+def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> list[tuple[CallKind, int, list[Tensor]]]:
+    """Make every single call and the sequence: kind, index of the input set, output tensors.
+
+    Every single call and the sequence start from the initial state. With a reset method it is brought back on one instance, and
+    a last call follows the sequence and a reset.
+
+    Args:
+        fresh: gives a runner in its initial state.
+        subject: whose sets are the inputs.
+        stateful: bring the initial state back, or take a fresh runner where there is no reset method.
+    """
+    results: list[tuple[CallKind, int, list[Tensor]]] = []
+    runner = fresh()
+
+    def initial() -> Runner:
+        if runner.reset is not None:
+            runner.reset()
+            return runner
+        return fresh() if stateful else runner
+
+    for index, item in enumerate(subject.sets):
+        runner = initial() if index else runner
+        results.append(("single", index, _kept(runner.call(item.tensors))))
+    runner = initial()
+    for index in sequence_of(len(subject.sets)):
+        results.append(("sequence", index, _kept(runner.call(subject.sets[index].tensors))))
+    if runner.reset is not None:
+        runner.reset()
+        results.append(("after-reset", 0, _kept(runner.call(subject.sets[0].tensors))))
+    return results
+
+
+def sequence_of(num_sets: int) -> list[int]:
+    """Which sets the sequence calls with: the first again and again between others, so that state shows as a difference."""
+    return [0 if position % 2 == 0 else min((position + 1) // 2, num_sets - 1) for position in range(SEQUENCE_CALLS)]
+
+
+def run_reference(subject: Subject) -> Reference:
+    """Run eager, eager again, and the float64 reference.
+
+    Raises:
+        JudgeError: the result's form changes from call to call, or the reset method does not bring the initial state back.
+    """
+    stateful, deterministic, parted = _nature(subject)
+
+    def eager() -> Runner:
+        return _source_runner(subject.fresh(), subject)
+
+    eagers = run_calls(eager, subject, stateful=stateful)
+    if subject.reset is not None and deterministic:
+        _check_reset(subject, eagers)
+    reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
+    wide, why_not, note = _run_float64(subject.on_host, eagers, stateful=stateful, parted=parted)
+    calls = []
+    for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
+        apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
+        noise = [max(differences) for differences in zip(*apart, strict=True)] if apart else [0.0] * len(e)
+        kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
+        calls.append(ReferenceCall(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
+    return Reference(
+        calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not, note=note
+    )
+
+
+def _nature(subject: Subject) -> tuple[bool, bool, bool]:
+    """Whether eager is stateful, whether it is deterministic, and whether calls write into tensors that lie over one another.
+
+    It is stateful where a call changes a tensor of the model, a second call with the same inputs changes an attribute (a cache is
+    as it was after the first), an answer depends on the calls before it, or the subject has a method that clears state.
+    """
+    model = subject.fresh()
+    state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
+    laid_over = [(tensor, tensor.detach().clone()) for tensor in overlapping(model)]
+    used, first_set, last_set = _source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
+    first = _kept(used.call(first_set))
+    after = tensors_of(model)
+    changed = any(name not in after or not same_tensors(tensor, after[name]) for name, tensor in state.items())
+    held = attributes_of(model)
+    second = _kept(used.call(first_set))
+    changed = changed or not same_values(held, attributes_of(model))
+    last = _kept(used.call(last_set))
+
+    def alone(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        return _kept(_source_runner(subject.fresh(), subject).call(tensors))
+
+    deterministic = same_each_time(lambda: _all_same(first, alone(first_set)))
+    if deterministic and not changed:
+        last_alone = alone(last_set)
+        deterministic = same_each_time(lambda: _all_same(last_alone, alone(last_set)))
+        changed = deterministic and not (_all_same(first, second) and _all_same(last, last_alone))
+    parted = any(not same_tensors(before, tensor) for tensor, before in laid_over)
+    return changed or parted or subject.reset is not None, deterministic, parted
+
+
+def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]]) -> None:
+    """Hold what eager answers after each reset against the answers of fresh copies.
+
+    Raises:
+        JudgeError: they differ; code CP-RESET.
+    """
+    for kind, index, got in eagers:
+        expected = [] if kind == "sequence" else _source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)
+        if kind != "sequence" and not _all_same(got, expected):
+            raise JudgeError(
+                f"{subject.name}: after {subject.reset}() the model answers input set {index} otherwise than a fresh copy does, so "
+                f"it does not bring the initial state back; let it set all that forward changes, or call it before freezing",
+                code=RESET,
+            )
+
+
+def _run_float64(
+    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool, parted: bool
+) -> tuple[Any, str | None, str | None]:
+    """The calls in float64, or None; the reason why it cannot run; and a note on what was done so that it does.
+
+    Where the model does not run with its own casts widened, it runs with weights and inputs in float64 alone, and the note says so.
+    """
+    if parted:
+        return None, "calls write into tensors that lie over one another in memory, which float64 would part", None
+    mode = Widening(own_dtype(subject.model, (getattr(torch, item.dtype) for item in subject.spec.tensors)))
+    results, why_not = _wide_calls(subject, eagers, mode, stateful=stateful)
+    if mode.why_not:
+        return None, mode.why_not, None
+    if results is not None:
+        return results, None, mode.note
+    results, _ = _wide_calls(subject, eagers, None, stateful=stateful)
+    return (None, why_not, None) if results is None else (results, None, f"casts within forward are not widened: {why_not}")
+
+
+def _wide_calls(
+    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], mode: Widening | None, *, stateful: bool
+) -> tuple[Any, str | None]:
+    """The calls in float64, or None and the reason why it cannot run."""
+
+    def fresh() -> Runner:
+        model = subject.fresh().double()
+        if mode is not None:
+            widen_attributes(model, mode)
+        return _source_runner(model, subject, wide=True, mode=mode)
+
+    try:
+        results = run_calls(fresh, subject, stateful=stateful)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        return None, f"float64 does not run: {type(error).__name__}: {lines[0]}"
+    for (_, _, wide), (_, _, narrow) in zip(results, eagers, strict=True):
+        for r, e in zip(wide, narrow, strict=True):
+            if r.shape != e.shape:
+                return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
+            if (e.is_floating_point() and r.dtype != torch.float64) or (e.is_complex() and r.dtype != torch.complex128):
+                return None, f"forward casts to {r.dtype}, so no float64 output is had"
+    return results, None
+
+
+def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None) -> Runner:
+    def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        # Clones: a model that writes into its inputs must not change them for the others.
+        given = {name: _widen(tensor) if wide else tensor.clone() for name, tensor in tensors.items()}
+        with widening(mode) if mode else contextlib.nullcontext():
+            result = call_source(model, subject.spec, given)
+        structure, leaves = flatten(result)
+        if not wide and structure != subject.structure:
+            raise JudgeError(
+                f"{subject.name}: the result's form, or a constant in it, changes from call to call, which none follows; got "
+                f"{structure.to_json()}, expected {subject.structure.to_json()}; return tensors instead",
+                code="CP-OUTPUTS",
+            )
+        return [leaf.cpu() for leaf in leaves]  # all that is compared lies on the CPU, whatever it was computed on
+
+    def reset() -> None:
+        try:
+            with torch.no_grad(), widening(mode) if mode else contextlib.nullcontext():
+                getattr(model, str(subject.reset))()
+                if wide:
+                    model.double()  # a reset puts new buffers of the source's own dtype in place
+        except Exception as error:
+            raise JudgeError(f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}", code=RESET) from error
+
+    return Runner(call=run, reset=None if subject.reset is None else reset)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.to(torch.float64)
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.clone()
+
+
+def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Copies with the same strides: a later call may write into an output that aliases a buffer."""
+    return [leaf.detach().clone(memory_format=torch.preserve_format) for leaf in leaves]
+
+
+def _all_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(same_tensors(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _within(reference: Tensor, eager: Tensor) -> Tensor:
+    """The reference, and eager where it is beyond what eager's dtype holds: `torch.finfo(x.dtype).min` is another in float64."""
+    if not eager.is_floating_point() or reference.dtype == eager.dtype:
+        return reference
+    beyond = reference.isfinite() & eager.isfinite() & (reference.abs() > torch.finfo(eager.dtype).max)
+    return torch.where(beyond, eager.to(reference.dtype), reference)
+
+
+def _rms_difference(one: Tensor, other: Tensor) -> float:
+    if not (one.is_floating_point() or one.is_complex()) or one.shape != other.shape or one.numel() == 0:
+        return 0.0
+    difference = (one.to(torch.complex128) - other.to(torch.complex128)).abs()
+    return math.sqrt(float((difference[torch.isfinite(difference)] ** 2).mean().nan_to_num()))

@@ -1,0 +1,66 @@
+"""What an artifact for a GPU needs of the process that serves it, and why one is refused. Imports no torch.
+
+capability   exactly the class's own: a kernel is made for one
+runtime      of payloads that hold compiled kernels, at least the CUDA that compiled them, as of torch
+driver       at least what that CUDA's major version needs; minor versions of CUDA run with any driver of their major
+host         the CPU class of the code that starts the kernels
+
+The reasons of refusals are `no_cuda`, `capability_mismatch`, `cuda_too_old`, `driver_too_old` and `host_mismatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from freezer.hardware.device_classes import DeviceClass
+
+_LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""Linux drivers by CUDA's major version: NVIDIA's "CUDA Compatibility", minor version compatibility."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaHere:
+    """What a process has to serve payloads for GPUs with.
+
+    Attributes:
+        devices: those that may serve, by torch's name, each with its compute capability, major * 10 + minor.
+        runtime: the CUDA that torch is built with; None without.
+        driver: version of the driver; None where NVML does not tell it.
+        why_not: why there is no device; empty where there is one.
+    """
+
+    devices: tuple[tuple[str, int], ...] = ()
+    runtime: str | None = None
+    driver: str | None = None
+    why_not: str = ""
+
+
+def cuda_needs(made_for: DeviceClass, runtime: str | None) -> dict[str, Any]:
+    """The manifest's `needs` of an artifact for a GPU; nothing for any other class.
+
+    Args:
+        made_for: its class.
+        runtime: the CUDA that it was made with: `12.8`.
+    """
+    if made_for.kind != "cuda" or made_for.capability is None:
+        return {}
+    needs = {
+        "capability": f"{made_for.capability // 10}.{made_for.capability % 10}",
+        "runtime": runtime,
+        "driver": least_driver(runtime),
+        "host": made_for.host,
+    }
+    return {"cuda": needs}
+
+
+def least_driver(runtime: str | None) -> str | None:
+    """The oldest driver that runs what a CUDA made; None where that is not known."""
+    return _LEAST_DRIVER.get(cuda_version(runtime)[0]) if runtime else None
+
+
+def cuda_version(text: str | None) -> tuple[int, ...]:
+    """A version's numbers; none of what is no version."""
+    parts = (text or "").split(".")
+    return tuple(int(part) for part in parts if part.isdigit())

@@ -1,0 +1,175 @@
+"""The GPUs that this process sees, as torch numbers them: which one is of a device class, and what there is to tell of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from freezer.errors import UsageError
+from freezer.hardware.cuda_requirements import CudaHere
+from freezer.hardware.device_classes import DeviceClass
+from freezer.hardware.host import this_host
+from freezer.hardware.machine import Machine
+from freezer.runtime.devices import CPU
+
+
+def no_cuda() -> str | None:
+    """Why this process has no CUDA, in a sentence; None where it has.
+
+    It asks torch, which starts the driver: a process that has asked must not fork and use a GPU in the child.
+    """
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install a build of torch for CUDA"
+    with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that is too old, and answers False
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if available:
+        return None
+    told = next((str(item.message).splitlines()[0] for item in said), "")
+    host = this_host()
+    driver = f"driver {host.driver}" if host.driver else host.no_gpu
+    return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU ({driver})" + (f": {told}" if told else "")
+
+
+def visible() -> list[tuple[torch.device, int]]:
+    """Every GPU that torch sees, with its compute capability, major * 10 + minor; none where it sees none."""
+    if no_cuda() is not None:
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        found.append((torch.device("cuda", index), major * 10 + minor))
+    return found
+
+
+def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device | None = None) -> torch.device:
+    """The GPU of a CUDA class that this process builds and judges on.
+
+    Args:
+        wanted: the class.
+        machine: that this process runs on; its CPU must run the class's host code.
+        asked: the one to take, `cuda:1`; by default the current one where it is of the class, else the first that is.
+
+    Raises:
+        UsageError: there is none, the one that was asked for is another's, or the CPU does not run the host code; code
+            CP-DEVICE-CLASS.
+    """
+    why = no_cuda()
+    if why is None and wanted.host not in machine.classes:
+        host_why = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
+        why = f"its host code is made for {wanted.host}, which this process cannot run: {host_why}"
+    if why is not None:
+        raise _refused(wanted, why)
+    found = visible()
+    seen = ", ".join(f"{device} is cuda-sm{capability}" for device, capability in found)
+    if asked is not None:
+        device = with_index(asked)
+        capability = dict(found).get(device)
+        if capability != wanted.capability:
+            raise _refused(wanted, f"{device} was asked for, and here {seen}; name a device of the class, or the device's class")
+        return device
+    fitting = [device for device, capability in found if capability == wanted.capability]
+    if not fitting:
+        raise _refused(wanted, f"no GPU that this process sees has this compute capability: {seen}")
+    current = torch.device("cuda", torch.cuda.current_device())
+    return current if current in fitting else fitting[0]
+
+
+def class_of(device: torch.device) -> str:
+    """The name of the class that a GPU is of; of a CPU's device, raises UsageError."""
+    capability = dict(visible()).get(with_index(device))
+    if capability is None:
+        raise UsageError(f"got device {device}, and {no_cuda() or 'this process sees no such GPU'}", code="CP-DEVICE-CLASS")
+    return f"cuda-sm{capability}"
+
+
+def with_index(device: str | torch.device) -> torch.device:
+    """A device with its index: of `cuda` that of the current GPU.
+
+    Raises:
+        UsageError: it is no device that payloads run on.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"got device {device!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS") from error
+    if found.type == "cpu":
+        return CPU
+    if found.type != "cuda":
+        raise UsageError(f"got device {device!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS")
+    index: int | None = found.index
+    if index is not None:
+        return found
+    if (why := no_cuda()) is not None:
+        raise UsageError(f"got device {device!r}: {why}", code="CP-DEVICE-CLASS")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def cuda_here(device: torch.device | None) -> CudaHere:
+    """What this process has to serve CUDA payloads with.
+
+    Args:
+        device: that they should run on; None for whichever fits.
+    """
+    found = [(str(one), capability) for one, capability in visible() if device is None or one == device]
+    return CudaHere(devices=tuple(found), runtime=torch.version.cuda, driver=this_host().driver, why_not=no_cuda() or "")
+
+
+@contextlib.contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Make a GPU the current one of this thread: kernels go to the current GPU's stream, whatever their inputs lie on."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all that a GPU was given to do; of a CPU there is nothing to wait for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def versions_of(device: torch.device) -> dict[str, Any]:
+    """What shapes a payload for a GPU, besides torch: the driver, the GPU's name, cuDNN and Triton; nothing of a CPU."""
+    if device.type != "cuda":
+        return {}
+    try:
+        triton: str | None = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = None
+    return {
+        "driver": this_host().driver,
+        "gpu": torch.cuda.get_device_name(device),
+        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
+        "triton": triton,
+    }
+
+
+def facts_of(device: torch.device) -> dict[str, Any]:
+    """A GPU, as a figure's host is told: its name, capability, memory in bytes, and the driver."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "num_multiprocessors": properties.multi_processor_count,
+        "driver": this_host().driver,
+        "runtime": torch.version.cuda,
+    }
+
+
+def nvml_uuid(device: torch.device) -> str | None:
+    """The UUID by which NVML knows a GPU; None where this torch does not tell it."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"
+
+
+def _refused(wanted: DeviceClass, why: str) -> UsageError:
+    return UsageError(f"this process cannot build for {wanted.name}: {why}", code="CP-DEVICE-CLASS")

@@ -1,0 +1,199 @@
+"""Weights beside the shared library: a file of the package that is mapped into memory, and never copied.
+
+torch's own loader unpacks a package into a temporary folder and copies the weights out of what it unpacked: at load they are in
+memory twice. Here only the library is unpacked; the weights are mapped from the package itself, where they lie uncompressed, and
+given to the model as they are. Processes that serve one payload share them, and opening takes milliseconds, whatever their size.
+
+For that the package holds, besides what torch puts there, a table of its constants: where each one lies, and how it is laid out.
+torch's loader, in Python and in C++, opens such a package too. So does this one open a package without a table: as torch does.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import logging
+import struct
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freezer.errors import IntegrityError
+from freezer.runtime.devices import CPU
+
+TABLE = "coldpress-constants.json"
+"""The table's name among the extra files of a package."""
+
+ALIGNMENT = 64
+"""Of each constant in the file, in bytes; Inductor's own."""
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+logger = logging.getLogger("coldpress")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightEntry:
+    """A constant in the file of weights.
+
+    Attributes:
+        name: in the shared library.
+        position: in the file, in bytes.
+        dtype, shape, stride, offset: of the tensor; the offset in elements.
+        packed: oneDNN's description of a packed tensor in base64; None for one that is not.
+    """
+
+    name: str
+    position: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    packed: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Package:
+    """A package with weights beside the library: where they begin and end, its other files by name, and the table."""
+
+    begin: int
+    size_bytes: int
+    files: dict[str, bytes]
+    entries: tuple[WeightEntry, ...]
+
+
+def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
+    """A runner of a package whose weights lie beside the library; None of another, which torch's own loader opens.
+
+    The file must stay as it is while the runner lives: it is mapped. It may be removed.
+
+    Raises:
+        IntegrityError: the package is damaged.
+    """
+    package = _read(path)
+    if package is None:
+        return None
+    try:
+        return _open(path, package)
+    except (AttributeError, TypeError) as error:  # torch's private bindings are others
+        logger.warning(
+            "%s: torch %s cannot map the weights (%s); they are copied, which takes twice their size in memory at load",
+            path.name,
+            torch.__version__,
+            error,
+        )
+        return None
+
+
+def _read(path: Path) -> _Package | None:
+    with zipfile.ZipFile(path) as archive:
+        found = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
+        if TABLE not in found:
+            return None
+        blobs = [info for name, info in found.items() if name.endswith(".blob")]
+        table = json.loads(archive.read(found[TABLE]))
+        stored = len(blobs) == 1 and blobs[0].compress_type == zipfile.ZIP_STORED
+        if not stored or blobs[0].file_size != table["size_bytes"]:
+            raise IntegrityError(f"{path.name}: the weights are not those that its table describes; pull the artifact again")
+        files = {name: archive.read(info) for name, info in found.items() if name.endswith((".so", ".json")) and name != TABLE}
+    entries = tuple(
+        WeightEntry(**{**item, "shape": tuple(item["shape"]), "stride": tuple(item["stride"])}) for item in table["constants"]
+    )
+    return _Package(begin=_begin(path, blobs[0]), size_bytes=blobs[0].file_size, files=files, entries=entries)
+
+
+def _begin(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of a stored file of an archive begin."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return int(info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
+
+
+def _open(path: Path, package: _Package) -> Callable[[list[Tensor]], list[Tensor]]:
+    end = package.begin + package.size_bytes
+    mapped = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
+    if (mapped.data_ptr() + package.begin) % ALIGNMENT:
+        raise TypeError(f"they do not lie at a multiple of {ALIGNMENT} bytes")
+    weights = {entry.name: _borrowed(mapped.data_ptr() + package.begin + entry.position, entry) for entry in package.entries}
+    with _unpacked(package.files) as library:
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    runner.update_constant_buffer(weights, False, True, True)
+
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        outputs: list[Tensor] = runner.run(tensors)
+        return outputs
+
+    run.mapped = mapped  # type: ignore[attr-defined]  # its only owner: the weights do not keep it alive
+    return run
+
+
+@contextlib.contextmanager
+def _unpacked(files: dict[str, bytes]) -> Iterator[Path]:
+    """The path of the shared library, in a folder that is gone afterwards: what is loaded stays loaded."""
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        yield next(Path(folder).glob("*.so"))
+
+
+def _borrowed(address: int, entry: WeightEntry) -> Tensor:
+    """A constant in memory that it does not own.
+
+    torch makes a handle of its own for each constant that it is given so, and never frees it (`MaybeOwningAtenTensorHandle` of
+    torch 2.13): of a tensor that owned the mapping, every load would keep a mapping until the process ends.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    packed = entry.packed is not None
+    description = base64.b64decode(entry.packed) if entry.packed is not None else b""
+    numbers = ctypes.c_int64 * len(entry.shape)
+    handle = ctypes.c_void_p()
+    status = library.aoti_torch_create_tensor_from_blob_v2(
+        ctypes.c_void_p(address),
+        ctypes.c_int64(len(entry.shape)),
+        numbers(*entry.shape),
+        numbers(*(entry.shape if packed else entry.stride)),  # a packed tensor has no strides
+        ctypes.c_int64(entry.offset),
+        ctypes.c_int32(getattr(library, f"aoti_torch_dtype_{entry.dtype}")()),
+        ctypes.c_int32(library.aoti_torch_device_type_cpu()),
+        ctypes.c_int32(0),
+        ctypes.byref(handle),
+        ctypes.c_int32(library.aoti_torch_layout__mkldnn() if packed else library.aoti_torch_layout_strided()),
+        description,
+        ctypes.c_int64(len(description)),
+    )
+    if status != 0:
+        raise TypeError(f"torch does not take {entry.name}, of {entry.dtype}, shape {list(entry.shape)}, from memory")
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    tensor: Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule(handle, None, None))
+    return tensor
+
+
+def open_inductor(
+    path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
+) -> Callable[..., list[Tensor]]:
+    """A runner of the package, on a device.
+
+    torch._inductor.aoti_load_package compiles a probe to fill an advisory warning; the loaders under it need no compiler.
+    `one_at_a_time` promises that no two calls run at once: then the runner waits for nothing between them, as a capture of CUDA
+    graphs demands.
+    """
+    run_flat = open_mapped(path) if device.type == "cpu" else None
+    if run_flat is None:
+        index = -1 if device.index is None else device.index  # of a GPU, where the weights go and the kernels run
+        run_flat = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", one_at_a_time, 1, index).run
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        outputs: list[Tensor] = run_flat(list(tensors))
+        return outputs
+
+    return run

@@ -1,0 +1,134 @@
+"""A model's result, flattened to tensors and put together again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from freezer.errors import CaptureError
+from freezer.spec.outputs import OutputSpec, OutputStructure
+
+
+class NamedOutput(dict[str, Any]):
+    """What a frozen model gives where its source gives a dataclass or a ModelOutput: keys, attributes and positions."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the output has no {name!r}; it has {', '.join(self)}") from None
+
+    def __getitem__(self, key: str | int) -> Any:
+        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+
+
+def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
+    """The structure of a result, and its tensors in order.
+
+    Raises:
+        CaptureError: a part is neither a tensor, a tuple, list, dict, dataclass or ModelOutput of such, nor a plain constant.
+    """
+    leaves: list[Tensor] = []
+    return _flatten(result, leaves, "output"), leaves
+
+
+def leaves_of(result: Any) -> list[Tensor]:
+    """The tensors of a result, in order."""
+    return flatten(result)[1]
+
+
+def _flatten(value: Any, leaves: list[Tensor], path: str) -> OutputStructure:
+    if isinstance(value, Tensor):
+        leaves.append(value)
+        return OutputStructure(kind="tensor")
+    if value is None or isinstance(value, bool | int | float | str):
+        return OutputStructure(kind="constant", value=value)
+    fields = _named_fields(value, path)
+    if fields is not None:
+        kind = "dict" if type(value) is dict else "namedtuple" if isinstance(value, tuple) else "named"
+        items = tuple(_flatten(item, leaves, f"{path}.{key}") for key, item in fields.items())
+        type_name = "" if kind == "dict" else f"{type(value).__module__}.{type(value).__qualname__}"
+        return OutputStructure(kind=kind, keys=tuple(fields), items=items, type_name=type_name)  # type: ignore[arg-type]
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        items = tuple(_flatten(item, leaves, f"{path}.{i}") for i, item in enumerate(value))
+        return OutputStructure(kind=kind, items=items)  # type: ignore[arg-type]
+    raise CaptureError(
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}; expected tensors, constants, or tuples, lists, dicts "
+        "and dataclasses of them: return those from forward"
+    )
+
+
+def _named_fields(value: Any, path: str) -> dict[str, Any] | None:
+    """The fields of a dict, ModelOutput, dataclass or named tuple, in order; None for anything else."""
+    if isinstance(value, Mapping):
+        odd = [key for key in value if not isinstance(key, str)]
+        if odd:
+            raise CaptureError(f"{path} has the key {odd[0]!r} of type {type(odd[0]).__name__}; expected texts as keys")
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    return None
+
+
+def unflatten(structure: OutputStructure, leaves: Sequence[Tensor]) -> Any:
+    """The result that `flatten` took apart; a named structure comes back as a NamedOutput."""
+    return _unflatten(structure, iter(leaves))
+
+
+def rebuilder(structure: OutputStructure) -> Callable[[Sequence[Tensor]], Any]:
+    """A function that does what `unflatten` does for one structure, quickly for the common ones."""
+    if structure.kind == "tensor":
+        return lambda leaves: leaves[0]
+    if all(item.kind == "tensor" for item in structure.items):
+        if structure.kind == "tuple":
+            return tuple
+        if structure.kind == "named":
+            return lambda leaves: NamedOutput(zip(structure.keys, leaves, strict=True))
+    return lambda leaves: unflatten(structure, leaves)
+
+
+def _unflatten(structure: OutputStructure, leaves: Iterator[Tensor]) -> Any:
+    if structure.kind == "tensor":
+        return next(leaves)
+    if structure.kind == "constant":
+        return structure.value
+    items = [_unflatten(item, leaves) for item in structure.items]
+    if structure.kind == "tuple":
+        return tuple(items)
+    if structure.kind == "list":
+        return items
+    if structure.kind == "namedtuple":
+        return _named_tuple(structure.type_name.rpartition(".")[2], structure.keys)(*items)
+    named = zip(structure.keys, items, strict=True)
+    return dict(named) if structure.kind == "dict" else NamedOutput(named)
+
+
+@functools.cache
+def _named_tuple(name: str, keys: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+    return namedtuple(name, keys)
+
+
+def output_specs(structure: OutputStructure, leaves: Sequence[Tensor]) -> tuple[OutputSpec, ...]:
+    """Names, dtypes and ranks of the tensors of a result."""
+    names = list(_names(structure, ""))
+    return tuple(
+        OutputSpec(name=name, dtype=str(leaf.dtype).removeprefix("torch."), rank=leaf.dim())
+        for name, leaf in zip(names, leaves, strict=True)
+    )
+
+
+def _names(structure: OutputStructure, prefix: str) -> Iterator[str]:
+    if structure.kind == "tensor":
+        yield prefix or "output"
+    elif structure.kind != "constant":
+        keys = structure.keys or tuple(str(index) for index in range(len(structure.items)))
+        for key, item in zip(keys, structure.items, strict=True):
+            yield from _names(item, f"{prefix}.{key}" if prefix else key)

@@ -1,0 +1,92 @@
+"""Generate input sets from fixed seeds, over the corners and the middle of the dynamic dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from freezer.errors import SpecError
+from freezer.runtime.input_set import InputSet
+from freezer.spec.inputs import InputSpec
+from freezer.spec.items import COMPLEX, FLOATING, INTEGRAL, TensorSpec
+
+NUM_GENERATED_SETS = 8
+"""docs/measuring.md: at least 8 sets from fixed seeds."""
+
+FULL_MASKS_EVERY = 4
+"""Of so many generated sets one has masks that mask nothing: what a model is served most often."""
+
+
+def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
+    """Generated input sets: every point of the spec in turn, from fixed seeds, contiguous, on the CPU.
+
+    With a range, values are uniform in it, both ends of integers included. Without one, floats and complex numbers are standard
+    normal and bools are fair coins. What is named a mask and has no range is ones followed by zeros along its last dim.
+
+    Raises:
+        SpecError: an integer input has neither a range nor a mask's name.
+    """
+    points = list(spec.points())
+    return [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(num_sets, len(points)))]
+
+
+def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
+    """One generated input set at a point; see `generate`."""
+    generator = torch.Generator().manual_seed(seed)
+    full = seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 1
+    return InputSet(
+        point=dict(point), tensors={item.name: _tensor(item, item.at(point), generator, full=full) for item in spec.tensors}
+    )
+
+
+def needs_range(item: TensorSpec) -> bool:
+    """Whether nothing but a range says what may be generated for an input: an integer that is no mask, and not empty."""
+    return item.dtype in INTEGRAL and item.dtype != "bool" and item.range is None and not is_mask(item) and 0 not in item.shape
+
+
+def is_mask(item: TensorSpec) -> bool:
+    """Whether an input is generated as a mask."""
+    return item.range is None and "mask" in item.name.lower() and item.dtype not in COMPLEX
+
+
+def _tensor(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool) -> Tensor:
+    dtype: torch.dtype = getattr(torch, item.dtype)
+    if is_mask(item):
+        return _mask(item, shape, generator, full=full).to(dtype)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
+    if item.dtype in FLOATING:
+        if item.range:
+            low, high = item.range
+            return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
+        return torch.randn(shape, generator=generator).to(dtype)
+    if needs_range(item):
+        raise range_is_needed(item)
+    low, high = (int(bound) for bound in item.range or (0, 1))
+    beyond = min(high + 1, torch.iinfo(torch.int64).max)
+    return torch.randint(low, beyond, shape, generator=generator, dtype=torch.int64).to(dtype)
+
+
+def _mask(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool) -> Tensor:
+    """Ones followed by zeros along the last dim, at least one 1; a last dim of 2 or more is masked somewhere, unless `full`.
+
+    A bool, and what is named padding, may as well say what to leave out: all ones would leave everything out, so none is full.
+    """
+    if not shape or 0 in shape:
+        return torch.ones(shape)
+    length = shape[-1]
+    either = item.dtype == "bool" or "pad" in item.name.lower()
+    most = max(1, length - 1) if either else length
+    lengths = torch.randint(1, most + 1, (*shape[:-1], 1), generator=generator)
+    if full and not either:
+        lengths.fill_(length)
+    elif bool((lengths == length).all()):
+        lengths.view(-1)[0] = max(1, length - 1)
+    return torch.arange(length) < lengths
+
+
+def range_is_needed(item: TensorSpec, note: str = "") -> SpecError:
+    """The error for an integer input of which nothing says what it holds."""
+    return SpecError(f"input {item.name!r}: an integer input needs `range: [low, high]` (both included), or samples{note}")

@@ -1,0 +1,92 @@
+"""Parse the declaration of inputs and dims in a catalog or on the command line. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freezer.errors import SpecError
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import ConstantSpec, InputItem, NestedSpec, TensorSpec, check_range
+
+
+def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapping[str, int]]) -> InputSpec:
+    """The spec that a catalog or a command line declares.
+
+    Args:
+        inputs: by parameter name, or a list when they are positional; each `{shape, dtype, range}`, `{value}`, or of such
+            `{tuple: [...]}`, `{list: [...]}` or `{dict: {key: ...}}`. A list's items may carry a `name`.
+        dims: bounds by name: `{"batch": {"min": 1, "max": 16}, "height": {"max": 64, "multiple_of": 8}}`; min is the least that
+            may be by default.
+
+    Raises:
+        SpecError: an input or a dim is not of this form.
+    """
+    keyword = isinstance(inputs, Mapping)
+    named = list(inputs.items()) if isinstance(inputs, Mapping) else [(f"input_{i}", item) for i, item in enumerate(inputs)]
+    bounds = []
+    for name, bound in dims.items():
+        _check_fields(f"dim {name!r}", bound, {"min", "max", "multiple_of"}, required="max")
+        if not all(type(value) is int for value in bound.values()):
+            raise SpecError(f"dim {name!r}: got {dict(bound)}, expected whole numbers")
+        step = bound.get("multiple_of", 1)
+        bounds.append(Dim(name=name, min=bound.get("min", step), max=bound["max"], multiple_of=step))
+    items = tuple(_declared_item(str(name), item, positional=not keyword) for name, item in named)
+    return InputSpec(inputs=items, dims=tuple(bounds), style="keyword" if keyword else "positional")
+
+
+def _declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
+    form = next((key for key in ("value", "tuple", "list", "dict") if isinstance(item, Mapping) and key in item), "shape")
+    allowed = {"shape", "dtype", "range"} if form == "shape" else {form}
+    _check_fields(f"input {name!r}", item, allowed | ({"name"} if positional else set()), required=form)
+    name = str(item.get("name", name))
+    if form == "value":
+        value = item["value"]
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise SpecError(
+                f"input {name!r}: got a value of type {type(value).__name__}, expected none, a number, a bool or a text"
+            )
+        return ConstantSpec(name=name, value=value)
+    if form == "dict":
+        return _declared_dict(name, item["dict"])
+    if form in ("tuple", "list"):
+        if not isinstance(item[form], list):
+            raise SpecError(f"input {name!r}: got a {form} that is a {type(item[form]).__name__}, expected a list of inputs")
+        parts = tuple(_declared_item(f"{name}.{index}", part) for index, part in enumerate(item[form]))
+        return NestedSpec(name=name, kind="tuple" if form == "tuple" else "list", items=parts)
+    return _declared_tensor(name, item)
+
+
+def _declared_dict(name: str, given: Any) -> NestedSpec:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise SpecError(f"input {name!r}: got the dict {given!r}, expected inputs by keys that are texts")
+    parts = tuple(_declared_item(f"{name}.{key}", part) for key, part in given.items())
+    return NestedSpec(name=name, kind="dict", items=parts, keys=tuple(given))
+
+
+def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
+    shape, low_high = item["shape"], item.get("range")
+    if not isinstance(shape, list) or not all(type(size) in (int, str) for size in shape):
+        raise SpecError(f"input {name!r}: got shape {shape!r}, expected a list of sizes and dim names")
+    if low_high is not None and not (
+        isinstance(low_high, list) and len(low_high) == 2 and all(type(x) in (int, float) for x in low_high)
+    ):
+        raise SpecError(f"input {name!r}: got range {low_high!r}, expected [low, high]")
+    tensor = TensorSpec(
+        name=name,
+        dtype=str(item.get("dtype", "float32")),
+        shape=tuple(shape),
+        range=(low_high[0], low_high[1]) if low_high else None,
+    )
+    check_range(tensor)
+    return tensor
+
+
+def _check_fields(what: str, item: Any, allowed: set[str], *, required: str) -> None:
+    if not isinstance(item, Mapping):
+        raise SpecError(f"{what}: got a {type(item).__name__}, expected a mapping with {', '.join(sorted(allowed))}")
+    for key in item:
+        if key not in allowed:
+            raise SpecError(f"{what}: field {key!r} is unknown; expected {', '.join(sorted(allowed))}")
+    if required not in item:
+        raise SpecError(f"{what}: field {required!r} is required")

@@ -1,0 +1,204 @@
+"""Latency: everything that is compared runs in one process, interleaved, in a fresh random order every round.
+
+The rules: warm up until stable; sample in rounds of blocks; stop when each of the last 3 windows' means is within 10% of theirs and
+every percentile has its count, or at the time limit; drop and count rounds that the rest of the machine disturbed; pool raw
+samples. A percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
+
+A block ends by the time that its calls have taken, not by their number: of a number that was found while others ran, or before they
+did, rounds would last a millisecond or many seconds. Rounds too short for the kernel's clock ticks to tell who else ran are held
+against the disturbance together, until they last TELLING_S.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from freezer.limits import SamplingPolicy
+from freezer.timing.meters import CpuMeter, Meter
+
+WARM_UP_BLOCK = 100
+"""Calls of the warm-up after which a state is reset."""
+
+MOST_CALLS = 1000
+"""Of a block."""
+
+TELLING_S = 0.1
+"""What rounds that are held against the disturbance together last at least: CPU times come in ticks of 10 ms, two are forgiven."""
+
+MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Raw samples of all entrants.
+
+    Attributes:
+        samples_ms: by entrant, for each kept round the latency of each call in milliseconds.
+        num_dropped: rounds that were disturbed.
+        settled: whether sampling stopped because everything was stable, not at the time limit.
+        stable: whether enough undisturbed rounds were had.
+        device: of a GPU, its clocks, temperature and throttling over all rounds, and what disturbed it; None of a CPU.
+    """
+
+    samples_ms: Mapping[str, Sequence[Sequence[float]]]
+    num_dropped: int
+    settled: bool
+    stable: bool
+    device: Mapping[str, Any] | None = None
+
+    def pooled(self, name: str) -> list[float]:
+        """All kept samples of an entrant, in milliseconds."""
+        return [sample for block in self.samples_ms[name] for sample in block]
+
+    def percentiles(self, name: str, policy: SamplingPolicy) -> dict[str, float | None]:
+        """The percentiles of an entrant in milliseconds; None where there are too few samples."""
+        pooled = sorted(self.pooled(name))
+        return {key: _percentile(pooled, key) if len(pooled) >= MIN_SAMPLES[key] else None for key in policy.percentiles}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speedup:
+    """median(eager) / median(candidate), and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def sample(
+    entrants: Mapping[str, Sequence[Callable[[], Any]]],
+    policy: SamplingPolicy,
+    resets: Mapping[str, Callable[[], object]] | None = None,
+    meter: Meter | None = None,
+) -> Sampling:
+    """Time all entrants side by side.
+
+    Args:
+        entrants: by name, calls with distinct inputs that are rotated, so that no cache serves a repeated one.
+        policy: how long and how often.
+        resets: by name, what brings an entrant's state back, untimed, before its warm-up and before each of its blocks: a state
+            that grows would make later calls slower, and most so those of the fastest entrant, which makes the most calls.
+        meter: times calls, and tells whether a round was disturbed; by default that of a CPU.
+    """
+    resets, meter = resets or {}, meter or CpuMeter(policy)
+    for name, calls in entrants.items():
+        _warm_up(calls, policy, resets.get(name), meter)
+    shuffle = random.Random(policy.seed)
+    rounds: list[dict[str, list[float]]] = []
+    together: list[dict[str, list[float]]] = []
+    num_dropped, settled = 0, False
+    order = list(entrants)
+    deadline = time.monotonic() + policy.time_limit_s
+    last_resort = deadline + policy.time_limit_s
+    next_call = dict.fromkeys(entrants, 0)
+    began = time.monotonic()
+    meter.begin()
+    while True:
+        now = time.monotonic()
+        if not together and (now > last_resort or (now > deadline and len(rounds) >= policy.min_rounds)):
+            break
+        shuffle.shuffle(order)
+        blocks: dict[str, list[float]] = {}
+        for name in order:
+            if name in resets:
+                resets[name]()
+            blocks[name], next_call[name] = _block(entrants[name], next_call[name], policy.block_ms, meter)
+        together.append(blocks)
+        if time.monotonic() - began < TELLING_S:
+            continue
+        if meter.disturbed(len(together)):
+            num_dropped += len(together)
+        else:
+            rounds += together
+        together, began = [], time.monotonic()
+        meter.begin()
+        if len(rounds) >= 4 * policy.min_rounds and _settled(rounds, policy):
+            settled = True
+            break
+    samples = {name: [blocks[name] for blocks in rounds] for name in entrants}
+    return Sampling(
+        samples_ms=samples,
+        num_dropped=num_dropped,
+        settled=settled,
+        stable=len(rounds) >= policy.min_rounds,
+        device=meter.facts(),
+    )
+
+
+def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy) -> Speedup:
+    """The speedup over eager with a 95% confidence interval by paired bootstrap over rounds.
+
+    Args:
+        sampling: of both.
+        candidate, eager: names of entrants.
+        num_candidates: that compete; the interval is widened to hold for all of them at once (Bonferroni).
+        policy: number of resamples and seed.
+    """
+    theirs = torch.tensor([statistics.median(block) for block in sampling.samples_ms[candidate]], dtype=torch.float64)
+    eagers = torch.tensor([statistics.median(block) for block in sampling.samples_ms[eager]], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(policy.seed)
+    picks = torch.randint(0, len(theirs), (policy.num_bootstrap, len(theirs)), generator=generator)
+    ratios = _median(eagers[picks]) / _median(theirs[picks])
+    tail = 0.025 / max(num_candidates, 1)
+    low, high = torch.quantile(ratios, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    value = statistics.median(sampling.pooled(eager)) / statistics.median(sampling.pooled(candidate))
+    return Speedup(value=value, low=min(low, value), high=max(high, value))
+
+
+def _median(samples: torch.Tensor) -> torch.Tensor:
+    return torch.quantile(samples, 0.5, dim=1)
+
+
+def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None, meter: Meter) -> None:
+    """Call until two halves of the last calls agree within 10%."""
+    taken: list[float] = []
+    deadline = time.monotonic() + policy.warmup_s
+    while len(taken) < 3 or time.monotonic() < deadline:
+        if reset is not None and len(taken) % WARM_UP_BLOCK == 0:
+            reset()
+        taken.append(meter.timed_ms(calls[len(taken) % len(calls)]))
+        if len(taken) >= 20 and len(taken) % 10 == 0:
+            first, second = statistics.median(taken[-20:-10]), statistics.median(taken[-10:])
+            if abs(first - second) <= 0.1 * second and sum(taken) >= policy.block_ms:
+                break
+
+
+def _block(calls: Sequence[Callable[[], Any]], first: int, block_ms: float, meter: Meter) -> tuple[list[float], int]:
+    """What calls take in turn, from the `first` on, until that comes to a block; and which is next."""
+    taken: list[float] = []
+    left_ms = block_ms
+    while left_ms > 0 and len(taken) < MOST_CALLS:
+        taken.append(meter.timed_ms(calls[(first + len(taken)) % len(calls)]))
+        left_ms -= taken[-1]
+    return taken, (first + len(taken)) % len(calls)
+
+
+def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
+    """Whether every entrant has its counts, and each of its last 3 windows' means is within 10% of their mean."""
+    needed = max(MIN_SAMPLES[key] for key in policy.percentiles)
+    window = max(1, len(rounds) // 4)
+    for name in rounds[0]:
+        if sum(len(blocks[name]) for blocks in rounds) < needed:
+            return False
+        last = [rounds[len(rounds) - (i + 1) * window : len(rounds) - i * window] for i in range(3)]
+        means = [statistics.fmean(s for blocks in part for s in blocks[name]) for part in last]
+        overall = statistics.fmean(means)
+        if any(abs(mean - overall) > 0.1 * overall for mean in means):
+            return False
+    return True
+
+
+def _percentile(ordered: Sequence[float], key: str) -> float:
+    """Nearest-rank percentile of ordered samples; the median for p50."""
+    if key == "p50":
+        return statistics.median(ordered)
+    rank = math.ceil(round(float(key.removeprefix("p")) / 100 * len(ordered), 6))
+    return ordered[rank - 1]

@@ -1,0 +1,142 @@
+"""One running campaign: publish, record, track and report each outcome."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from freezer.errors import InfrastructureError, IntegrityError, StoreError
+from freezer.store.store import Store
+from pipeline.config import Config
+from pipeline.ledger.campaign_record import CampaignRecord, Continued, Member, members_of
+from pipeline.ledger.lease import LeaseLostError
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.item import Item, Plan
+from pipeline.publish import Publisher
+from pipeline.records.events import Event
+from pipeline.records.outcome import Outcome
+from pipeline.reporting.campaign_report import CampaignReport
+from pipeline.reporting.display import Display
+from pipeline.scheduling.executor import Executor
+from pipeline.tracking.process import TrackerProcess
+from pipeline.tracking.projection import outcomes_digest
+from pipeline.tracking.tracker import Tracker, replay_command
+
+
+def planned_members(plan: Plan, continued: Continued) -> tuple[Member, ...]:
+    """The members that a campaign is to have."""
+    return tuple(
+        Member(
+            judge_key=item.judge.digest,
+            model=item.entry.name,
+            device_class=item.device_class,
+            cached=item.finished is not None and continued.reached(item.finished).cached,
+        )
+        for item in plan.items
+    )
+
+
+class Campaign:
+    """One campaign under way: outcomes go to the publisher, and what is final to the tracker and the display."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        executor: Executor,
+        store: Store,
+        ledger: Ledger,
+        tracker: Tracker | TrackerProcess,
+        display: Display,
+    ) -> None:
+        self._config, self._plan, self._executor, self._display, self._ledger = config, plan, executor, display, ledger
+        self._publisher, self._tracker = Publisher(plan, store, ledger), tracker
+        self._final: dict[tuple[str, str], Outcome] = {}
+        self._failures: list[str] = []
+        self._interrupted = False
+
+    def start(self, problems: Sequence[Outcome], continued: Continued) -> None:
+        """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
+        self._continued = continued
+        self._planned = planned_members(self._plan, self._continued)
+        self._record(
+            CampaignRecord(
+                catalog=self._config.catalog,
+                started=self._continued.started,
+                members=self._planned,
+                problems=tuple(problems),
+                facts=self._plan.facts,
+            )
+        )
+        self._display.plan(len(self._plan.items), self._executor.num_builds)
+        try:
+            known = [item.finished for item in self._plan.items if item.finished is not None]
+            expected = outcomes_digest(known) if len(known) == len(self._plan.items) else None
+            self._tracker.start(self._config.catalog, self._continued.started, expected=expected)
+            for item in self._plan.items:
+                if item.finished is not None:
+                    self._take(item, item.finished)
+            for item, outcome in self._executor.outcomes():
+                self._take(item, outcome)
+        except KeyboardInterrupt:
+            self._interrupted = True
+        except (StoreError, InfrastructureError, IntegrityError) as error:
+            self._failures.append(str(error))
+
+    def _take(self, item: Item, outcome: Outcome) -> None:
+        """Take an outcome in; when it was the model's last, publish it, then log it."""
+        final = [self._continued.reached(done) for done in self._publisher.add(item, outcome)]
+        self._final |= {(done.model, done.device_class): done for done in final}  # they are, whatever becomes of MLflow
+        if final:
+            self._tracker.log(final)
+        for done in final:
+            self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
+
+    def finish(self, problems: Sequence[Outcome], started: float) -> CampaignReport:
+        """The report, with the ledger's record and MLflow's summary written."""
+        planned = {(member.model, member.device_class): member for member in self._planned}
+        reached = [self._final[key] for key in planned if key in self._final]
+        ended = self._report((*reached, *problems), started, time.time())
+        record = CampaignRecord(
+            catalog=self._config.catalog,
+            started=self._continued.started,
+            finished=ended.finished,
+            exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # MLflow can be brought up to date later
+            interrupted=self._interrupted,
+            members=members_of(reached),
+            unreached=tuple(member for key, member in planned.items() if key not in self._final),
+            problems=tuple(problems),
+            facts=self._plan.facts,
+        )
+        try:
+            self._record(record)
+        except LeaseLostError as error:  # MLflow is the other driver's, too
+            self._failures = list(dict.fromkeys((*self._failures, str(error))))
+            return self._report(ended.outcomes, started, ended.finished)
+        except StoreError as error:
+            self._failures.append(str(error))
+        try:
+            self._tracker.finish(ended.outcomes, record.exit_code or 0, interrupted=self._interrupted, finished=ended.finished)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            config = self._config
+            again = replay_command(config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts)
+            self._failures.append(
+                f"interrupted before MLflow was told everything; the store and the ledger are complete, and `{again}` brings it "
+                "up to date"
+            )
+        return self._report(ended.outcomes, started, ended.finished)
+
+    def _record(self, record: CampaignRecord) -> None:
+        self._ledger.append("campaign", self._config.campaign, model="", device_class="", data=record.to_json())
+
+    def _report(self, outcomes: Sequence[Outcome], started: float, finished: float) -> CampaignReport:
+        return CampaignReport(
+            campaign=self._config.campaign,
+            started=started,
+            finished=finished,
+            outcomes=tuple(outcomes),
+            infrastructure=(*self._failures, *self._tracker.failures),
+            interrupted=self._interrupted,
+        )

@@ -1,0 +1,121 @@
+"""Catalogs: the list of models to freeze, in a file (YAML, JSON Lines, Parquet) or in an MLflow registry. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from freezer.errors import CatalogError
+from pipeline.catalog.entry import Entry
+from pipeline.catalog.entry_reader import REGISTRY, read_entry
+from pipeline.catalog.files import Record, read_file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalog:
+    """The good entries of a catalog, and what is wrong with the others."""
+
+    entries: tuple[Entry, ...]
+    problems: tuple[CatalogError, ...]
+
+
+def is_registry(catalog: str) -> bool:
+    """Whether a catalog is a registry, `mlflow:` or `mlflow:@ALIAS`, and no file."""
+    return catalog.startswith(REGISTRY)
+
+
+def read_catalog(path: Path, *, only: str | None = None) -> Catalog:
+    """The entries of a catalog file.
+
+    Args:
+        path: of the file; paths in it are relative to its folder.
+        only: a glob that the names of the entries must match.
+
+    Raises:
+        CatalogError: the file is not a catalog at all. What is wrong with single entries is in `problems`.
+    """
+    found = read_file(path)
+    return read_records(found.records, found.defaults, folder=path.parent.resolve(), origin=str(path), only=only)
+
+
+def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: str | None) -> Catalog:
+    """The entries of a registry: one for each registered model, its newest version or that of an alias.
+
+    Args:
+        catalog: `mlflow:` or `mlflow:@ALIAS`.
+        tracking_uri: of MLflow.
+        filter_string: as MlflowClient.search_registered_models takes it.
+        trust: whether pickled models may be loaded.
+        only: a glob that the names of the entries must match.
+
+    Raises:
+        CatalogError: no model matches, or MLflow does not understand the filter.
+        InfrastructureError: MLflow cannot be reached.
+    """
+    from pipeline.catalog.entry import of_version
+    from pipeline.tracking.source_models import list_registry, slug
+
+    alias = catalog.removeprefix(REGISTRY).strip("/")
+    if alias and not alias.startswith("@"):
+        raise CatalogError(
+            f"got {catalog!r}, expected mlflow: for the newest version of every model, mlflow:@ALIAS, or a catalog file",
+            code="CP-CATALOG-KIND",
+        )
+    models = {slug(model.name): model for model in list_registry(tracking_uri, filter_string, alias[1:] or None)}
+    if not models:
+        which = (f" with the alias {alias[1:]!r}" if alias else "") + (f" that match {filter_string!r}" if filter_string else "")
+        raise CatalogError(
+            f"the registry has no models{which} to freeze; check --tracking-uri, the alias and --filter", code="CP-CATALOG-EMPTY"
+        )
+    records = [
+        Record(place=model.model_uri, value={"name": name, "source": f"{REGISTRY}{model.model_uri}"})
+        for name, model in models.items()
+    ]
+    read = read_records(records, {"trust": trust}, folder=Path.cwd(), origin=catalog, only=only)
+    entries = [
+        replace(of_version(entry, models[entry.name]), registered_name=f"{models[entry.name].name}-frozen")
+        for entry in read.entries
+    ]
+    return Catalog(entries=tuple(entries), problems=read.problems)
+
+
+def read_records(records: Iterable[Record], defaults: Any, *, folder: Path, origin: str, only: str | None) -> Catalog:
+    """The entries that records stand for; see `read_catalog`.
+
+    Args:
+        records: in order.
+        defaults: what every record takes unless it says otherwise.
+        folder: which paths are relative to.
+        origin: of the records, for errors.
+        only: a glob that the names of the entries must match.
+
+    Raises:
+        CatalogError: no entry matches `only`.
+    """
+    entries: list[Entry] = []
+    problems: list[CatalogError] = []
+    seen: dict[str, str] = {}
+    for index, record in enumerate(records):
+        name = record.value.get("name") if isinstance(record.value, dict) else None
+        label = str(name) if name is not None else f"#{index + 1}"
+        if only is not None and not fnmatch(label, only):
+            continue
+        try:
+            if label in seen:
+                raise CatalogError(
+                    f"the name is given twice, first at {seen[label]}; names must be unique",
+                    entry=label,
+                    field="name",
+                    place=record.place,
+                    code="CP-ENTRY-NAME",
+                )
+            seen[label] = record.place
+            entries.append(read_entry(record.value, defaults, label=label, place=record.place, folder=folder))
+        except CatalogError as error:
+            problems.append(error)
+    if not entries and not problems:
+        raise CatalogError(f"{origin} has no entry that matches {only!r}", field="--only", code="CP-CATALOG-EMPTY")
+    return Catalog(entries=tuple(entries), problems=tuple(problems))

@@ -1,0 +1,217 @@
+"""The cluster: nodes, their device classes, and tasks placed on them. Retries are the driver's: Ray's own are off.
+
+A node carries one label for each class that it can serve: `coldpress.dev/cpu-x86-64-v3=true`. A task runs under its class's
+instruction-set limits, which are in the environment of the Ray worker before anything imports torch.
+scheduling/fleet.py decides which nodes a campaign uses, and scheduling/queue.py what runs on which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from freezer.errors import InfrastructureError
+from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, device_class
+from pipeline.cluster.coordination import reported_by
+from pipeline.cluster.head_monitor import LOOK_S, Head
+from pipeline.cluster.nodes import LABEL, Done, Handle, Node
+from pipeline.failures.policy import kind_of_ray
+
+
+class Cluster:
+    """A Ray cluster that this process drives. Make one with `connect`.
+
+    Attributes:
+        joined: whether it was there before, and others may use it too; a local Ray is this driver's alone.
+        home: id of the node that the driver stands on.
+        head: which is asked nothing while it is silent: Ray would wait for it, and then end this process.
+    """
+
+    def __init__(self, *, joined: bool, head: Head) -> None:
+        self.joined, self.head = joined, head
+        self.home: str = ray.get_runtime_context().get_node_id()
+        self._nodes: list[Node] = []
+
+    def nodes(self) -> list[Node]:
+        """The nodes that live now and have CPUs; while the head is silent, those that it told of last.
+
+        Raises:
+            InfrastructureError: the head stays silent.
+        """
+        if self.head.answers():
+            self._nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        return list(self._nodes)
+
+    def in_use(self, node: Node) -> str:
+        """What of a node is taken now, by whomever, and the actors that live there, for people."""
+        free, actors = self._free(node)
+        if free is None:
+            return "what is in use there cannot be told"
+        given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
+        taken = [f"{total - free.get(name, 0):g} of its {total} {name}s" for name, total in given.items() if total]
+        memory = (node.memory_bytes or 0) - free.get("memory", 0)
+        if memory > 0 and node.memory_bytes is not None:
+            taken.append(f"{memory / 1e9:.1f} of its {node.memory_bytes / 1e9:.1f} GB")
+        return f"in use are {' and '.join(taken)}" + (f"; actors there: {', '.join(sorted(actors))}" if actors else "")
+
+    def held(self, node: Node) -> str | None:
+        """What keeps a task that asks for all cores of a node from beginning; None where it has begun, or that cannot be told."""
+        free = self._free(node)[0] if self.joined else None
+        return self.in_use(node) if free and free.get("CPU", 0) > 0 else None
+
+    def _free(self, node: Node) -> tuple[Mapping[str, float] | None, list[str]]:
+        """What Ray would give out of a node now, None where that cannot be told; and the classes of the actors that live there."""
+        # Ray's own tables: another release may have them elsewhere, and its public ones need the dashboard.
+        with reported_by(self.head) as answers, contextlib.suppress(ImportError, AttributeError, KeyError):
+            if answers:
+                from ray._private import state
+
+                alive = state.actors(actor_state_name="ALIVE").values()
+                actors = [one["ActorClassName"].rpartition(".")[2] for one in alive if one["Address"]["NodeID"] == node.node_id]
+                return state.available_resources_per_node().get(node.node_id), actors
+        return None, []
+
+    def start(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        name: str,
+        device_class_: str,
+        node: Node | None = None,
+        num_cpus: int = 1,
+        memory_bytes: int | None = None,
+    ) -> Handle:
+        """Start a task on one core, or more, of a CUDA class on one GPU besides.
+
+        Args:
+            function: importable on the nodes.
+            args: that pickle.
+            name: for people who look at Ray.
+            device_class_: whose limits it runs under.
+            node: to run on; None is any node that serves the class. Where it dies, so does the task.
+            num_cpus, memory_bytes: to reserve.
+        """
+        selector = {} if device_class_ == PORTABLE or node else {f"{LABEL}{device_class_}": "true"}
+        num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
+        options = _options(num_cpus=num_cpus, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node, selector=selector)
+        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
+
+    def start_alone(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        name: str,
+        device_class_: str,
+        node: Node,
+        memory_bytes: int | None = None,
+    ) -> Handle:
+        """Start a task that has a whole node to itself: it is given all cores, so Ray runs nothing beside it but what takes none.
+
+        Args:
+            function, args, name, device_class_, node: as of `start`.
+            memory_bytes: to reserve: actors that take no core may hold memory there.
+        """
+        num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
+        options = _options(num_cpus=node.num_cpus, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node)
+        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
+
+    def glance(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
+        """Start a task that takes no time and no core, so that it also runs beside a judge; in a worker that the class can use."""
+        return self._submit(function, args, name=name, device_class_=device_class_, options=_options(num_cpus=0, node=node))
+
+    def _submit(
+        self, function: Callable[..., Any], args: tuple[Any, ...], *, name: str, device_class_: str, options: Mapping[str, Any]
+    ) -> Handle:
+        while not self.head.answers():
+            time.sleep(LOOK_S)
+        environ = {**device_class(device_class_).limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        remote = _remote(function).options(max_retries=0, name=name, runtime_env={"env_vars": environ}, **options)
+        return Handle(remote.remote(*args))
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        """The tasks that have ended, after at most `timeout_s` seconds."""
+        by_ref = {handle.ref: handle for handle in handles}
+        ended, others = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
+        if ended and others:
+            ended += ray.wait(others, num_returns=len(others), timeout=0)[0]
+        return [self._done(by_ref[ref]) for ref in ended]
+
+    def result(self, handle: Handle) -> Any:
+        """The value of a task.
+
+        Raises:
+            InfrastructureError: it, its worker or its node died.
+        """
+        done = self._done(handle)
+        if done.failure is not None:
+            raise InfrastructureError(done.failure)
+        return done.value
+
+    def _done(self, handle: Handle) -> Done:
+        try:
+            return Done(handle=handle, value=ray.get(handle.ref))
+        except ray.exceptions.RayTaskError as error:
+            return Done(handle=handle, failure=f"{type(error.cause).__name__}: {error.cause}", kind=kind_of_ray(error, error.cause))
+        except ray.exceptions.RayError as error:
+            lines = str(error).strip().splitlines() or [""]
+            return Done(handle=handle, failure=f"{type(error).__name__}: {lines[0]}", kind=kind_of_ray(error), lost=True)
+
+    def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
+        """Stop tasks: they are interrupted, which ends their children, and killed if that takes longer than `grace_s`."""
+        if not handles or self.head.is_silent:
+            return
+        for handle in handles:
+            ray.cancel(handle.ref, force=False)
+        _, alive = ray.wait([handle.ref for handle in handles], num_returns=len(handles), timeout=grace_s)
+        for ref in alive:
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                ray.cancel(ref, force=True)
+
+
+@lru_cache(maxsize=16)
+def _remote(function: Callable[..., Any]) -> Any:
+    """Ray's form of a function: made once, since Ray sends the code of each to the cluster."""
+    return ray.remote(function)
+
+
+def _node(found: Mapping[str, Any]) -> Node:
+    labels, resources = found.get("Labels", {}), found["Resources"]
+    classes = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true" and name != PORTABLE]
+    return Node(
+        node_id=found["NodeID"],
+        num_cpus=int(resources["CPU"]),
+        classes=(*classes, PORTABLE),
+        num_gpus=int(resources.get("GPU", 0)),
+        memory_bytes=int(resources["memory"]) if "memory" in resources else None,
+        labelled=any(name.startswith(LABEL) for name in labels),
+    )
+
+
+def _options(
+    *,
+    num_cpus: int,
+    num_gpus: int = 0,
+    memory_bytes: int | None = None,
+    node: Node | None = None,
+    selector: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What Ray is asked for. A task that is bound to a node by its id fails when the node is dead; by a label it would wait."""
+    options: dict[str, Any] = {"num_cpus": num_cpus}
+    if num_gpus:
+        options["num_gpus"] = num_gpus
+    if memory_bytes is not None:
+        options["memory"] = memory_bytes
+    if node is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    elif selector:
+        options["label_selector"] = dict(selector)
+    return options

@@ -1,0 +1,114 @@
+"""The working directory of a submitted job: the project's three packages, and the folder of the catalog, gathered in one folder.
+
+Everything keeps its place relative to the directory that the job is submitted from, so that `python:examples.models:ranker` and
+`samples: data/x.safetensors` mean the same there. A catalog from elsewhere lies in `catalog/`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from freezer.errors import UsageError
+from freezer.files.atomic import link_or_copy
+
+MAX_BYTES = 500 * 1024 * 1024
+"""What Ray takes of a working directory is 512 MB, with its archive's own."""
+
+NUM_NAMED = 5
+PACKAGES = ("freezer", "pipeline", "jobs")
+
+LEFT_OUT = (
+    *(".*", "__pycache__", "*.pyc", "node_modules", "*.egg-info"),
+    *("mlruns", "mlartifacts", "mlflow.db*", "*.db-journal", "*.db-wal", "*.db-shm"),
+)
+"""Names that never travel: caches, version control, environments, MLflow's own. Stores and virtual environments are known by what
+they hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Travelling:
+    """A file that travels: `path` here, `name` in the working directory."""
+
+    path: Path
+    name: str
+    size_bytes: int
+
+
+def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[list[Travelling], str | None]:
+    """The files of a working directory, and the catalog's path within it.
+
+    Args:
+        catalog: its path; one that is not on this machine is left as it is, and so is None (a registry).
+        include: further files and folders below `here`.
+        here: the directory that the job is submitted from.
+
+    Raises:
+        UsageError: a relative path is not there, or all is more than Ray takes; the message names the largest files.
+    """
+    import freezer
+
+    root = Path(str(freezer.__file__)).parents[1]
+    roots = [(root / package, package) for package in PACKAGES]
+    within = catalog
+    if catalog is not None and (here / catalog).is_file():
+        path = (here / catalog).resolve()
+        inside = path.is_relative_to(here.resolve())
+        folder = str(path.parent.relative_to(here.resolve())) if inside else "catalog"
+        roots.append((path.parent, folder))
+        within = str(Path(folder, path.name))
+    elif catalog is not None and not Path(catalog).is_absolute():
+        raise UsageError(
+            f"catalog {catalog!r} is not there; name a file of this machine, or an absolute path on the cluster's head"
+        )
+    for name in include:
+        path = (here / name).resolve()
+        if not path.exists() or not path.is_relative_to(here.resolve()):
+            raise UsageError(f"--include {name!r}: expected a file or folder below {here}")
+        roots.append((path, str(path.relative_to(here.resolve()))))
+    found = {file.name: file for path, name in roots for file in _files(path, name)}
+    files = [found[name] for name in sorted(found)]
+    _check_size(files)
+    return files, within
+
+
+def stage(files: Sequence[Travelling], folder: Path) -> None:
+    """Put the files into a folder, as links where the file system can."""
+    for file in files:
+        link_or_copy(file.path, folder / file.name)
+
+
+def _files(path: Path, name: str) -> Iterator[Travelling]:
+    if path.is_file():
+        yield Travelling(path=path, name=name, size_bytes=path.stat().st_size)
+        return
+    for parent, folders, files in os.walk(path):
+        inner = Path(name, Path(parent).relative_to(path))
+        folders[:] = sorted(item for item in folders if not _is_left_out(Path(parent, item)))
+        for item in sorted(files):
+            file = Path(parent, item)
+            if not _matches(item) and file.is_file():
+                yield Travelling(path=file.resolve(), name=str(inner / item), size_bytes=file.stat().st_size)
+
+
+def _is_left_out(folder: Path) -> bool:
+    return _matches(folder.name) or (folder / "pyvenv.cfg").is_file() or (folder / ".coldpress").is_dir()
+
+
+def _matches(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT)
+
+
+def _check_size(files: Sequence[Travelling]) -> None:
+    total = sum(file.size_bytes for file in files)
+    if total <= MAX_BYTES:
+        return
+    largest = sorted(files, key=lambda file: -file.size_bytes)[:NUM_NAMED]
+    named = ", ".join(f"{file.name} ({file.size_bytes / 1e6:.0f} MB)" for file in largest)
+    raise UsageError(
+        f"what would travel to the cluster has {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are "
+        f"{named}. Put them where the cluster reaches them, and name them in the catalog by absolute path or URL"
+    )

@@ -1,0 +1,74 @@
+"""Mirror: this machine's copy of the ledger of a store in a bucket. Parts are never changed, so a copy is right or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from freezer.errors import StoreUnreachableError
+from freezer.store.bucket import RemoteFiles
+from freezer.store.store import WORK, Store
+from pipeline.ledger.segments import OLD_SUFFIX, SUFFIX
+
+LEDGER = f"{WORK}/ledger"
+
+
+def mirrored(store: Store, remote: RemoteFiles) -> Path:
+    """The folder with the ledger's parts as they are now: those that are new are brought, and then those that went are removed.
+
+    Raises:
+        StoreUnreachableError: the bucket cannot be read, or the folder not be written.
+    """
+    folder = store.root / LEDGER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = set(_parts(remote.names(LEDGER)))
+        here = set(_parts(path.name for path in folder.iterdir()))
+        for name in sorted(there - here):
+            _bring(remote, name, folder)
+        for name in here - there:
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreUnreachableError(f"the ledger {remote.where(LEDGER)} cannot be read: {error}") from error
+    return folder
+
+
+def send_part(remote: RemoteFiles, name: str, content: bytes) -> None:
+    """Write a part, for all machines.
+
+    Raises:
+        StoreUnreachableError: it cannot be written; there is no part then.
+    """
+    try:
+        remote.write(f"{LEDGER}/{name}", content)
+    except OSError as error:
+        raise StoreUnreachableError(f"the ledger {remote.where(LEDGER)} cannot be written: {error}") from error
+
+
+def drop_part(remote: RemoteFiles, name: str) -> None:
+    """Remove a part whose rows are in another.
+
+    Raises:
+        StoreUnreachableError: the bucket cannot be written.
+    """
+    try:
+        remote.remove(f"{LEDGER}/{name}")
+    except OSError as error:
+        raise StoreUnreachableError(f"the ledger {remote.where(LEDGER)} cannot be written: {error}") from error
+
+
+def _parts(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.endswith((SUFFIX, OLD_SUFFIX)) and not name.startswith(".")]
+
+
+def _bring(remote: RemoteFiles, name: str, folder: Path) -> None:
+    """One part; where its writer has merged it away meanwhile, its rows are in one that the next look finds."""
+    partial = folder / f".{name}.{os.getpid()}"
+    try:
+        remote.fetch(f"{LEDGER}/{name}", partial)
+        os.replace(partial, folder / name)
+    except FileNotFoundError:
+        pass
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,292 @@
+"""The ledger: the durable table of outcomes, in the store. It is the truth; MLflow is a projection of it.
+
+    STORE/.coldpress/ledger/<campaign>@....arrow    parts: some rows each, written aside, synced, then renamed (segments.py)
+    STORE/.coldpress/ledger/lock-<campaign>         held by the one driver of a campaign, and
+    STORE/.coldpress/ledger/lease-<campaign>.json   who that is (lease.py)
+
+Of a store in a bucket the same are objects there, and each machine has a copy of the parts (bucket_mirror.py).
+
+A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size become one, so that a folder
+holds some dozens however many rows there are, and a row is written again two or three times in all. Of a campaign the newest row
+of each key stays, so that every campaign can be shown again as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from freezer.errors import StoreUnreachableError
+from freezer.files.atomic import remove
+from freezer.store.store import WORK, Store
+from pipeline.ledger.bucket_mirror import drop_part, mirrored, send_part
+from pipeline.ledger.lease import Lease, LeaseLostError, campaign_lock, check_campaign
+from pipeline.ledger.segments import Kind, LedgerRow, Part, encode, part_name, read_folder, remove_partial, write_part
+
+_Key = TypeVar("_Key")
+_Timed = TypeVar("_Timed", bound="LedgerRow | _Entry")
+
+MERGE_AT = 32
+"""Parts of about one size from which one is made."""
+
+LEFT_ALONE = 4096
+"""Rows of a part that a closing ledger leaves as it is, when all others have few in comparison."""
+
+LEAST_STEP_S = 1e-6
+"""By which a later row's time is later at least, where the clock stood still or went back."""
+
+
+def ledger_folder(store: Store) -> Path:
+    """Where the ledger of a store lies; of one in a bucket, where its parts are as they are now.
+
+    Raises:
+        StoreUnreachableError: it is in a bucket that cannot be read.
+    """
+    if store.remote is not None:
+        return mirrored(store, store.remote)
+    return store.root / WORK / "ledger"
+
+
+class _Entry(NamedTuple):
+    """Where a row is: in `part`, at `place`."""
+
+    kind: str
+    key: str
+    model: str
+    device_class: str
+    campaign: str
+    time: float
+    part: Part
+    place: int
+
+    def row(self) -> LedgerRow:
+        text = self.part.text(self.place)
+        return LedgerRow(self.kind, self.key, self.model, self.device_class, self.campaign, self.time, text)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A row to be appended."""
+
+    kind: Kind
+    key: str
+    model: str
+    device_class: str
+    data: Mapping[str, Any]
+
+
+class Ledger:
+    """The ledger of a store, with this driver as the one writer of its campaign. Use it as a context manager.
+
+    Args:
+        store: that holds it.
+        campaign: to write for.
+        tell: told what is waited for, where another driver may be alive or dead.
+        read_only: take no lease, so that it can be read beside the campaign's driver, and not be written.
+
+    Raises:
+        UsageError: the campaign's name cannot be one.
+    """
+
+    def __init__(
+        self, store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None, *, read_only: bool = False
+    ) -> None:
+        check_campaign(campaign)
+        self._store, self._remote = store, store.remote
+        self.folder = ledger_folder(store)
+        self.campaign = campaign
+        self._tell, self._read_only = tell, read_only
+        self._of_keys: dict[tuple[str, str], dict[str, _Entry]] = {}  # by kind and key, then by model
+        self._nearest: dict[tuple[str, str, str], _Entry] = {}  # by kind, model and device class
+        self._own: dict[tuple[str, str, str], _Entry] = {}  # by kind, key and model
+        self._own_parts: list[Part] = []
+        self._known: set[Path] = set()
+        self._words: dict[str, str] = {}
+        self._latest = 0.0
+        self._num_written = 0
+        self._lease: Lease | None = None
+        self._held = ExitStack()
+
+    def __enter__(self) -> Ledger:
+        """Take the campaign's lease and read everything.
+
+        Raises:
+            InfrastructureError: another driver runs this campaign.
+            StoreUnreachableError: the ledger cannot be read or made.
+        """
+        if self._read_only:
+            self.refresh()
+            return self
+        with ExitStack() as held:
+            self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._tell, remote=self._remote))
+            remove_partial(self.folder, self.campaign)
+            self.refresh()
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._read_only:
+            return
+        # Rows are safe in many parts too: where they cannot be made one, the next start does it.
+        with self._held, suppress(LeaseLostError, StoreUnreachableError):
+            parts = sorted(self._own_parts, key=lambda part: part.num_rows)
+            if parts and parts[-1].num_rows > max(LEFT_ALONE, MERGE_AT * sum(part.num_rows for part in parts[:-1])):
+                parts.pop()
+            if len(parts) > 1:
+                self._merge(parts)
+
+    @property
+    def unended_since(self) -> float | None:
+        """When the campaign's driver before had started, if it died; see Lease.after. What it wrote last may not be its end."""
+        return None if self._lease is None else self._lease.after
+
+    def check(self) -> None:
+        """Return if this driver may still write for its campaign.
+
+        Raises:
+            LeaseLostError: another driver has taken over.
+            StoreUnreachableError: that cannot be told.
+        """
+        if self._lease is None:
+            raise RuntimeError("the ledger is not open, or to be read alone")
+        self._lease.check()
+
+    def refresh(self) -> None:
+        """Read what other campaigns have written since.
+
+        Raises:
+            StoreUnreachableError: a part is damaged.
+        """
+        if self._remote is not None:
+            mirrored(self._store, self._remote)
+        own = f"{self.campaign}@"
+        for part in read_folder(self.folder, self._known):
+            if part.path is not None:
+                self._known.add(part.path)
+                if part.path.name.startswith(own):
+                    self._own_parts.append(part)
+            self._take_in(part)
+
+    def find(self, kind: Kind, key: str, *, model: str | None = None) -> LedgerRow | None:
+        """The newest row of a key; of one model, where entries that are the same but for their names share it."""
+        entries = self._of_keys.get((kind, key), {})
+        if model is None:
+            return max(entries.values(), key=lambda entry: entry.time).row() if entries else None
+        return entries[model].row() if model in entries else None
+
+    def own(self, kind: Kind, key: str, model: str) -> LedgerRow | None:
+        """The newest row of a key and model that this campaign wrote itself, whatever others wrote since."""
+        entry = self._own.get((kind, key, model))
+        return None if entry is None else entry.row()
+
+    def nearest(self, kind: Kind, model: str, device_class: str) -> LedgerRow | None:
+        """The newest row of a model and device class, whatever its key."""
+        entry = self._nearest.get((kind, model, device_class))
+        return None if entry is None else entry.row()
+
+    def append(self, kind: Kind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> None:
+        """Add a row; when this returns it is on the disk.
+
+        Raises:
+            LeaseLostError: another driver has taken the campaign over.
+            StoreUnreachableError: it cannot be written (a full disk); nothing was added.
+        """
+        self.append_all([Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)])
+
+    def append_all(self, drafts: Sequence[Draft]) -> None:
+        """Add rows together: all are on the disk when this returns, or none.
+
+        Raises:
+            LeaseLostError: another driver has taken the campaign over.
+            StoreUnreachableError: they cannot be written (a full disk); nothing was added.
+        """
+        if not drafts:
+            return
+        self.check()
+        rows = [self._row(draft) for draft in drafts]
+        self._add_own(self._written(encode(rows)))
+        with suppress(LeaseLostError, StoreUnreachableError):  # the rows are there; a next append tells of what is wrong
+            self._merge_steps()
+
+    def _row(self, draft: Draft) -> LedgerRow:
+        """The row, with a time after that of every row that it takes the place of, however the clock jumped."""
+        known = self._of_keys.get((draft.kind, draft.key), {}).get(draft.model)
+        before = max(self._latest, known.time if known else 0.0)
+        self._latest = max(time.time(), before + LEAST_STEP_S)
+        text = json.dumps(draft.data)
+        return LedgerRow(draft.kind, draft.key, draft.model, draft.device_class, self.campaign, self._latest, text)
+
+    def _name(self) -> str:
+        self._num_written += 1
+        token = self._lease.token[:8] if self._lease else ""
+        return f"{self.campaign}@{time.time_ns()}-{token}-{self._num_written}"
+
+    def _add_own(self, part: Part) -> None:
+        if part.path is not None:
+            self._known.add(part.path)
+        self._own_parts.append(part)
+        self._take_in(part)
+
+    def _take_in(self, part: Part) -> None:
+        """Index the rows of a part; texts that many rows share are kept once."""
+        words = self._words
+        for index, (key, at, *shared) in enumerate(part.heads()):
+            kind, model, device_class, campaign = (words.setdefault(word, word) for word in shared)
+            entry = _Entry(kind, key, model, device_class, campaign, at, part, index)
+            keep_newest(self._of_keys.setdefault((kind, key), {}), model, entry)
+            keep_newest(self._nearest, (kind, model, device_class), entry)
+            if campaign == self.campaign:
+                keep_newest(self._own, (kind, key, model), entry)
+                self._latest = max(self._latest, at)
+
+    def _merge_steps(self) -> None:
+        """Merge parts of one size, and then of the next, as often as there are enough of them."""
+        level = 0
+        while len(alike := [part for part in self._own_parts if _level(part) == level]) >= MERGE_AT:
+            self._merge(alike)
+            level += 1
+
+    def _merge(self, parts: Sequence[Part]) -> None:
+        """Make one part of several, without the rows that newer ones took the place of. Readers see either form, or both."""
+        self.check()
+        rows = (row for part in parts for index, row in enumerate(part.rows()) if self._is_newest(row, part, index))
+        merged = self._written(encode(rows))
+        self._own_parts = [part for part in self._own_parts if part not in parts]
+        self._add_own(merged)
+        for part in parts:
+            if part.path is not None:
+                with suppress(OSError):  # its rows are there twice, then
+                    remove(part.path)
+                if self._remote is not None:
+                    drop_part(self._remote, part.path.name)
+
+    def _written(self, content: bytes) -> Part:
+        if self._remote is None:
+            return write_part(self.folder, self._name(), content)
+        name = part_name(self._name(), content)
+        send_part(self._remote, name, content)
+        return Part(content, self.folder / name)
+
+    def _is_newest(self, row: LedgerRow, part: Part, index: int) -> bool:
+        newest = self._own[row.kind, row.key, row.model]
+        return newest.part is part and newest.place == index
+
+
+def _level(part: Part) -> int:
+    """0 of a part with few rows, 1 of one that MERGE_AT of them made, and so on."""
+    level, rows = 0, part.num_rows
+    while rows >= MERGE_AT:
+        level, rows = level + 1, rows // MERGE_AT
+    return level
+
+
+def keep_newest(rows: dict[_Key, _Timed], key: _Key, row: _Timed) -> None:
+    """Put a row under its key, unless a newer one is there."""
+    known = rows.get(key)
+    if known is None or known.time <= row.time:
+        rows[key] = row

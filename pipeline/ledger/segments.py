@@ -1,0 +1,219 @@
+"""Parts: the files of a ledger. Each holds some rows, is written aside, synced and renamed, and never changed afterwards.
+
+    <campaign>@<time>-<token>-<n>.<crc>.arrow    Arrow IPC file, zstd; rows in batches of BATCH_ROWS; crc is the CRC-32 of its bytes
+    <campaign>@<time>-<pid>-<n>.parquet          earlier releases, one row or many; still read
+
+A part is kept in memory as its compressed bytes, and decoded a batch at a time when a row's data is asked for: so a ledger of many
+rows takes little memory, and its files may be compacted away by others meanwhile.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freezer.errors import StoreUnreachableError
+from freezer.files.atomic import remove, retried, write_whole
+
+SUFFIX, OLD_SUFFIX = ".arrow", ".parquet"
+
+BATCH_ROWS = 32
+"""Rows that are compressed, and decoded, together."""
+
+_SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("key", pa.string()),
+        ("model", pa.string()),
+        ("device_class", pa.string()),
+        ("campaign", pa.string()),
+        ("time", pa.float64()),
+        ("data", pa.string()),
+    ]
+)
+_HEAD = ["key", "time", "kind", "model", "device_class", "campaign"]
+_DATA = "data"
+
+Kind = Literal["build", "outcome", "campaign"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One thing that is finished.
+
+    Attributes:
+        kind: `build`, `outcome`, or `campaign` (see campaign_record.py).
+        key: build_key or judge_key, `data["parts"]` are its parts; or the campaign's name.
+        time: seconds since the epoch; of one campaign's rows, and of one key's, a later one has a later time.
+        text: the record, in JSON.
+    """
+
+    kind: Kind
+    key: str
+    model: str
+    device_class: str
+    campaign: str
+    time: float
+    text: str
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The record; decoded each time that it is asked for."""
+        record: Mapping[str, Any] = json.loads(self.text)
+        return record
+
+
+class Part:
+    """Some rows, kept compressed. `path` is None of one that is in memory alone.
+
+    Raises:
+        pyarrow.ArrowException: the bytes are not those of a part.
+    """
+
+    def __init__(self, content: bytes, path: Path | None) -> None:
+        self.path = path
+        self.size_bytes = len(content)
+        self._content = pa.py_buffer(content)
+        self._batch: tuple[int, list[str]] = (-1, [])
+        self.num_rows = sum(batch.num_rows for batch in self._batches(["time"]))
+
+    def heads(self) -> Iterator[tuple[Any, ...]]:
+        """Key, time, kind, model, device class and campaign of each row, in order."""
+        for batch in self._batches(_HEAD):
+            yield from zip(*(batch.column(name).to_pylist() for name in _HEAD), strict=True)
+
+    def text(self, row: int) -> str:
+        """The record of a row, in JSON."""
+        index, within = divmod(row, BATCH_ROWS)
+        if self._batch[0] == index:
+            return self._batch[1][within]
+        texts: list[str] = pa.ipc.open_file(self._content).get_batch(index).column(_DATA).to_pylist()
+        if self.num_rows > BATCH_ROWS:  # neighbours are asked for next; of a small part little is gained
+            self._batch = (index, texts)
+        return texts[within]
+
+    def rows(self) -> Iterator[LedgerRow]:
+        """Every row, in order."""
+        for batch in self._batches(_SCHEMA.names):
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield LedgerRow(*values)
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        options = pa.ipc.IpcReadOptions(included_fields=[_SCHEMA.get_field_index(name) for name in names])
+        reader = pa.ipc.open_file(self._content, options=options)
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+
+
+def encode(rows: Iterable[LedgerRow]) -> bytes:
+    """The bytes of a part with some rows, in batches of BATCH_ROWS."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        waiting = iter(rows)
+        while batch := list(islice(waiting, BATCH_ROWS)):
+            columns = zip(*(_values(row) for row in batch), strict=True)
+            writer.write_batch(
+                pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+            )
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _values(row: LedgerRow) -> tuple[Any, ...]:
+    return row.kind, row.key, row.model, row.device_class, row.campaign, row.time, row.text
+
+
+def part_name(name: str, content: bytes) -> str:
+    """The name of the file of a part, which has the checksum of its content."""
+    return f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
+
+
+def write_part(folder: Path, name: str, content: bytes) -> Part:
+    """A new part with a file, which is on the disk when this returns.
+
+    Args:
+        folder: of the ledger.
+        name: of the file, without checksum and suffix.
+        content: of `encode`.
+
+    Raises:
+        StoreUnreachableError: it cannot be written (a full disk); there is no file then.
+    """
+    path = folder / part_name(name, content)
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise StoreUnreachableError(f"the ledger {folder} cannot be written: {error}") from error
+    return Part(content, path)
+
+
+def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
+    """The files of a ledger's parts, of all campaigns or of one, sorted."""
+    mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
+    return sorted(path for suffix in (SUFFIX, OLD_SUFFIX) for path in folder.glob(f"{mine}{suffix}"))
+
+
+def remove_partial(folder: Path, campaign: str) -> None:
+    """Remove what drivers of a campaign that were killed had begun to write; for its one driver."""
+    for path in folder.glob(f".{glob.escape(campaign)}@*.partial"):
+        remove(path)
+    for path in folder.glob(f".lease-{glob.escape(campaign)}.json.*"):
+        remove(path)
+
+
+def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
+    """The parts of a ledger that are not known yet. What others compact away meanwhile is found again in their new parts.
+
+    Raises:
+        StoreUnreachableError: a part is damaged.
+    """
+    seen = set(known)
+    missing = True
+    while missing:
+        missing = False
+        for path in part_paths(folder):
+            if path in seen:
+                continue
+            seen.add(path)
+            part = _read(path)
+            if part is None:
+                missing = True
+            else:
+                yield part
+
+
+def read_rows(folder: Path, *, kinds: Collection[Kind] = KINDS) -> Iterator[LedgerRow]:
+    """The rows of a ledger, of some kinds; a row that is being compacted may be met twice.
+
+    Raises:
+        StoreUnreachableError: a part is damaged.
+    """
+    for part in read_folder(folder):
+        yield from (row for row in part.rows() if row.kind in kinds)
+
+
+def _read(path: Path) -> Part | None:
+    """The part of a file; None of a file that is gone."""
+    try:
+        if path.suffix == OLD_SUFFIX:
+            table = pq.read_table(path, schema=_SCHEMA)
+            columns = (table.column(name).to_pylist() for name in _SCHEMA.names)
+            return Part(encode(LedgerRow(*values) for values in zip(*columns, strict=True)), path)
+        content = retried(path.read_bytes)
+        if f"{zlib.crc32(content):08x}" != path.name.split(".")[-2]:
+            raise pa.ArrowInvalid("its bytes are not those that were written")
+        return Part(content, path)
+    except FileNotFoundError:
+        return None
+    except (OSError, pa.ArrowException) as error:
+        raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to go on without its rows") from error

@@ -1,0 +1,43 @@
+"""Events that a campaign shows while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.records.outcome import Outcome
+
+STYLES = {"published": "green", "kept-eager": "cyan", "rejected": "yellow", "failed": "red", "unstable": "magenta"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something began or ended.
+
+    Attributes:
+        kind: `note` concerns the campaign; `build` and `judge` began, `built` and `judged` ended; `outcome` is
+            final: published and in the ledger.
+        what: `model device_class recipe`.
+        text: more, for people.
+    """
+
+    kind: Literal["note", "build", "built", "judge", "judged", "outcome"]
+    what: str = ""
+    text: str = ""
+    outcome: Outcome | None = None
+
+
+def verdict_text(outcome: Outcome) -> str:
+    """A verdict in a few words: `published inductor-frozen 1.84x (1.79 to 1.90)`."""
+    words = ["unchanged:", outcome.verdict] if outcome.cached else [outcome.verdict]
+    if outcome.verdict == "failed":
+        words.append(f"({outcome.failure})")
+    if outcome.recipe:
+        words.append(outcome.recipe)
+    if outcome.speedup is not None:
+        words.append(f"{outcome.speedup:.2f}x")
+        if outcome.speedup_ci:
+            words.append(f"({outcome.speedup_ci[0]:.2f} to {outcome.speedup_ci[1]:.2f})")
+    if outcome.failed and outcome.reason:
+        words.append(f"- {outcome.coded_reason}")
+    return " ".join(words)

@@ -1,0 +1,175 @@
+"""Reports: the table people read at the end, and the JSON of `--json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from freezer.errors import InfrastructureError
+from freezer.files.atomic import write_whole
+from freezer.files.paths import made_parent
+from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
+from pipeline.records.events import STYLES
+from pipeline.records.outcome import Outcome
+
+UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
+"""Failures whose reason alone does not say what happened: the end of the log is printed with them."""
+
+_LEFT = ("model", "device class", "verdict", "recipe")
+_COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version", "build s", "judge s")
+_DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", "recipe")
+"""Columns that a narrow terminal goes without, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignReport:
+    """What a campaign came to.
+
+    Attributes:
+        campaign: its name.
+        started, finished: seconds since the epoch.
+        outcomes: of every (model, device class), in the order of the catalog.
+        infrastructure: what failed of Ray, MLflow or the store, in one sentence each.
+        interrupted: stopped by a person before the end.
+    """
+
+    campaign: str
+    started: float
+    finished: float
+    outcomes: tuple[Outcome, ...]
+    infrastructure: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """As docs/contract.md says: 130, else 3, else 1, else 0."""
+        if self.interrupted:
+            return INTERRUPTED
+        if self.infrastructure or any(outcome.failure == "infrastructure" for outcome in self.outcomes):
+            return INFRASTRUCTURE
+        return FAILED if any(outcome.failed for outcome in self.outcomes) else OK
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the `--json` file."""
+        return {
+            "campaign": self.campaign,
+            "started": _iso(self.started),
+            "finished": _iso(self.finished),
+            "exit_code": self.exit_code,
+            "outcomes": [outcome.for_json_report() for outcome in self.outcomes],
+        }
+
+    def write_json(self, path: Path) -> None:
+        """Write the `--json` file, whole or not at all.
+
+        Raises:
+            InfrastructureError: it cannot be written (a full disk).
+        """
+        try:
+            write_whole(made_parent(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+        except OSError as error:
+            raise InfrastructureError(
+                f"--json {path} cannot be written: {error}; nothing else is lost: the same command writes it from the ledger"
+            ) from error
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def print_report(report: CampaignReport, console: Console) -> None:
+    """Print the table of verdicts, and why where one is not published."""
+    console.print(_table(report, console))
+    for (model, reason), alike in _reasons(report.outcomes).items():
+        classes = ", ".join(outcome.device_class for outcome in alike)
+        console.print(Text.assemble((f"{model} {classes}: ", "bold"), reason), soft_wrap=True)
+        if alike[0].log_tail and alike[0].failure in UNEXPLAINED:
+            console.print(Text(_indented(alike[0].log_tail), style="dim"), soft_wrap=True)
+    for failure in report.infrastructure:
+        console.print(Text(failure, style="red"), soft_wrap=True)
+    console.print(_summary(report), soft_wrap=True)
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """What kept models from being published, once for all classes of a model that it holds for."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.verdict != "published" and outcome.coded_reason:
+            found.setdefault((outcome.model, outcome.coded_reason), []).append(outcome)
+    return found
+
+
+def _table(report: CampaignReport, console: Console) -> Table:
+    """The table of outcomes, with as many columns as the console has room for."""
+    rows = [_cells(outcome) for outcome in report.outcomes]
+    columns = list(_COLUMNS)
+    for dropped in ("", *_DROPPED_FIRST):
+        columns = [name for name in columns if name != dropped]
+        table = Table(title=f"campaign {report.campaign}", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+        for name in columns:
+            table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
+        for cells in rows:
+            table.add_row(*(cells[name] for name in columns))
+        if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+            break
+    return table
+
+
+def _cells(outcome: Outcome) -> dict[str, Text | str]:
+    verdict = outcome.verdict if outcome.failure is None else f"{outcome.verdict}: {outcome.failure}"
+    latency, drift = outcome.latency_ms or {}, outcome.drift or {}
+    p50, eager = latency.get("p50"), latency.get("eager_p50")
+    ratio = drift.get("error_ratio")
+    ci = f" ({outcome.speedup_ci[0]:.2f}-{outcome.speedup_ci[1]:.2f})" if outcome.speedup_ci else ""
+    return {
+        "model": outcome.model,
+        "device class": outcome.device_class,
+        "verdict": Text(f"{verdict}, unchanged" if outcome.cached else verdict, style=STYLES.get(outcome.verdict, "")),
+        "recipe": outcome.recipe or "",
+        "speedup (95% CI)": f"{outcome.speedup:.2f}x{ci}" if outcome.speedup is not None else "",
+        "p50 ms": f"{p50:.3g}" if p50 is not None else "",
+        "eager ms": f"{eager:.3g}" if eager is not None else "",
+        "error ratio": f"{ratio:.2f}" if ratio is not None else "",
+        "version": str(outcome.version or ""),
+        "build s": f"{outcome.build_s:.1f}" if not outcome.cached else "",
+        "judge s": f"{outcome.judge_s:.1f}" if not outcome.cached else "",
+    }
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines()[-8:])
+
+
+def _summary(report: CampaignReport) -> str:
+    counts: dict[str, int] = {}
+    for outcome in report.outcomes:
+        counts[outcome.verdict] = counts.get(outcome.verdict, 0) + 1
+    unchanged = sum(outcome.cached for outcome in report.outcomes)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no outcome"
+    note = f" ({unchanged} unchanged)" if unchanged else ""
+    stopped = "; interrupted, the same command goes on from here" if report.interrupted else ""
+    return f"{words}{note} in {report.finished - report.started:.0f} s{stopped}"
+
+
+def print_next_steps(outcomes: Sequence[Outcome], console: Console, *, store: str, tracking_uri: str) -> None:
+    """Print the three commands to try next: browse, pull, load."""
+    published = [outcome for outcome in outcomes if outcome.version is not None]
+    if not published:
+        return
+    model = published[0].model
+    location = "" if store == "./store" else f" --store {store}"
+    argument = f'"{model}"' if store == "./store" else f'"{model}", store="{store}"'
+    console.print("\n[bold]Try next[/bold] (in the environment: . .venv/bin/activate)", highlight=False)
+    console.print(f"  browse   mlflow ui --backend-store-uri {tracking_uri}", highlight=False, soft_wrap=True)
+    console.print(f"  pull     coldpress pull {model}{location} --dest pulled/{model}", highlight=False, soft_wrap=True)
+    console.print(f"  load     python -c 'import freezer; print(freezer.load({argument}))'", highlight=False, soft_wrap=True)

@@ -1,0 +1,201 @@
+"""The status of a campaign, from the ledger and its lease alone: while it runs, when it has ended, and when its driver died."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from freezer.errors import StoreUnreachableError
+from freezer.files.buckets import SCHEMES
+from freezer.store.store import Store, one_spelling
+from pipeline.ledger.lease import Holder, lease_of, living_holder, read_holder
+from pipeline.ledger.ledger import ledger_folder
+from pipeline.ledger.segments import Kind, read_rows
+from pipeline.tracking.ledger_replay import History
+
+BUILD: Kind = "build"
+
+State = Literal["running", "finished", "interrupted", "broken off", "dead"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A failed or rejected outcome, and why."""
+
+    model: str
+    device_class: str
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """Where a campaign stands.
+
+    Attributes:
+        state: `dead`: it has not ended, and its driver is gone.
+        catalog: what was asked for.
+        planned: outcomes that it is to reach, or was to reach, bad entries among them; `reached` are final.
+        unchanged: of those, taken over from earlier campaigns.
+        built, builds_failed: its own builds since it started.
+        verdicts: number of outcomes by verdict.
+        failures: the failed and rejected ones.
+        started, last_sign, finished: seconds since the epoch; the second is the newest row or heartbeat.
+        exit_code: of one that has ended.
+        driver: who drives it, or drove it when it died; None where no lease tells.
+    """
+
+    campaign: str
+    state: State
+    catalog: str
+    planned: int
+    reached: int
+    unchanged: int
+    built: int
+    builds_failed: int
+    verdicts: dict[str, int]
+    failures: tuple[Failure, ...]
+    started: float
+    last_sign: float
+    finished: float | None
+    exit_code: int | None
+    driver: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; times as ISO 8601 in UTC."""
+        times = {name: iso(getattr(self, name)) for name in ("started", "last_sign", "finished")}
+        return {**asdict(self), **times}
+
+
+def campaign_status(store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Status:
+    """Where a campaign stands; nothing is locked or written.
+
+    Args:
+        store: that it publishes to.
+        campaign: its name.
+        tell: told what is waited for, where a driver of another machine may be alive or dead.
+
+    Raises:
+        UsageError: the store knows no such campaign; the message lists those that it knows.
+        StoreUnreachableError: the ledger cannot be read.
+    """
+    return _status(store, History(store), campaign, tell)
+
+
+def status_if_known(uri: str, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Status | None:
+    """As `campaign_status`; None where the store's folder is not there yet, or the ledger does not know the campaign yet.
+
+    Args:
+        uri: of the store that it publishes to.
+        campaign: its name.
+        tell: as of `campaign_status`.
+
+    Raises:
+        StoreUnreachableError: the bucket or the ledger cannot be read.
+    """
+    if urlparse(uri).scheme not in SCHEMES and not Path(one_spelling(uri)).exists():
+        return None
+    store = Store.open(uri)
+    history = History(store)
+    return _status(store, history, campaign, tell) if campaign in history.campaigns() else None
+
+
+def _status(store: Store, history: History, campaign: str, tell: Callable[[str], None]) -> Status:
+    record = history.record(campaign)
+    holder, alive = _driver(store, campaign, tell)
+    if alive:  # it may have written meanwhile
+        history = History(store)
+        record = history.record(campaign)
+    reached = [item.outcome for item in history.members(campaign, record)]
+    outcomes = [*reached, *record.problems]
+    builds = {}
+    last_sign = max((record.started, *(item.time for item in history.members(campaign, record) if not item.outcome.cached)))
+    for row in read_rows(ledger_folder(store), kinds=(BUILD,)):
+        if row.campaign == campaign and row.time >= record.started:
+            builds[row.key] = row.data["failure"]
+            last_sign = max(last_sign, row.time)
+    return Status(
+        campaign=campaign,
+        state=_state(alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code),
+        catalog=record.catalog,
+        planned=record.num_planned,
+        reached=len(outcomes),
+        unchanged=sum(outcome.cached for outcome in outcomes),
+        built=sum(failure is None for failure in builds.values()),
+        builds_failed=sum(failure is not None for failure in builds.values()),
+        verdicts=dict(Counter(outcome.verdict for outcome in outcomes)),
+        failures=tuple(
+            Failure(model=o.model, device_class=o.device_class, verdict=o.verdict, reason=o.coded_reason or "")
+            for o in outcomes
+            if o.failed
+        ),
+        started=record.started,
+        last_sign=max(last_sign, holder.beat_time if holder else 0.0, record.finished or 0.0),
+        finished=record.finished,
+        exit_code=record.exit_code,
+        driver=holder.who if holder else None,
+    )
+
+
+def _driver(store: Store, campaign: str, tell: Callable[[str], None]) -> tuple[Holder | None, bool]:
+    """Who holds the lease of a campaign, and whether that driver lives."""
+    path = lease_of(ledger_folder(store), campaign, store.remote)
+    try:
+        holder = read_holder(path)
+        if holder is None:
+            return None, False
+        if holder.is_here():
+            return holder, not holder.is_dead()
+        living = living_holder(path, tell)
+    except OSError as error:
+        raise StoreUnreachableError(f"the lease {path} cannot be read: {error}") from error
+    return living or holder, living is not None
+
+
+def _state(alive: bool, finished: float | None, *, interrupted: bool, exit_code: int | None) -> State:
+    if alive:
+        return "running"
+    if finished is None:
+        return "dead"
+    if interrupted:
+        return "interrupted"
+    return "broken off" if exit_code == 3 else "finished"
+
+
+def in_words(status: Status, store: str) -> list[str]:
+    """The lines that people are shown, with how to go on where it has not come to its end."""
+    took = (status.finished or time.time()) - status.started
+    lines = [
+        f"campaign {status.campaign} of {status.catalog}: {status.state}"
+        + (f", exit code {status.exit_code}" if status.exit_code is not None and status.state != "running" else ""),
+        f"started {iso(status.started)}, {took:.0f} s ago"
+        if status.finished is None
+        else f"started {iso(status.started)}, ended {iso(status.finished)}",
+        f"{status.reached} of {status.planned} outcomes: {_counted(status.verdicts)}; {status.unchanged} unchanged",
+        f"{status.built} built, {status.builds_failed} builds failed",
+        f"last sign of life {iso(status.last_sign)}" + (f", {status.driver}" if status.driver else ""),
+    ]
+    lines += [f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}" for item in status.failures]
+    if status.state == "running":
+        return lines
+    if status.state != "finished":
+        again = shlex.join(["python", "-m", "jobs.optimize", status.catalog, "--campaign", status.campaign, "--store", store])
+        why = {"dead": "its driver is dead", "interrupted": "it was interrupted", "broken off": "it broke off"}[status.state]
+        lines.append(f"{why}: `{again}`, with the options that it was given, goes on; what is finished is not done again")
+    return lines
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none yet"
+
+
+def iso(seconds: float | None) -> str | None:
+    """A time for people and programs; None of None."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,249 @@
+"""Places: the nodes of a fleet as a campaign fills them, by the rules of queue.py, and in turns with other campaigns.
+
+tick      nodes that came or went, and what the other campaigns say
+given_up  tasks that no node can serve
+judges    what to start alone on which node: nothing of ours runs there, and the others start nothing more
+builds    what to start on the nodes that build
+leave     a task ended
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from typing import Generic, Protocol, TypeVar
+
+from freezer.hardware.device_classes import PORTABLE
+from pipeline.cluster.autoscaling import MAX_ASKED, Ask
+from pipeline.cluster.coordination import REST_S, ClusterBoard, Turns
+from pipeline.cluster.nodes import Done, Node
+from pipeline.failures.classify import CODES
+from pipeline.planning.memory_estimate import BASE_BYTES
+from pipeline.records.events import Event
+from pipeline.scheduling.fleet import Fleet
+from pipeline.scheduling.queue import Placeable, Queue, missing, serves
+from pipeline.scheduling.slots import Slot, begins_turn, by_load, ends_turn
+
+CHECK_S = 2.0
+"""Between two looks at whether every task that waits has a node that could serve it, while the nodes stay the same."""
+
+BEGUN_S = 20.0
+"""Between two looks at whether a judge has begun; it is told when it has not at the second."""
+
+
+class Work(Placeable, Protocol):
+    """A task: a build, or a judge, whose `recipe` is None.
+
+    Attributes:
+        node: where it was last started.
+    """
+
+    recipe: str | None
+    node: Node | None
+
+    @property
+    def judge_cpus(self) -> int:
+        """That its item's judge needs."""
+
+
+_Task = TypeVar("_Task", bound=Work)
+_GivenUp = tuple[_Task, str, str, str]
+
+
+class Places(Generic[_Task]):
+    """Slots, turns, and the tasks that wait for them.
+
+    Args:
+        fleet: whose nodes are filled.
+        waiting, ready: builds and judges that wait; tasks are taken out when they are given to a node.
+        show: takes the events.
+    """
+
+    def __init__(self, fleet: Fleet, waiting: Queue[_Task], ready: Queue[_Task], show: Callable[[Event], None]) -> None:
+        self._fleet, self._waiting, self._ready, self._show = fleet, waiting, ready, show
+        self._slots: dict[str, Slot] = {}
+        self._turns: Turns | None = None
+        self._under_way: dict[int, _Task] = {}
+        self._without_node: dict[str, float] = {}
+        self._unserved: dict[str, Ask] = {}
+        self._checked_for: tuple[Node, ...] | None = None
+        self._next_check = 0.0
+        self._check_again = False
+        self._next_held = 0.0
+
+    @property
+    def turns(self) -> Turns:
+        """Begun with the first look at the cluster."""
+        if self._turns is None:
+            self._turns = Turns(ClusterBoard(self._fleet.cluster.head) if self._fleet.cluster.joined else None)
+        return self._turns
+
+    def tick(self) -> None:
+        """Take in what has changed, and ask for what is wanted."""
+        self._fleet.tick()
+        self.turns.tick()
+        nodes = {node.node_id: node for node in self._fleet.nodes}
+        for node_id in self._slots.keys() - nodes.keys():
+            del self._slots[node_id]
+            self.turns.release(node_id)
+        for node_id in nodes.keys() - self._slots.keys():  # what runs on one that was in doubt is still on it
+            self._slots[node_id] = slot = Slot(node=nodes[node_id])
+            for task in self._under_way.values():
+                if task.node and task.node.node_id == node_id:
+                    (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
+        self._tell_held()
+        self._fleet.ask(self._asks())
+
+    def judges(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
+        """The judges to start now, each with its slot; turns begin and end here."""
+        for slot in self._slots.values():
+            ready, waiting, node_id = self._ready.num_for(slot.node), self._waiting.num_for(slot.node), slot.node.node_id
+            if ends_turn(slot, ready=ready, waiting=waiting, others=self.turns.others):
+                self._end_turn(slot)
+            if begins_turn(slot, self._slots.values(), ready=ready, waiting=waiting, now=time.monotonic()):
+                slot.turn = True
+            if not slot.turn or slot.judge or slot.builds:
+                continue
+            task = self._ready.take(slot, self._fleet.nodes)
+            if task is None:
+                self._end_turn(slot)
+            elif not may_start(task):
+                self._ready.appendleft(task)
+                if slot.num_judged and self.turns.others:  # which may wait for this very node in their turn
+                    self._end_turn(slot)
+            else:
+                if not slot.num_judged:
+                    self.turns.claim(node_id)
+                yield slot, task
+
+    def builds(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
+        """The builds to start now, to every node that builds one after the other, so that all get some."""
+        num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
+        open_ = [slot for slot in self._slots.values() if not self.turns.claimed(slot.node.node_id)]
+        while open_:
+            for slot in by_load(open_):
+                waiting = self._waiting.num_for(slot.node)
+                task = self._waiting.take(slot, self._fleet.nodes) if slot.has_room(waiting, num_cpus) else None
+                if task is not None and may_start(task):
+                    yield slot, task
+                    continue
+                if task is not None:
+                    self._waiting.appendleft(task)
+                open_.remove(slot)
+
+    def enter(self, task: _Task, slot: Slot) -> None:
+        """A task was started in a slot."""
+        (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
+        task.node = slot.node
+        self._under_way[id(task)] = task
+
+    def leave(self, task: _Task, done: Done) -> None:
+        """A task ended, or was lost."""
+        self._under_way.pop(id(task), None)
+        slot = self._slots.get(task.node.node_id) if task.node else None
+        if slot is not None:
+            slot.ends(task.device_class, judge=task.recipe is None)
+        if done.lost and task.node:
+            self._fleet.doubt(task.node)
+
+    def check_again(self) -> None:
+        """See soon whether the tasks that wait have a node: one of them needs something else than before."""
+        self._check_again = True
+
+    def judges_here(self) -> bool:
+        """Whether a judge runs where the driver stands, or another campaign has its turn there."""
+        home = self._fleet.cluster.home
+        here = self._slots.get(home) if self._slots else None
+        return here is not None and (here.judge or self.turns.claimed(home))
+
+    def given_up(self) -> list[_GivenUp[_Task]]:
+        """Tasks that no node can serve, with type, code and reason: at once for want of memory, later for want of a node."""
+        nodes, now = self._fleet.nodes, time.monotonic()
+        if nodes == self._checked_for and (not (self._unserved or self._check_again) or now < self._next_check):
+            return []
+        self._checked_for, self._next_check = nodes, now + CHECK_S
+        gone: list[_GivenUp[_Task]] = []
+        without: dict[str, float] = {}
+        self._unserved = _unserved((*self._waiting, *self._ready, *self._under_way.values()), nodes)
+        for task in (*self._waiting, *self._ready):
+            too_large, name = missing(task, nodes), task.device_class
+            if too_large is not None:
+                gone.append((task, "memory", CODES["memory"], too_large))
+            elif not any(serves(task, node) for node in nodes):
+                without[name] = since = self._without_node.get(name, now)
+                if now - since >= self._fleet.patience_s:
+                    why = f"no node serves {name} with {task.least_cpus} CPUs, for {now - since:.0f} s; start one, and run again"
+                    gone.append((task, "infrastructure", "CP-NO-NODE", why))
+        for name in without.keys() - self._without_node.keys():
+            self._show(Event(kind="note", text=f"no node serves {name} now; waiting up to {self._fleet.patience_s:g} s for one"))
+        self._without_node = without
+        self._waiting.remove(task for task, *_ in gone)
+        self._ready.remove(task for task, *_ in gone)
+        self._check_again = bool(gone)  # the judge of what is built of the same item may have no node either
+        return gone
+
+    def close(self) -> None:
+        """Leave the cluster to the other campaigns."""
+        self.turns.close()
+
+    def _end_turn(self, slot: Slot) -> None:
+        slot.turn, slot.num_judged = False, 0
+        slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
+        self.turns.release(slot.node.node_id)
+
+    def _tell_held(self) -> None:
+        """Say of judges, once of each, that they have not begun, since somebody else holds something of their node."""
+        now = time.monotonic()
+        if now < self._next_held:
+            return
+        self._next_held = now + BEGUN_S
+        for slot in self._slots.values():
+            if not slot.judge or slot.held_looks > 1 or now < slot.judge_since + BEGUN_S:
+                continue
+            held = self._fleet.cluster.held(slot.node)
+            slot.held_looks = slot.held_looks + 1 if held else 0
+            if slot.held_looks > 1:
+                what = f"node {slot.node.node_id[:12]} is not free to be judged on: {held}"
+                self._show(Event(kind="note", text=f"{what}; the judge begins when nothing else runs there"))
+
+    def _asks(self) -> Counter[Ask]:
+        """What to ask an autoscaler for. Of a class that has no node for all that waits, one that has; else nodes for what waits,
+        up to a doubling of the cores that are there.
+        """
+        asked = Counter(ask for ask in self._unserved.values() if not any(_covers(other, ask) for other in self._unserved.values()))
+        for name in self._waiting.counts().keys() | self._ready.counts().keys():
+            num_cpus = MAX_ASKED * sum(slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes)
+            for task in chain(self._waiting.line(name), self._ready.line(name)) if name not in self._unserved else ():
+                num_cpus -= task.least_cpus
+                if num_cpus < 0:
+                    break
+                asked[_ask_of(task, task.least_cpus)] += 1
+        return asked
+
+
+def _ask_of(task: Work, num_cpus: int) -> Ask:
+    """What is asked for a task. Its estimate of memory is none of it: where no node has as much, it makes do with less."""
+    least = task.demand.least
+    return Ask(device_class=task.device_class, num_cpus=num_cpus, memory_bytes=least if least > BASE_BYTES else None)
+
+
+def _unserved(tasks: Iterable[Work], nodes: Collection[Node]) -> dict[str, Ask]:
+    """By class, what the largest task needs that no node serves, or whose judge none will: builds alone end in no verdict."""
+    largest: dict[str, Ask] = {}
+    for task in tasks:
+        if not any(serves(task, node) and node.num_cpus >= task.judge_cpus for node in nodes):
+            ask = _ask_of(task, task.judge_cpus)
+            largest[ask.device_class] = max(ask, largest.get(ask.device_class, ask), key=_size)
+    return largest
+
+
+def _size(ask: Ask) -> tuple[int, int]:
+    """By which the larger of two is told."""
+    return ask.num_cpus, ask.memory_bytes or 0
+
+
+def _covers(other: Ask, ask: Ask) -> bool:
+    """Whether the node that another asks for serves what is portable, too."""
+    return ask.device_class == PORTABLE != other.device_class and _size(other) >= _size(ask)

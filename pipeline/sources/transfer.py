@@ -1,0 +1,211 @@
+"""Shipping: an entry whose files and code lie in the store, for workers that do not see this machine's disk.
+
+Files lie under their digest. Python modules, and the files that an entry lists, lie in one tree under the digest of all of them,
+each at its absolute path within the tree: so a module still finds its neighbours, and what it reads beside `__file__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sysconfig
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from freezer.errors import SourceError
+from freezer.files.atomic import copy_whole, make_folder, move
+from freezer.files.digest import digest_file
+from freezer.freezing.models.python_modules import module_file
+from freezer.freezing.models.sources import FILE_KINDS
+from freezer.store.store import WORK
+from pipeline.catalog.entry import Entry
+from pipeline.workspace.staging import own_path, remove_tree
+from pipeline.workspace.workspace import Workplace
+
+SHIPPED = Path("/coldpress-sources")
+"""Stands for a machine's folder of shipped files, in entries that travel between machines that share none."""
+
+INSTALLED = {"site-packages", "dist-packages"}
+
+
+def ship(entry: Entry, folder: Path) -> Entry:
+    """The entry with every path in `folder`; copying it again copies nothing."""
+    source = entry.source
+    if source.kind in FILE_KINDS:
+        source = replace(source, location=str(_ship_file(Path(source.location), folder)), origin=str(source))
+    elif source.kind == "transformers" and Path(source.location).is_dir():
+        root = Path(source.location)
+        tree = _ship_tree([path for path in root.rglob("*") if path.is_file()], folder)
+        source = replace(source, location=str(_within(tree, root)), origin=str(source))
+    samples = _ship_file(entry.samples, folder) if isinstance(entry.samples, Path) else entry.samples
+    search_path = tuple(dict.fromkeys((*source.search_path, *entry.search_path)))
+    named = [entry.task_metric] if entry.task_metric else []
+    if source.kind == "python":
+        named.append(source.location)
+    files = {*entry.files, *(file for name in named for file in module_closure(name.partition(":")[0], search_path))}
+    if source.kind == "pickle":  # the classes that a pickle names may be anywhere in its code
+        own = [root for root in source.search_path if root not in entry.search_path]
+        files |= {file for root in own for file in Path(root).rglob("*.py")}
+    if files:
+        tree = _ship_tree(sorted(files), folder)
+        search_path = tuple(str(_within(tree, Path(root))) for root in search_path)
+    return replace(entry, source=replace(source, search_path=search_path), samples=samples, search_path=search_path, files=())
+
+
+def sent(entry: Entry, folder: Path, place: Workplace) -> Entry:
+    """A shipped entry as it travels to machines that share no folder: what it names is in the bucket, and its paths say which.
+
+    Args:
+        entry: of `ship`.
+        folder: that it was shipped to.
+        place: of the store.
+
+    Raises:
+        StoreUnreachableError: the bucket cannot be written.
+    """
+    for unit in _units(entry, folder):
+        if not place.has("sources", unit):
+            place.keep(folder / unit, "sources", unit)
+    return _moved(entry, folder, SHIPPED)
+
+
+def arrived(entry: Entry, place: Workplace) -> Entry:
+    """An entry as it is loaded here: what `sent` put into the bucket is brought to this machine, once.
+
+    Raises:
+        SourceError: it is not there.
+        IntegrityError: it is not what was sent.
+        StoreUnreachableError: the bucket cannot be read.
+    """
+    units = _units(entry, SHIPPED)
+    for unit in units:
+        if not place.bring("sources", unit, place.folder("sources", unit)):
+            raise SourceError(f"source {entry.source}: {unit} is not in the store; run the campaign again", code="CP-FETCH")
+    return _moved(entry, SHIPPED, place.root / WORK / "sources") if units else entry
+
+
+def _paths(entry: Entry) -> list[str]:
+    named = (entry.source.location, entry.samples, *entry.source.search_path, *entry.search_path)
+    return [str(path) for path in named if path is not None]
+
+
+def _units(entry: Entry, folder: Path) -> list[str]:
+    """The names in a folder that an entry's paths lie in."""
+    inside = [Path(path).relative_to(folder).parts[0] for path in _paths(entry) if Path(path).is_relative_to(folder)]
+    return list(dict.fromkeys(inside))
+
+
+def _moved(entry: Entry, old: Path, new: Path) -> Entry:
+    def of(path: str) -> str:
+        return str(new / Path(path).relative_to(old)) if Path(path).is_relative_to(old) else path
+
+    source = replace(entry.source, location=of(entry.source.location), search_path=tuple(map(of, entry.source.search_path)))
+    samples = Path(of(str(entry.samples))) if isinstance(entry.samples, Path) else entry.samples
+    return replace(entry, source=source, samples=samples, search_path=tuple(map(of, entry.search_path)))
+
+
+def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
+    """The files of a module and of all modules under `search_path` that it imports, found without running any.
+
+    An import that is made at run time, by importlib, is not found: an entry lists such files under `files:`.
+    """
+    found: dict[str, Path] = {}
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current in found:
+            continue
+        file = module_file(current, search_path)
+        if file is None or not any(file.is_relative_to(root) for root in search_path) or _is_installed(file):
+            continue
+        found[current] = file
+        parents = current.split(".")
+        waiting += [".".join(parents[: index + 1]) for index in range(len(parents) - 1)]
+        if file.suffix == ".py":
+            package = current if file.name == "__init__.py" else current.rpartition(".")[0]
+            waiting += _imports(file, package)
+    return set(found.values())
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a module is a package's that workers install for themselves: an environment may lie inside of a project."""
+    paths = sysconfig.get_paths()
+    return bool(INSTALLED & set(file.parts)) or any(file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib"))
+
+
+def _imports(file: Path, package: str) -> Iterator[str]:
+    """Names of modules that a file imports; of `from a import b` both `a` and `a.b`, which may be one."""
+    for node in ast.walk(ast.parse(file.read_bytes(), filename=str(file))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                above = parts[: len(parts) - node.level + 1]
+                base = ".".join((*above, base) if base else above)
+            if base:
+                yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*")
+
+
+def _ship_file(path: Path, folder: Path) -> Path:
+    if path.is_relative_to(folder):
+        return path
+    digest = digest_file(path)
+    dest = folder / digest.removeprefix("sha256:")
+    _once(dest, lambda partial: _copy(path, partial / path.name, digest))
+    return dest / path.name
+
+
+def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
+    """A folder that holds the files at their absolute paths."""
+    digests = {str(file): digest_file(file) for file in files}
+    tree = folder / hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+
+    def copy(partial: Path) -> None:
+        for name, digest in digests.items():
+            dest = _within(partial, Path(name))
+            make_folder(dest.parent)
+            _copy(Path(name), dest, digest)
+
+    _once(tree, copy)
+    return tree
+
+
+def _copy(path: Path, dest: Path, digest: str) -> None:
+    """A copy of a file as it was when it was looked at: what lies under a digest stays there.
+
+    Raises:
+        SourceError: it has changed since.
+    """
+
+    def check(copy: Path) -> None:
+        if digest_file(copy) != digest:
+            raise SourceError(f"{path} was written to while it was copied; run again when it is whole", code="CP-FETCH-DIGEST")
+
+    copy_whole(path, dest, check=check)
+
+
+def _within(tree: Path, path: Path) -> Path:
+    return tree / path.absolute().relative_to(path.anchor or "/")
+
+
+def _once(dest: Path, fill: Callable[[Path], object]) -> None:
+    """Fill a folder aside and give it its name, unless it is there."""
+    if dest.is_dir():
+        return
+    make_folder(dest.parent)
+    partial = own_path(dest.parent.parent, f"ship-{uuid.uuid4().hex}")
+    make_folder(partial, mode=0o700)
+    try:
+        fill(partial)
+        partial.chmod(0o755)
+        move(partial, dest)
+    except OSError:
+        if not dest.is_dir():
+            raise
+    finally:
+        remove_tree(partial)

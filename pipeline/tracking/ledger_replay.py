@@ -1,0 +1,201 @@
+"""Replay: bring MLflow up to date from the ledger alone. Doing it again changes nothing.
+
+history   the ledger, read without a lock: campaigns, and every outcome row
+replay    one campaign after the other, each under its lock, through the same Tracker that logged it while it ran
+
+A campaign shows the outcomes that its record names. One that was killed shows what is final: rows of its own, and what it took over
+for models of which nothing is missing. Outcomes that only an earlier start of the campaign reached get their runs too, and are no
+part of the summary, as when they were reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from freezer.errors import InfrastructureError, UsageError
+from freezer.store.store import Store
+from pipeline.exit_codes import INTERRUPTED
+from pipeline.ledger.campaign_record import CampaignRecord, Member
+from pipeline.ledger.lease import campaign_lock
+from pipeline.ledger.ledger import keep_newest, ledger_folder
+from pipeline.ledger.segments import LedgerRow, part_paths, read_rows
+from pipeline.records.outcome import Outcome
+from pipeline.tracking.tracker import ArtifactMode, Tracker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """What a replay came to.
+
+    Attributes:
+        num_logged, num_unchanged: outcomes that something was written for, and those that MLflow showed already.
+        failures: what went wrong, one sentence each.
+        broke_off: MLflow could not be reached any more.
+    """
+
+    num_logged: int = 0
+    num_unchanged: int = 0
+    failures: tuple[str, ...] = ()
+    broke_off: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """An outcome, and when it was reached, in seconds since the epoch."""
+
+    outcome: Outcome
+    time: float
+
+
+def replay(
+    store: Store, tracking_uri: str, campaign: str | None, *, mode: ArtifactMode = "copy", say: Callable[[str], None] = print
+) -> Replayed:
+    """Log a campaign's outcomes to MLflow, as far as it does not show them already; or those of every campaign, in order of time.
+
+    Args:
+        store: that the campaigns published to; its ledger is read, and never written.
+        tracking_uri: of MLflow.
+        campaign: its name; None takes all, and passes over those that are being run.
+        mode: whether MLflow holds whole artifacts, or references.
+        say: takes a line for each campaign and for whatever else people should know.
+
+    Raises:
+        UsageError: the store knows no such campaign; the message lists those that it knows.
+        InfrastructureError: the campaign is being run.
+        StoreUnreachableError: the store or its ledger cannot be read.
+    """
+    history = History(store)
+    if campaign is not None:
+        history.record(campaign)
+        return _replay_one(store, history, tracking_uri, campaign, mode, say)
+    total = Replayed()
+    for name in history.campaigns():
+        try:
+            one = _replay_one(store, history, tracking_uri, name, mode, say)
+        except InfrastructureError as error:
+            say(f"campaign {name} is left to its own driver: {error}")
+            continue
+        total = Replayed(
+            num_logged=total.num_logged + one.num_logged,
+            num_unchanged=total.num_unchanged + one.num_unchanged,
+            failures=(*total.failures, *one.failures),
+            broke_off=one.broke_off,
+        )
+        if one.broke_off:
+            break
+    return total
+
+
+def _replay_one(
+    store: Store, history: History, tracking_uri: str, campaign: str, mode: ArtifactMode, say: Callable[[str], None]
+) -> Replayed:
+    with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
+        history.refresh(campaign)
+        record = history.record(campaign)
+        members = history.members(campaign, record)
+        tracker = Tracker(tracking_uri, campaign, store, mode=mode)
+        tracker.start(record.catalog, record.started, resume=False)
+        for of_model in _by_model((*history.others(campaign, record), *members)):
+            tracker.log([item.outcome for item in of_model], reached=max(item.time for item in of_model))
+        killed = record.finished is None
+        tracker.finish(
+            [*(item.outcome for item in members), *record.problems],
+            INTERRUPTED if record.exit_code is None else record.exit_code,  # one that was killed told none
+            interrupted=record.interrupted or killed,
+            finished=max([record.started, *(item.time for item in members)]) if killed else record.finished,
+        )
+    say(f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged} already there")
+    for line in (*tracker.notes, *tracker.failures):
+        say(line)
+    return Replayed(
+        num_logged=tracker.num_logged,
+        num_unchanged=tracker.num_unchanged,
+        failures=tuple(tracker.failures),
+        broke_off=tracker.broke_off,
+    )
+
+
+def _by_model(items: Sequence[Reached]) -> list[list[Reached]]:
+    """The outcomes of each model together, as they were published."""
+    models: dict[str, list[Reached]] = {}
+    for item in items:
+        models.setdefault(item.outcome.model, []).append(item)
+    return list(models.values())
+
+
+class History:
+    """A ledger as it is read for replay: every campaign's newest rows, whoever wrote them."""
+
+    def __init__(self, store: Store) -> None:
+        self._folder = ledger_folder(store)
+        self._parts: set[str] = set()
+        self._records: dict[str, LedgerRow] = {}
+        self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}  # by judge_key and model, then by campaign
+        self._read()
+
+    def campaigns(self) -> list[str]:
+        """The names of all campaigns, the one that ended or started last at the end."""
+        return sorted(self._records, key=lambda name: self._records[name].time)
+
+    def record(self, campaign: str) -> CampaignRecord:
+        """What a campaign comprises.
+
+        Raises:
+            UsageError: there is no such campaign.
+        """
+        row = self._records.get(campaign)
+        if row is None:
+            known = ", ".join(self.campaigns()) or "none"
+            raise UsageError(f"the ledger {self._folder} knows no campaign {campaign!r}; it knows: {known}")
+        return CampaignRecord.from_json(row.data)
+
+    def refresh(self, campaign: str) -> None:
+        """Read again if the campaign has written since; to be called under its lock."""
+        if not {path.name for path in part_paths(self._folder, campaign)} <= self._parts:
+            self._read()
+
+    def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
+        """The outcomes of a campaign that are final, in the order of the catalog."""
+        until = self._records[campaign].time if record.finished is not None else float("inf")
+        found = [(member, self._row(campaign, member, until)) for member in record.members]
+        unfinished = {member.model for member, row in found if row is None}
+        return [
+            Reached(outcome=_outcome(row, cached=member.cached), time=row.time)
+            for member, row in found
+            if row is not None and not (member.cached and member.model in unfinished)
+        ]
+
+    def others(self, campaign: str, record: CampaignRecord) -> list[Reached]:
+        """What only earlier starts of a campaign reached: the newest outcome of each model and class that its record lacks."""
+        named = {(member.model, member.device_class) for member in record.members}
+        newest: dict[tuple[str, str], LedgerRow] = {}
+        for rows in self._outcomes.values():
+            row = rows.get(campaign)
+            if row is not None and (row.model, row.device_class) not in named:
+                known = newest.get((row.model, row.device_class))
+                if known is None or known.time < row.time:
+                    newest[row.model, row.device_class] = row
+        return [Reached(outcome=_outcome(row, cached=False), time=row.time) for row in newest.values()]
+
+    def _row(self, campaign: str, member: Member, until: float) -> LedgerRow | None:
+        """The row of a member: its own, or of what it took over the newest at that time."""
+        rows = self._outcomes.get((member.judge_key, member.model), {})
+        if not member.cached:
+            return rows.get(campaign)
+        before = [row for row in rows.values() if row.time <= until]
+        return max(before, key=lambda row: row.time) if before else min(rows.values(), key=lambda row: row.time, default=None)
+
+    def _read(self) -> None:
+        paths = part_paths(self._folder)
+        for row in read_rows(self._folder, kinds=("campaign", "outcome")):
+            if row.kind == "campaign":
+                keep_newest(self._records, row.key, row)
+            elif row.kind == "outcome":
+                keep_newest(self._outcomes.setdefault((row.key, row.model), {}), row.campaign, row)
+        self._parts = {path.name for path in paths}
+
+
+def _outcome(row: LedgerRow, *, cached: bool) -> Outcome:
+    """The outcome of a row as its campaign has it: the row of one of its own may have been written anew when it went on."""
+    return replace(Outcome.from_json(row.data["outcome"]), cached=cached)

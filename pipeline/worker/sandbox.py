@@ -1,0 +1,402 @@
+"""Isolation: a function in a child process with limits, so that a crash, a hang or an exception is one typed result.
+
+The child is forked from a forkserver that has torch imported already, which takes half a second instead of several. The forkserver
+inherits the environment of this process, so a class's instruction-set limits, set when the worker started, hold in every child.
+Between the two stands a keeper (supervisor.py), which watches the limits and ends all that the child has started.
+
+A worker ends by SIGKILL or os._exit, which clean nothing up. So the socket that its forkserver listens at loses its name as soon as
+it is there: the worker reaches it by a handle, and no file is left to remove.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from freezer.errors import InfrastructureError
+from freezer.files.atomic import make_folder
+from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
+from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY, End, EndKind, failure_of, message_of
+from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, SupervisorReport, keep
+from pipeline.workspace.processes import KILL_WAIT_S, adopting, children, descendants, kill
+from pipeline.workspace.staging import remove_tree
+
+PRELOAD = [
+    "torch",
+    "torch._inductor.compile_fx",
+    "freezer.freezing.candidates.build",
+    "freezer.freezing.validation.judge",
+    "freezer.freezing.packaging.assemble",
+    "pipeline.worker.supervisor",
+]
+START_LIMIT_S = 300.0
+"""Until a child must have started. The first one of a worker waits until its forkserver has imported torch, which takes seconds, or
+a minute from a cold disk; that is no item's fault, and counts against none of its limits."""
+LISTENER, ABANDONED_S = "coldpress-fork-", 3600.0
+"""How the folder is called in which a forkserver's socket has a name for some milliseconds, and the age at which one was left by a
+worker that was killed within them."""
+PROBE = "coldpress-probe-"
+"""How the folder of a task that has no store is called; it lives for minutes."""
+GRACE_S = 60.0
+"""Beyond an item's time, until a keeper that says nothing is taken for dead."""
+LOG_TAIL_LINES = 20
+_TAIL_BYTES = 20_000
+_LINE_CHARACTERS = 400
+_TRACE = "(most recent call first):"
+"""How faulthandler begins."""
+_HANDLES = "/proc/self/fd/"
+_UNKNOWN_STATUS = 255
+"""What multiprocessing says of a process whose forkserver died first."""
+VMSTAT = Path("/proc/vmstat")
+SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
+"""What a process may ask for beyond its limit of resident memory: stacks of threads, arenas, and what it never touches."""
+
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """How much an item may use.
+
+    Attributes:
+        limit_bytes: resident memory of the child and its children together.
+        asked: whether its entry says so; else it is what one item may have of this machine.
+        bounds_requests: whether one process may not ask for much more than that either: right of all but CUDA, whose
+            processes reserve more than there is.
+    """
+
+    limit_bytes: int
+    asked: bool = True
+    bounds_requests: bool = True
+
+    @property
+    def data_bytes(self) -> int | None:
+        """See keeper.Bounds."""
+        spare = SPARE_BYTES + SPARE_BYTES_PER_CPU * (os.cpu_count() or 1)
+        return self.limit_bytes + spare if self.bounds_requests else None
+
+
+def run_isolated(
+    function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, timeout_s: float, memory: Memory
+) -> End:
+    """Run a function in a child process of its own; nothing that the child starts survives this call.
+
+    Args:
+        function: importable by name, not of the main module; its result must pickle.
+        args: that pickle.
+        folder: where the child's temporary files go.
+        log: where all that the child prints goes.
+        timeout_s: wall time, from the moment that the child has started.
+        memory: what it may use.
+
+    Raises:
+        InfrastructureError: no child could be started.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    make_folder(log.parent)
+    bounds = Bounds(timeout_s=timeout_s, memory_bytes=memory.limit_bytes, data_bytes=memory.data_bytes)
+    own, keepers = context.Pipe()
+    payload = pickle.dumps((function, args))
+    process = context.Process(target=keep, args=(payload, str(folder), str(log), bounds, keepers), daemon=False)
+    oom_kills = _oom_kills()
+    before: set[int] = set()
+    kept: SupervisorReport | None = None
+    with adopting():
+        try:
+            _start(process)
+            keepers.close()
+            _expect_start(own)
+            before = set(children(os.getpid()))
+            kept = _hear(own, timeout_s + GRACE_S)
+        finally:
+            keepers.close()
+            own.close()  # a keeper that is still at work ends everything now
+            reaped = _end(process)
+            if kept is None or kept.left or not reaped:
+                _kill_adopted(before)
+    end = _ended(kept, timeout_s=timeout_s, memory=memory, starved=_oom_kills() > oom_kills)
+    if kept is not None:
+        end = replace(end, peak_bytes=kept.peak_bytes, wall_s=kept.wall_s)
+    if end.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
+        message = f"torch could not write a file, and {end.message}; {ROOM}"
+        end = replace(end, kind="disk", failure="disk", code=CODES["disk"], message=message)
+    return end if end.kind == "ok" else replace(end, log_tail=log_tail(log))
+
+
+def _start(process: ForkServerProcess) -> None:
+    """Start a keeper. A forkserver that hangs while it starts up would be waited for without end, so a thread waits for it.
+
+    Raises:
+        InfrastructureError: the keeper did not start within START_LIMIT_S, or its forkserver died.
+    """
+    failed: list[BaseException] = []
+    given_up = threading.Event()
+
+    def start() -> None:
+        try:
+            with _without_main():
+                _start_forkserver()
+                process.start()
+        except BaseException as error:
+            failed.append(error)
+        if given_up.is_set() and process.pid is not None:
+            process.kill()
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    try:
+        thread.join(START_LIMIT_S)
+    finally:
+        if thread.is_alive():
+            given_up.set()
+    if given_up.is_set():
+        raise _did_not_start()
+    if failed:
+        why = f"{type(failed[0]).__name__}: {failed[0]}"
+        raise InfrastructureError(f"a child process could not be started ({why}); look at this node's memory") from failed[0]
+
+
+def _start_forkserver() -> None:
+    """Have this process's forkserver run, with a socket that is in no folder.
+
+    multiprocessing would leave the socket, and its folder, to the end of this process. Linux connects to a socket by a handle on
+    its file (O_PATH), which needs no name. An abstract socket has none either, but any user of the machine could connect to it.
+    """
+    server: Any = forkserver._forkserver
+    settings: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    with _starting, _short_name_of_a_folder() as folder:
+        before, own_folder = server._forkserver_address, settings.get("tempdir")
+        settings["tempdir"] = folder
+        try:
+            server.ensure_running()
+        finally:
+            settings["tempdir"] = own_folder
+        if not server._forkserver_address.startswith(f"{folder}/"):
+            return
+        server._forkserver_address = f"{_HANDLES}{os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)}"
+        if before is not None and before.startswith(_HANDLES):  # of a forkserver that died
+            os.close(int(before.removeprefix(_HANDLES)))
+        _remove_abandoned_folders()
+
+
+@contextlib.contextmanager
+def _short_name_of_a_folder() -> Iterator[str]:
+    """A temporary folder by a handle: a socket's path may have 108 characters, and a long TMPDIR leaves it too few."""
+    with tempfile.TemporaryDirectory(prefix=LISTENER) as folder:
+        handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"{_HANDLES}{handle}"
+        finally:
+            os.close(handle)
+
+
+def _remove_abandoned_folders() -> None:
+    base = Path(tempfile.gettempdir())
+    for folder in (*base.glob(f"{LISTENER}*"), *base.glob(f"{PROBE}*")):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                remove_tree(folder)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide this process's main module: multiprocessing would run it again in each keeper, and Ray's takes a second."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _expect_start(keeper: Connection) -> None:
+    """Wait for a keeper's first word.
+
+    Raises:
+        InfrastructureError: it said nothing within START_LIMIT_S, or died.
+    """
+    started = time.monotonic()
+    if _hear(keeper, START_LIMIT_S) is None:
+        if time.monotonic() - started >= START_LIMIT_S:
+            raise _did_not_start()
+        raise InfrastructureError("a child process could not be started (it died at once); look at this node's memory")
+
+
+def _did_not_start() -> InfrastructureError:
+    return InfrastructureError(
+        f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; look at "
+        "this node's disk and memory"
+    )
+
+
+def _hear(keeper: Connection, limit_s: float) -> Any:
+    """What a keeper says next; None of one that died or said nothing in time."""
+    with contextlib.suppress(EOFError, OSError):
+        if keeper.poll(limit_s):
+            return keeper.recv()
+    return None
+
+
+def _end(process: ForkServerProcess) -> bool:
+    """Wait until a keeper is gone; one that does not go is killed with all that is below it.
+
+    Returns:
+        Whether its forkserver has reaped it; one that died leaves it to this process.
+    """
+    if process.pid is None:
+        return True
+    process.join(KILL_WAIT_S + 10)
+    if process.exitcode is None:
+        below = descendants(process.pid)
+        kill([process.pid, *below])
+        process.join(KILL_WAIT_S)
+    status = process.exitcode
+    if status is not None:
+        process.close()
+    return status not in (None, _UNKNOWN_STATUS)
+
+
+def _kill_adopted(before: set[int]) -> None:
+    """Kill what a dead keeper has left to this process: its children now, though it started none of them."""
+    deadline = time.monotonic() + KILL_WAIT_S
+    while time.monotonic() < deadline:
+        found = [pid for pid in children(os.getpid()) if pid not in before and _is_of_another_session(pid)]
+        if not found:
+            return
+        kill(found)
+        for pid in found:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _is_of_another_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) != os.getsid(0)
+    except ProcessLookupError:
+        return False
+
+
+def _ended(kept: SupervisorReport | None, *, timeout_s: float, memory: Memory, starved: bool) -> End:
+    """The End of a child, from what its keeper told; `starved` if the kernel has killed for want of memory meanwhile."""
+    if kept is None:
+        how = "the process that watches it was killed, by the kernel or by the model's own code"
+        return _starved(how, None) if starved else _stopped("crash", how)
+    if kept.stopped is not None:
+        return _passed(kept, timeout_s, memory)
+    if kept.result is not None:
+        end = _unpickled(kept.result)
+        if end.failure == "memory":
+            return _without_memory(end, memory)
+        return _starved(f"the kernel ended one of its processes: {end.message}", kept) if starved and end.kind == "error" else end
+    code = os.waitstatus_to_exitcode(kept.status) if kept.status is not None else None
+    if code == -signal.SIGKILL and starved:
+        return _starved("the kernel ended it", kept)
+    how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
+    return _stopped("crash", f"the process {how} without a result; the end of its log may say why")
+
+
+def _passed(kept: SupervisorReport, timeout_s: float, memory: Memory) -> End:
+    """The End of a child that was stopped."""
+    match kept.stopped:
+        case "timeout":
+            return _stopped("timeout", f"did not end within {timeout_s:g} s; raise limits.timeout_s")
+        case "memory":
+            code = CODES["memory"] if memory.asked else NODE_MEMORY
+            message = f"used more than {memory.limit_bytes / 1e9:.1f} GB{_more_memory(memory)}"
+            return replace(_stopped("memory", message), code=code, tried_bytes=memory.limit_bytes)
+        case "output":
+            most = LOG_LIMIT_BYTES / 1e6
+            return _stopped("output", f"printed more than {most:.0f} MB; print less while the model loads and runs")
+        case "processes":
+            found = f"had {kept.num_processes} processes at a time, expected at most {MAX_PROCESSES}"
+            return _stopped("processes", f"{found}; start fewer while the model loads and runs")
+        case "keeper":
+            number, text = kept.error
+            kind: EndKind = "disk" if failure_of(OSError(number, text)) == "disk" else "infrastructure"
+            return _stopped(kind, f"the process that watches it could not go on ({text}); look at this node's disk and processes")
+        case "disk":
+            return _stopped(
+                "disk", "its temporary files filled the disk; make room, or let the model write less while it loads and runs"
+            )
+        case _:
+            most = RESULT_LIMIT_BYTES / 1e6
+            return replace(_stopped("error", f"handed over a result of more than {most:.0f} MB"), code="CP-ERROR")
+
+
+def _without_memory(end: End, memory: Memory) -> End:
+    """The End of a child that was refused memory: it asked for more than there is, or than its limit and what is spare beyond."""
+    if end.code == GPU_MEMORY:
+        return replace(end, message=f"{end.message}; end what else runs on that GPU, or take a larger one or a smaller batch")
+    message = (
+        f"asked for more memory than its {memory.limit_bytes / 1e9:.1f} GB and some spare ({end.message}){_more_memory(memory)}"
+    )
+    return replace(end, code=CODES["memory"] if memory.asked else NODE_MEMORY, message=message, tried_bytes=memory.limit_bytes)
+
+
+def _more_memory(memory: Memory) -> str:
+    return "; raise limits.memory_gb" if memory.asked else ", what one item may have of this machine; take a larger worker"
+
+
+def _starved(how: str, kept: SupervisorReport | None) -> End:
+    """The End of a child of which the kernel's OOM killer took a part."""
+    peak = 0 if kept is None else kept.peak_bytes
+    message = (
+        f"this machine ran out of memory when it used {peak / 1e9:.1f} GB ({how}); run less beside it, or take a larger worker"
+    )
+    return End(kind="memory", failure="memory", code=NODE_MEMORY, message=message, tried_bytes=peak)
+
+
+def _unpickled(result: bytes) -> End:
+    """The End that a child handed over; what cannot be read here is an error of its own."""
+    try:
+        end = pickle.loads(result)  # of a child that runs the item's code, which may do what it likes on this machine anyway
+    except Exception as error:
+        return replace(_stopped("error", f"its result cannot be read: {message_of(error)}"), code="CP-ERROR")
+    return end if isinstance(end, End) else replace(_stopped("error", "handed over something else than a result"), code="CP-ERROR")
+
+
+def _stopped(kind: EndKind, message: str) -> End:
+    return End(kind=kind, failure=kind, code=CODES.get(kind), message=message)
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since this machine started; 0 where it does not tell."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log; of a long traceback at its end the calls that count, the innermost."""
+    lines = [line[:_LINE_CHARACTERS] for line in _last_of(log).splitlines()]
+    traces = [number for number, line in enumerate(lines) if line.endswith(_TRACE)]
+    if traces and len(lines) - traces[-1] > LOG_TAIL_LINES // 2:
+        innermost = traces[-1] + LOG_TAIL_LINES // 2
+        lines = [*lines[:innermost], *(line for line in lines[innermost:] if line.startswith("coldpress: "))]
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def _last_of(log: Path) -> str:
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""

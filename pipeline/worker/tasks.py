@@ -1,0 +1,300 @@
+"""Tasks: what runs on a worker. Each runs its heavy half in an isolated child, and leaves its results in the store.
+
+    probe    what a class's workers build with
+    build    one recipe, one model, one class     -> STORE/.coldpress/candidates/<build_key>/
+    judge    all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>-<model>/
+
+A result is moved to its name in one step, so a task that is started again finds it whole or not at all. Nothing here imports ray,
+and torch only in the children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freezer.errors import IntegrityError
+from freezer.files.atomic import make_folder, write_whole
+from freezer.freezing.packaging.freezing_record import size_bytes, strides_equal, tried_json
+from freezer.hardware.device_classes import device_class
+from freezer.store.store import WORK
+from pipeline.catalog.entry import Entry
+from pipeline.failures.classify import End
+from pipeline.failures.policy import decide
+from pipeline.records.outcome import CandidateReport
+from pipeline.sources.transfer import arrived
+from pipeline.worker.probe import memory_limit
+from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
+from pipeline.worker.sandbox import run_isolated
+from pipeline.workspace.checksums import damage_of, note_digests
+from pipeline.workspace.layout import WALL_TIME, candidate_folder, judged_name, log_path
+from pipeline.workspace.staging import own_path, remove_tree, staging_folder
+from pipeline.workspace.workspace import Workplace, workplace
+
+if TYPE_CHECKING:
+    from freezer.freezing.models.subject import Subject
+    from freezer.freezing.target.target import Target
+    from freezer.freezing.validation.judge import Judgement, Trial
+    from freezer.freezing.validation.migration import Migration
+
+NICENESS = (-10, 0)
+"""Tried in this order: before all others where the process may be, else no worse than others."""
+
+
+DRIFT = "CP-DRIFT"
+"""The code of a rejected outcome."""
+
+MAX_LISTED_IN_LEDGER = 10
+"""Names in each list of a report that the ledger keeps; the manifest keeps more."""
+
+
+REMOVED: Mapping[str, Any] = {
+    "kind": "error",
+    "failure": "error",
+    "code": "CP-ERROR",
+    "message": "what was made is gone from its staging folder: the model's code, or somebody else, removed it meanwhile",
+}
+
+
+def build(request: BuildRequest) -> BuildResult:
+    """Build a candidate, unless the store has it."""
+    place = workplace(request.store)
+    if place.has("candidates", request.key):
+        return BuildResult(key=request.key, recipe=request.recipe, cached=True)
+    with staging_folder(str(place.root)) as staging:
+        end = _isolated(_build_child, replace(request, entry=arrived(request.entry, place)), staging)
+        if end.kind == "ok":
+            with contextlib.suppress(FileNotFoundError):
+                write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
+                if place.remote is None:  # what goes through a bucket has the digests of its marker
+                    note_digests(staging / "candidate")
+            if not place.keep(staging / "candidate", "candidates", request.key):
+                end = replace(end, **REMOVED)
+        return BuildResult(
+            key=request.key,
+            recipe=request.recipe,
+            failure=end.failure,
+            code=end.code,
+            message=end.message,
+            log_tail=end.log_tail,
+            wall_s=end.wall_s,
+            peak_bytes=end.peak_bytes,
+            tried_bytes=end.tried_bytes,
+        )
+
+
+def _build_child(request: BuildRequest, staging: Path) -> None:
+    from freezer.freezing.candidates.build import build as build_candidate
+    from freezer.freezing.models.release import is_large
+    from freezer.freezing.recipes.recipes import RECIPES
+    from freezer.freezing.target.target import target_here
+    from freezer.hardware.peak_memory import own_process
+
+    own_process()
+    target = target_here(request.device_class, (request.num_threads, *request.further_threads))
+    folder = staging / "candidate"
+    folder.mkdir()
+    subject = load_subject(request.entry, target)
+    recipe = RECIPES[request.recipe]
+    # This process ends with the build. Inductor needs the memory of a large model; the others rather another way after a failure.
+    discard = is_large(subject.model) and all(lowering == "inductor" for _, lowering in recipe.ways)
+    build_candidate(subject, recipe, target, folder, discard=discard)
+
+
+def judge(request: JudgeRequest) -> JudgeResult:
+    """Judge the candidates, unless the store has the result of an undisturbed judge of the same ones."""
+    place, name = workplace(request.store), judged_name(request.key, request.entry.name, request.failures)
+    done = _judged(place, name)
+    if done is not None:
+        return done
+    with staging_folder(str(place.root)) as staging:
+        damage = _bring_candidates(place, request, staging)
+        if damage is not None:
+            return _failed_judge(request, End(kind="disk", failure="disk", code=IntegrityError.code, message=damage))
+        end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
+        result = _failed_judge(request, end)
+        if end.kind == "ok":
+            result = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+        # Kept until it is published: a driver may die before all classes of a model are judged.
+        is_final = decide(result.failure, result.code).kept == "key" if result.failure else result.verdict != "unstable"
+        if is_final:
+            with contextlib.suppress(FileNotFoundError):
+                if not result.has_artifact:
+                    remove_tree(staging / "judged")
+                    make_folder(staging / "judged")
+                write_whole(staging / "judged" / "result.json", json.dumps(asdict(result)).encode())
+            if not place.keep(staging / "judged", "judged", name):
+                return _failed_judge(request, replace(end, **REMOVED))
+            return _judged(place, name) or result  # another campaign's, which was faster: that artifact is published
+        return result
+
+
+def _judged(place: Workplace, name: str) -> JudgeResult | None:
+    """A result that lies in the store."""
+    done = place.read("judged", name, "result.json")
+    return None if done is None else JudgeResult.from_json(json.loads(done))
+
+
+def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) -> str | None:
+    """Have the candidates of a judge on this machine.
+
+    Returns:
+        What is wrong with one, if anything is: it is gone, or not what was built. It is removed, so that it is built again.
+    """
+    for recipe, key in request.builds.items():
+        folder = _candidate_here(request, staging, key, brought=place.remote is not None)
+        try:
+            damage = damage_of(folder) if place.bring("candidates", key, folder) else f"the candidate of {recipe} is gone"
+        except IntegrityError as error:
+            damage = str(error)
+        if damage is not None:
+            place.drop("candidates", key)
+            return f"{damage}, which the store's disk did, or somebody"
+    return None
+
+
+def _candidate_here(request: JudgeRequest, staging: Path, key: str, *, brought: bool) -> Path:
+    """Where a judge finds a candidate: in the store's folder, or in its own where the store is in a bucket."""
+    return staging / "candidates" / key if brought else candidate_folder(request.store, key)
+
+
+def _failed_judge(request: JudgeRequest, end: End) -> JudgeResult:
+    return JudgeResult(
+        key=request.key,
+        verdict="failed",
+        reason=end.message,
+        failure=end.failure,
+        code=end.code,
+        log_tail=end.log_tail,
+        judge_s=end.wall_s,
+        peak_bytes=end.peak_bytes,
+        tried_bytes=end.tried_bytes,
+    )
+
+
+def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
+    from freezer.freezing.candidates.candidate import Candidate
+    from freezer.freezing.models.python_modules import find_function
+    from freezer.freezing.models.weights import weights_digest
+    from freezer.freezing.packaging.assemble import assemble
+    from freezer.freezing.packaging.eager_fallback import VERDICT, keep_eager, serves_itself
+    from freezer.freezing.target.target import target_here
+    from freezer.freezing.validation.judge import judge as judge_candidates
+    from freezer.runtime.fingerprint import host_fingerprint
+
+    come_first()
+    entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
+    subject = load_subject(entry, target)
+    brought = (staging / "candidates").is_dir()
+    folders = [_candidate_here(request, staging, key, brought=brought) for key in request.builds.values()]
+    candidates = [Candidate.read(folder) for folder in folders]
+    metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
+    judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
+    provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
+    settings: dict[str, Any] = {"limits": entry.limits, "policy": request.policy, "failures": request.failures}
+    settings["provenance"] = provenance
+    folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
+    if has_artifact:
+        assemble(subject, judgement, target, dest=folder, **settings)
+    elif judgement.verdict == VERDICT and serves_itself(target):
+        artifact, served = keep_eager(subject, target, work=staging, out=folder, **settings)
+        judgement, has_artifact = replace(judgement, reason=f"{judgement.reason}; {served}"), artifact is not None
+    return replace(_summary(request, judgement, host_fingerprint(target.device)), has_artifact=has_artifact)
+
+
+def load_subject(entry: Entry, target: Target | None = None) -> Subject:
+    """The subject of an entry, on the device of a target if one is given; see `freezer.freezing.freeze.load_subject`."""
+    from freezer.freezing.freeze import load_subject as load
+
+    samples = Path(entry.samples) if entry.samples else None
+    return load(
+        entry.source,
+        name=entry.name,
+        spec=entry.spec,
+        samples=samples,
+        fill_up=entry.fill_up,
+        preserve=entry.preserve,
+        reset=entry.reset,
+        points=entry.points,
+        **({"device": target.device} if target else {}),
+    )
+
+
+def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
+    """A judgement as the ledger keeps it."""
+    best = judgement.best
+    eager = judgement.eager_latency_ms
+    metric = None
+    if judgement.task_metric is not None:
+        metric = {"eager": judgement.task_metric}
+        if best is not None and best.task_metric is not None:
+            metric[best.candidate.recipe] = best.task_metric
+    return JudgeResult(
+        key=request.key,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        code=DRIFT if judgement.verdict == "rejected" else None,
+        recipe=best.candidate.recipe if best else None,
+        speedup=best.speedup.value if best and best.speedup else None,
+        speedup_ci=(best.speedup.low, best.speedup.high) if best and best.speedup else None,
+        drift=best.drift.summary() if best and best.drift else None,
+        latency_ms={"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None,
+        task_metric=metric,
+        candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
+        host=host,
+    )
+
+
+def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateReport:
+    candidate = trial.candidate
+    converted = migration is not None and migration.recipe == candidate.recipe
+    return CandidateReport(
+        recipe=candidate.recipe,
+        build_key=key,
+        problem=trial.problem,
+        capture=candidate.capture,
+        lowering=candidate.lowering,
+        tried=tuple(tried_json(candidate.tried)),
+        build_s=candidate.build_s,
+        size_bytes=size_bytes(trial),
+        num_payloads=len(candidate.payloads),
+        drift=trial.drift.summary() if trial.drift else None,
+        latency_ms=trial.latency_ms,
+        speedup=trial.speedup.value if trial.speedup else None,
+        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
+        task_metric=trial.task_metric,
+        points=tuple(figures.to_json() for figures in trial.points),
+        warnings=candidate.warnings,
+        strides_equal=strides_equal(trial),
+        reports={path: report.to_json(max_listed=MAX_LISTED_IN_LEDGER) for path, report in candidate.reports.items()},
+        migration=migration.to_json() if migration and converted else None,
+    )
+
+
+def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path) -> End:
+    place = workplace(request.store)
+    log = own_path(place.root / WORK, f"{request.key}.log")  # another may be at the same work at the same time
+    limits = request.entry.limits
+    memory = memory_limit(limits, cuda=device_class(request.device_class).kind == "cuda")
+    end = run_isolated(child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
+    place.keep_log(log, log_path(str(place.root), request.key))
+    return end
+
+
+def come_first() -> int:
+    """Run this process, and all threads that it starts from now on, at the best niceness that it may have; which that is.
+
+    Ray runs workers at 15 unless it is told otherwise, and a process without the right to may not go back from there.
+    """
+    for wanted in NICENESS:
+        if os.getpriority(os.PRIO_PROCESS, 0) <= wanted:
+            break
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, wanted)
+            break
+    return os.getpriority(os.PRIO_PROCESS, 0)

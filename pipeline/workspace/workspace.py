@@ -1,0 +1,237 @@
+"""Workplace: where the work of a campaign lies, and how it travels between machines that share no folder.
+
+Of a store in a folder that all machines see, work lies in the store itself, and nothing travels. Of one in a bucket each machine
+works in a folder of its own, and what others need goes through the bucket:
+
+    STORE/.coldpress/<kind>/<key>/...      the files of a folder: candidates (build -> judge), judged (judge -> driver), sources
+    STORE/.coldpress/<kind>/<key>.json     its marker, written last: all files with digest and size. Without it there is no folder
+    STORE/.coldpress/logs/<key>.log        the whole log of a build or judge
+
+What is brought is compared with the digests of its marker before it gets its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import uuid
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from freezer.errors import IntegrityError, StoreUnreachableError
+from freezer.files.atomic import make_folder, move, remove
+from freezer.files.buckets import SCHEMES
+from freezer.files.digest import digest_file, verify_file
+from freezer.files.paths import check_inside
+from freezer.store.bucket import RemoteFiles
+from freezer.store.store import WORK, Store
+from pipeline.workspace.staging import move_whole, own_path, remove_tree
+
+Kind = Literal["candidates", "judged", "sources"]
+
+
+class Workplace:
+    """Where the work of one store lies on this machine. Make one with `workplace`.
+
+    Args:
+        root: the store's folder, or this machine's folder for the work of a store in a bucket.
+        remote: the bucket; None of a folder.
+    """
+
+    def __init__(self, root: Path, remote: RemoteFiles | None) -> None:
+        self.root, self.remote = root, remote
+        self._listed: dict[Kind, set[str]] = {}
+
+    def folder(self, kind: Kind, key: str) -> Path:
+        """Where a folder of work lies on this machine, if it is there."""
+        return self.root / WORK / kind / key
+
+    def has(self, kind: Kind, key: str) -> bool:
+        """Whether a folder of work is there, for all machines.
+
+        Raises:
+            StoreUnreachableError: that cannot be told.
+        """
+        if self.remote is None:
+            return self.folder(kind, key).is_dir()
+        return self._marker(kind, key) is not None
+
+    def had(self, kind: Kind, key: str) -> bool:
+        """The same as `has`, of a bucket by its listing when this was first asked: for questions about thousands of keys.
+
+        Raises:
+            StoreUnreachableError: that cannot be told.
+        """
+        if self.remote is None:
+            return self.has(kind, key)
+        if kind not in self._listed:
+            try:
+                names = self.remote.names(f"{WORK}/{kind}")
+            except OSError as error:
+                raise self._unreachable(error) from error
+            self._listed[kind] = {name.removesuffix(".json") for name in names if name.endswith(".json")}
+        return key in self._listed[kind]
+
+    def read(self, kind: Kind, key: str, name: str) -> bytes | None:
+        """A file of a folder of work; None where the folder is not there.
+
+        Raises:
+            StoreUnreachableError: it cannot be read.
+            OSError: of a local folder.
+        """
+        if self.remote is None:
+            folder = self.folder(kind, key)
+            try:
+                return (folder / name).read_bytes()
+            except FileNotFoundError:
+                if folder.is_dir():
+                    raise
+                return None
+        if self._marker(kind, key) is None:
+            return None
+        try:
+            return self.remote.read(f"{WORK}/{kind}/{key}/{name}")
+        except OSError as error:
+            raise self._unreachable(error) from error
+
+    def keep(self, made: Path, kind: Kind, key: str) -> bool:
+        """Give a folder that was made to all machines, whole or not at all; when another was first, its folder stays.
+
+        Args:
+            made: the folder, on this machine; a local store takes it, of a bucket's it stays.
+            kind, key: what it is.
+
+        Returns:
+            False if there is no such folder: the model's code has removed it.
+
+        Raises:
+            StoreUnreachableError: the bucket cannot be written.
+        """
+        if self.remote is None:
+            return move_whole(made, self.folder(kind, key))
+        there = self.has(kind, key)
+        if there or not made.is_dir():
+            return there
+        files = {str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()}
+        record = {name: {"digest": digest_file(path), "size_bytes": path.stat().st_size} for name, path in files.items()}
+        try:
+            for name, path in files.items():
+                self.remote.put(f"{WORK}/{kind}/{key}/{name}", path)
+            self.remote.write(f"{WORK}/{kind}/{key}.json", json.dumps({"files": record}, indent=1).encode())
+        except OSError as error:
+            raise self._unreachable(error) from error
+        return True
+
+    def bring(self, kind: Kind, key: str, dest: Path) -> bool:
+        """Have a folder of work at `dest`, on this machine; one that is there stays. False where there is none to bring.
+
+        Raises:
+            IntegrityError: a file is not what its marker says.
+            StoreUnreachableError: the bucket cannot be read.
+        """
+        if self.remote is None or dest.is_dir():
+            return dest.is_dir()
+        record = self._marker(kind, key)
+        if record is None:
+            return False
+        make_folder(dest.parent)
+        partial = own_path(self.root / WORK, f"bring-{uuid.uuid4().hex}")
+        make_folder(partial, mode=0o700)
+        try:
+            for name, item in record.items():
+                check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
+                make_folder((partial / name).parent)
+                self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name)
+                verify_file(partial / name, digest=str(item["digest"]), size_bytes=item["size_bytes"])
+            partial.chmod(0o755)
+            return move_whole(partial, dest)
+        finally:
+            remove_tree(partial)
+
+    def drop(self, kind: Kind, key: str, *, listed: bool = False) -> None:
+        """Remove a folder of work, for all machines: its marker first.
+
+        Args:
+            kind, key: what it is.
+            listed: of a bucket, only if it was there when `had` first looked, or was brought here.
+        """
+        here = self.folder(kind, key)
+        known = here.is_dir()
+        if known:  # in one step: nobody finds half of it, when this process is killed either
+            aside = own_path(self.root / WORK, f"drop-{uuid.uuid4().hex}")
+            with contextlib.suppress(OSError):
+                make_folder(aside.parent)
+                move(here, aside)
+            for folder in (aside, here):
+                remove_tree(folder)
+        if self.remote is None:
+            return
+        with contextlib.suppress(OSError, StoreUnreachableError, IntegrityError):
+            if listed and not known and not self.had(kind, key):
+                return
+            record = self._marker(kind, key)
+            if record is not None:
+                self.remote.remove(f"{WORK}/{kind}/{key}.json")
+                for name in record:
+                    self.remote.remove(f"{WORK}/{kind}/{key}/{name}")
+
+    def keep_log(self, log: Path, dest: Path) -> None:
+        """Give a log to all machines; one that cannot be given is lost.
+
+        Args:
+            log: that is written no more; it is moved.
+            dest: where it goes, in the store; of a bucket the last part counts.
+        """
+        with contextlib.suppress(OSError):
+            if self.remote is None:
+                make_folder(dest.parent)
+                move(log, dest)
+            else:
+                self.remote.put(f"{WORK}/logs/{dest.name}", log)
+        with contextlib.suppress(OSError):  # it lies among the staging folders
+            remove(log)
+
+    def _marker(self, kind: Kind, key: str) -> dict[str, Any] | None:
+        assert self.remote is not None
+        path = f"{WORK}/{kind}/{key}.json"
+        try:
+            files: dict[str, Any] = json.loads(self.remote.read(path))["files"]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unreachable(error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(f"{self.remote.where(path)} is damaged ({error}); delete it, and it is made again") from None
+        return files
+
+    def _fetch(self, path: str, dest: Path) -> None:
+        assert self.remote is not None
+        try:
+            self.remote.fetch(path, dest)
+        except FileNotFoundError:
+            raise IntegrityError(f"{self.remote.where(path)} is missing, which its marker names") from None
+        except OSError as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: OSError) -> StoreUnreachableError:
+        where = self.remote.where() if self.remote is not None else self.root
+        return StoreUnreachableError(f"store {where} cannot be reached: {error}")
+
+
+@functools.cache
+def workplace(store: str) -> Workplace:
+    """The workplace of a store on this machine.
+
+    Args:
+        store: its path, or the URI of a bucket.
+
+    Raises:
+        StoreUnreachableError: the bucket cannot be reached.
+        MissingDependencyError: it needs pyarrow, which is not installed.
+    """
+    if urlsplit(store).scheme not in SCHEMES:
+        return Workplace(Path(store), None)
+    opened = Store.open(store, create=True)
+    return Workplace(opened.root, opened.remote)

@@ -1,0 +1,61 @@
+"""Which payloads serve a number of threads, and which is for single sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from freezer.artifact.manifest import Payload
+from freezer.artifact.payload_selection import counts_of, is_special, serving, set_for, set_within, without_special
+from freezer.spec.inputs import Dim
+
+
+def payload(name: str, num_threads: int | None, batch: tuple[int, int] = (1, 8)) -> Payload:
+    dims = (Dim(name="batch", min=batch[0], max=batch[1]),)
+    return Payload(path=name, digest="", size_bytes=0, kind="inductor", num_threads=num_threads, dims=dims)
+
+
+ONE = [payload("batch1-threads1", 1, (1, 1)), payload("all-threads1", 1)]
+FOUR = [payload("batch1-threads4", 4, (1, 1)), payload("batch8-threads4", 4, (8, 8)), payload("all-threads4", 4)]
+BOTH = [*FOUR, *ONE]
+ANY = payload("all", None)
+
+
+@pytest.mark.parametrize(
+    ("held", "budget", "expected"),
+    [
+        (BOTH, 1, ONE),
+        (BOTH, 2, ONE),
+        (BOTH, 3, ONE),
+        (BOTH, 4, FOUR),
+        (BOTH, 64, FOUR),
+        (FOUR, 3, []),
+        ([ANY], 1, [ANY]),
+        ([*FOUR, ANY], 3, [ANY]),
+        ([*FOUR, ANY], 4, [*FOUR, ANY]),
+    ],
+)
+def test_the_count_itself_is_taken_or_the_largest_below(held: list[Payload], budget: int, expected: list[Payload]) -> None:
+    assert list(set_within(held, budget)) == expected
+
+
+def test_what_is_laid_out_for_a_count() -> None:
+    assert counts_of([*BOTH, ANY]) == (1, 4)
+    assert counts_of([ANY]) == ()
+    assert list(set_for([*BOTH, ANY], 1)) == [*ONE, ANY]
+
+
+def test_the_most_special_that_accepts_the_sizes_serves() -> None:
+    assert [getattr(serving(FOUR, {"batch": size}), "path", None) for size in (1, 2, 8, 9)] == [
+        "batch1-threads4",
+        "all-threads4",
+        "batch8-threads4",
+        None,
+    ]
+
+
+def test_special_is_what_another_of_the_same_count_could_serve() -> None:
+    assert [item.path for item in BOTH if is_special(item, BOTH)] == ["batch1-threads4", "batch8-threads4", "batch1-threads1"]
+    assert list(without_special(BOTH)) == [FOUR[-1], ONE[-1]]
+    alone = payload("all", 2, (4, 4))
+    assert without_special([alone]) == (alone,)
+    assert not is_special(FOUR[0], [FOUR[0], ONE[1]]), "the one for all sizes is laid out for another count"

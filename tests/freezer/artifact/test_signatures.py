@@ -1,0 +1,230 @@
+"""Signatures: what is signed is served, and nothing else; damaged, moved, foreign and missing ones are refused by name."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_public_key
+from typer.testing import CliRunner
+
+import freezer
+from freezer.artifact.signatures import ANNOTATION, SIGNATURE, public_of, read_keys
+from freezer.cli.app import app
+from freezer.errors import IncompatibleError, IntegrityError, UsageError
+from freezer.files.digest import digest_bytes
+from freezer.store.store import Store
+from tests.models import mlp
+from tests.steps import HERE, random_inputs
+
+X = random_inputs(2, 4)
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+@pytest.fixture
+def store(published: Store, tmp_path: Path) -> Store:
+    """A store of this test alone."""
+    shutil.copytree(published.root, tmp_path / "store")
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Files of a private key and its public one."""
+    return make_pair(tmp_path, "own")
+
+
+def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    private, public = folder / f"{name}.key", folder / f"{name}.pub"
+    private.write_bytes(private_pem(ec.generate_private_key(ec.SECP256R1())))
+    public.write_bytes(public_of(private))
+    return private, public
+
+
+def sign_all(store: Store, key: Path) -> list[bool]:
+    version = store.version("mlp")
+    return [store.sign(version, name, key) for name in sorted(version.images)]
+
+
+def test_what_is_signed_is_served_and_what_is_not_is_refused(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    private, public = pair
+    where = str(store.root)
+    with pytest.raises(IncompatibleError, match="unsigned: got no signature, expected one by the trusted key") as refused:
+        freezer.load("mlp", store=where, trusted_keys=[public])
+    assert {item.reason for item in refused.value.ladder} == {"unsigned"}
+    before = store.version("mlp")
+    assert sign_all(store, private) == [True] * len(before.images)
+    assert sign_all(store, private) == [False] * len(before.images), "this key has signed them"
+    assert store.version("mlp") == before, "a signature changes no artifact"
+    assert store.versions("mlp") == [1]
+    model = freezer.load("mlp", store=where, trusted_keys=[public])
+    assert model.ladder == ()
+    torch.testing.assert_close(model(X), mlp()(X))
+    _, foreign = make_pair(tmp_path, "foreign")
+    with pytest.raises(IncompatibleError, match="got signatures by other keys, expected one by the trusted key"):
+        freezer.load("mlp", store=where, trusted_keys=[foreign])
+    freezer.load("mlp", store=where, trusted_keys=[foreign, public], canary=False)
+
+
+def test_a_rung_without_a_signature_is_passed_over_for_one_that_has_it(store: Store, pair: tuple[Path, Path]) -> None:
+    private, public = pair
+    store.sign(store.version("mlp"), "portable", private)
+    model = freezer.load("mlp", store=str(store.root), trusted_keys=[public])
+    assert model.manifest is not None
+    assert model.manifest.device_class == "portable"
+    assert [(item.rung, item.reason) for item in model.ladder] == [(HERE, "unsigned")]
+
+
+def test_a_pulled_folder_has_the_signatures_of_both_keys(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    private, public = pair
+    second, second_public = make_pair(tmp_path, "second")
+    version = store.version("mlp")
+    folder = tmp_path / "pulled"
+    store.pull(version, HERE, folder)
+    with pytest.raises(IncompatibleError, match="got no signature"):
+        freezer.load(folder, trusted_keys=[public])
+    sign_all(store, private)
+    sign_all(store, second)
+    store.pull(version, HERE, folder)  # what is there already is kept, and its signatures come
+    for key in (public, second_public):
+        freezer.load(folder, trusted_keys=[key], canary=False)
+    assert len(json.loads((folder / SIGNATURE).read_text())["signed"]) == 2
+
+
+def edited(field: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Changes one field of signature.json."""
+
+    def edit(folder: Path) -> None:
+        found = json.loads((folder / SIGNATURE).read_text())
+        holder = found if field == "image" else found["signed"][0]
+        holder[field] = base64.b64encode(change(base64.b64decode(holder[field]))).decode()
+        (folder / SIGNATURE).write_text(json.dumps(found))
+
+    return edit
+
+
+def other_manifest(folder: Path) -> None:
+    """An attacker who can write the folder: a manifest with a wider gate."""
+    found = json.loads((folder / "manifest.json").read_text())
+    found["model"] = "another"
+    (folder / "manifest.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        (other_manifest, "a signature of another manifest.json"),
+        (edited("image", lambda data: data.replace(b"mlp", b"mlq")), "a signature of another artifact"),
+        (edited("payload", lambda data: data.replace(b"sha256:", b"sha256:0")), "signatures by other keys"),
+        (edited("signature", lambda data: data[:-1]), "signatures by other keys"),
+        (lambda folder: (folder / SIGNATURE).write_text('{"image": "", "signed": []}'), "no signature"),
+        (lambda folder: (folder / SIGNATURE).write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_changed_folder_is_refused(
+    store: Store, pair: tuple[Path, Path], tmp_path: Path, attack: Callable[[Path], None], reason: str
+) -> None:
+    private, public = pair
+    sign_all(store, private)
+    folder = tmp_path / "pulled"
+    store.pull(store.version("mlp"), HERE, folder)
+    attack(folder)
+    with pytest.raises(IncompatibleError, match=reason):
+        freezer.load(folder, trusted_keys=[public])
+
+
+def test_a_signature_of_one_artifact_does_not_vouch_for_another(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    private, public = pair
+    sign_all(store, private)
+    version = store.version("mlp")
+    for name in (HERE, "portable"):
+        store.pull(version, name, tmp_path / name)
+    shutil.copy(tmp_path / "portable" / SIGNATURE, tmp_path / HERE / SIGNATURE)
+    with pytest.raises(IncompatibleError, match=r"a signature of another manifest\.json"):
+        freezer.load(tmp_path / HERE, trusted_keys=[public])
+
+
+def test_a_damaged_artifact_is_not_vouched_for(store: Store, pair: tuple[Path, Path]) -> None:
+    version = store.version("mlp")
+    payload = store.manifest(version, HERE).payloads[0]
+    path = store.root / "mlp" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(IntegrityError, match="was changed or damaged"):
+        store.sign(version, HERE, pair[0])
+    assert store.signatures(version, HERE) is None
+
+
+def test_the_image_in_the_store_is_as_cosign_has_it(store: Store, pair: tuple[Path, Path]) -> None:
+    private, public = pair
+    version = store.version("mlp")
+    store.sign(version, HERE, private)
+    digest = version.images[HERE]["digest"]
+    tags = {
+        item["annotations"]["org.opencontainers.image.ref.name"]: item
+        for item in json.loads((store.root / "mlp" / "index.json").read_text())["manifests"]
+    }
+    assert set(tags) == {"1", "latest", f"{digest.replace(':', '-')}.sig"}
+    blobs = store.root / "mlp" / "blobs" / "sha256"
+    image = json.loads((blobs / tags[f"{digest.replace(':', '-')}.sig"]["digest"].removeprefix("sha256:")).read_bytes())
+    (layer,) = image["layers"]
+    assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
+    payload = (blobs / layer["digest"].removeprefix("sha256:")).read_bytes()
+    assert digest_bytes(payload) == layer["digest"]
+    assert json.loads(payload)["critical"]["image"] == {"docker-manifest-digest": digest}
+    signature = base64.b64decode(layer["annotations"][ANNOTATION])
+    key = load_pem_public_key(public.read_bytes())
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    key.verify(signature, payload, ec.ECDSA(SHA256()))
+
+
+def test_keys_that_are_none_are_usage_errors(tmp_path: Path) -> None:
+    remedy = "expected a public EC key on P-256, PEM"
+    with pytest.raises(UsageError, match=f"cannot be read: No such file or directory; {remedy}"):
+        read_keys([tmp_path / "absent"])
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(UsageError, match=remedy):
+        read_keys([tmp_path / "text"])
+    other = tmp_path / "p384"
+    other.write_bytes(private_pem(ec.generate_private_key(ec.SECP384R1())))
+    with pytest.raises(UsageError, match="expected a private EC key on P-256, PEM without a password"):
+        public_of(other)
+
+
+def test_the_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None:
+    private, public = map(str, pair)
+    where = str(store.root)
+    refused = CliRunner().invoke(app, ["verify", "mlp", "--store", where, "--key", public])
+    assert isinstance(refused.exception, IntegrityError)
+    assert "unsigned: got no signature" in str(refused.exception)
+    signed = CliRunner().invoke(app, ["sign", "mlp", "--store", where, "--key", private])
+    assert signed.exit_code == 0, signed.output
+    assert f"mlp:1 for {HERE}: signed" in signed.output
+    again = CliRunner().invoke(app, ["sign", "mlp:1", "--store", where, "--key", private, "--device-class", HERE])
+    assert again.output == f"mlp:1 for {HERE}: signed by this key before\n"
+    verified = CliRunner().invoke(app, ["verify", "mlp", "--store", where, "--key", public])
+    assert verified.exit_code == 0, verified.output
+
+
+def test_loading_without_keys_needs_no_cryptography(store: Store) -> None:
+    script = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        f"import freezer; freezer.load('mlp', store={str(store.root)!r}, canary=False)\n"
+        "try: freezer.load('mlp', store='.', trusted_keys=['x'])\n"
+        "except freezer.UsageError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=store.root)
+    assert done.stdout == "signatures need the package cryptography; pip install 'coldpress[signing]'\n"

@@ -1,0 +1,203 @@
+"""Durable writes: on a disk that fails some steps, and on one that fails for good."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freezer.files import atomic
+from freezer.files.atomic import copy_whole, link_or_copy, link_whole, move, retried, sync, write_whole
+
+STEPS = ("open", "write", "fsync", "replace", "link")
+
+
+class Disk:
+    """A disk whose steps fail as told: by the name of the step, the errors of its next attempts; 0 goes well."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, Iterator[int]] = {}
+        self.done: list[str] = []
+
+    def around(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def tried(*args: Any, **named: Any) -> Any:
+            number = next(self.errors.get(name, iter(())), 0)
+            self.done.append(f"{name}!" if number else name)
+            if number:
+                raise OSError(number, os.strerror(number))
+            return step(*args, **named)
+
+        return tried
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    found = Disk()
+    for name in STEPS:
+        monkeypatch.setattr(os, name, found.around(name, getattr(os, name)))
+    monkeypatch.setattr(atomic, "WAITS_S", (0.0, 0.0, 0.0))
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("number", sorted(atomic.TRANSIENT), ids=errno.errorcode.get)
+@pytest.mark.parametrize("step", ["open", "fsync", "replace"])
+def test_a_step_that_fails_for_a_moment_is_done_again(disk: Disk, tmp_path: Path, step: str, number: int) -> None:
+    disk.errors[step] = iter([number, number, number])
+    write_whole(tmp_path / "file", b"content")
+    assert (tmp_path / "file").read_bytes() == b"content"
+    assert names(tmp_path) == ["file"]
+    assert disk.done.count(f"{step}!") == 3
+
+
+@pytest.mark.parametrize("step", ["open", "fsync", "replace"])
+def test_a_step_that_fails_on_and_on_is_given_up_and_leaves_what_was_there(disk: Disk, tmp_path: Path, step: str) -> None:
+    (tmp_path / "file").write_bytes(b"before")
+    disk.errors[step] = iter([errno.EIO] * 100)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_whole(tmp_path / "file", b"content")
+    disk.errors.clear()
+    assert (tmp_path / "file").read_bytes() == b"before"
+    assert names(tmp_path) == ["file"]
+    assert disk.done.count(f"{step}!") == 4
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_full_or_forbidden_disk_is_final_at_once(disk: Disk, tmp_path: Path, number: int) -> None:
+    disk.errors["fsync"] = iter([number])
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write_whole(tmp_path / "file", b"content")
+    assert disk.done.count("fsync") == 0
+    assert names(tmp_path) == []
+
+
+def test_a_sync_that_failed_is_not_believed_when_it_is_repeated(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be written is dropped, as Linux may do; so it must be written again before the next sync."""
+    plain = os.fsync
+
+    def drops(handle: int) -> None:
+        try:
+            plain(handle)
+        except OSError:
+            os.ftruncate(handle, 0)
+            raise
+
+    monkeypatch.setattr(os, "fsync", drops)
+    disk.errors["fsync"] = iter([errno.EIO])
+    write_whole(tmp_path / "file", b"content")
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_a_file_of_others_that_cannot_be_synced_is_written_anew(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    path.chmod(0o640)
+    before = path.stat().st_ino
+    sync(path)
+    assert path.stat().st_ino == before
+    disk.errors["fsync"] = iter([errno.EIO])
+    sync(path)
+    assert path.stat().st_ino != before
+    assert path.read_bytes() == b"content"
+    assert path.stat().st_mode & 0o777 == 0o640
+    disk.errors["fsync"] = iter([errno.EACCES])
+    with pytest.raises(PermissionError):
+        sync(path)
+
+
+def test_a_rename_whose_answer_was_lost_counts_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.replace
+
+    def lost(source: Path, dest: Path) -> None:
+        plain(source, dest)
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    (tmp_path / "source").write_bytes(b"content")
+    monkeypatch.setattr(os, "replace", lost)
+    move(tmp_path / "source", tmp_path / "dest")
+    assert names(tmp_path) == ["dest"]
+    with pytest.raises(FileNotFoundError):
+        move(tmp_path / "source", tmp_path / "dest")
+
+
+def test_a_link_whose_answer_was_lost_counts_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.link
+
+    def lost(source: Path, dest: Path) -> None:
+        plain(source, dest)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "source").write_bytes(b"content")
+    monkeypatch.setattr(os, "link", lost)
+    link_whole(tmp_path / "source", tmp_path / "dest")
+    assert names(tmp_path) == ["dest", "source"]
+    assert (tmp_path / "dest").samefile(tmp_path / "source")
+
+
+def test_a_linked_file_that_cannot_be_synced_is_copied_and_checked(disk: Disk, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"content")
+    checked: list[bytes] = []
+    link_whole(source, tmp_path / "linked", mode=0o444, check=lambda path: checked.append(path.read_bytes()))
+    assert (tmp_path / "linked").samefile(source)
+    assert checked == []
+    disk.errors["fsync"] = iter([errno.EIO])
+    link_whole(source, tmp_path / "copied", mode=0o444, check=lambda path: checked.append(path.read_bytes()))
+    assert not (tmp_path / "copied").samefile(source)
+    assert (tmp_path / "copied").stat().st_mode & 0o777 == 0o444
+    assert checked == [b"content"]
+    assert names(tmp_path) == ["copied", "linked", "source"]
+
+
+def test_a_copy_that_is_not_right_gets_no_name(tmp_path: Path) -> None:
+    def refuse(path: Path) -> None:
+        raise ValueError(f"{path.name} is not right")
+
+    (tmp_path / "source").write_bytes(b"content")
+    with pytest.raises(ValueError, match="is not right"):
+        copy_whole(tmp_path / "source", tmp_path / "dest", check=refuse)
+    assert names(tmp_path) == ["source"]
+
+
+def test_a_file_gets_a_second_name(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"content")
+    disk.errors["link"] = iter([errno.EIO])
+    link_or_copy(tmp_path / "one", tmp_path / "folder" / "two")
+    assert (tmp_path / "folder" / "two").read_bytes() == b"content"
+    assert (tmp_path / "one").samefile(tmp_path / "folder" / "two")
+
+
+@pytest.mark.parametrize("give", [link_or_copy, link_whole])
+def test_a_file_is_copied_where_it_cannot_be_linked(tmp_path: Path, give: Callable[[Path, Path], None]) -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second file system at /dev/shm")
+    (tmp_path / "one").write_bytes(b"content")
+    dest = shared / f"coldpress-test-{os.getpid()}"
+    try:
+        give(tmp_path / "one", dest)
+        assert dest.read_bytes() == b"content"
+        assert dest.stat().st_dev != tmp_path.stat().st_dev
+    finally:
+        dest.unlink(missing_ok=True)
+
+
+def test_what_is_no_trouble_of_a_disk_is_not_tried_again() -> None:
+    tried = []
+
+    def step() -> None:
+        tried.append(1)
+        raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        retried(step)
+    assert tried == [1]

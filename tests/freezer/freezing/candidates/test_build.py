@@ -1,0 +1,274 @@
+"""Builds: what a recipe makes of a model, what it refuses, and the record that a candidate leaves."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact.manifest import PayloadKind
+from freezer.errors import BuildError, CaptureError
+from freezer.files.digest import digest_file
+from freezer.freezing.candidates.build import build
+from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
+from freezer.freezing.freeze import _build_all
+from freezer.freezing.models.subject import prepare
+from freezer.freezing.models.weights import weights_digest
+from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe
+from freezer.freezing.target.target import target_here
+from freezer.runtime.pytree import leaves_of
+from freezer.spec.parse import declared_spec
+from tests.conftest import Frozen
+from tests.lines import place_of
+from tests.models import AttributeCounter, Branching, Calling, Counter, Halving, Listing, Mlp, ReassignedCounter, mlp, seeded
+from tests.steps import BATCH, HERE, candidate_of, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+def test_a_candidate_answers_as_its_model(recipe: str, tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    candidate = candidate_of(subject, recipe, tmp_path / "candidate")
+    for batch in (1, 4):
+        x = random_inputs(batch, 4, seed=batch)
+        torch.testing.assert_close(candidate.open(subject)(x), mlp()(x))
+
+
+def test_a_candidate_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    candidate = candidate_of(subject_of(mlp(), {"x": X}), "torchscript-frozen", tmp_path / "candidate")
+    record = tmp_path / "candidate" / CANDIDATE
+    record.write_text(json.dumps({**json.loads(record.read_text()), "stateful": False}))
+    assert Candidate.read(tmp_path / "candidate") == candidate
+
+
+def test_a_candidate_is_what_it_wrote(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "candidate")
+    assert Candidate.read(tmp_path / "candidate") == candidate
+    (payload,) = candidate.payloads
+    path = tmp_path / "candidate" / payload.path
+    assert (payload.digest, payload.size_bytes) == (digest_file(path), path.stat().st_size)
+    assert payload.dims == (BATCH,)
+    assert payload.num_threads is None
+    assert candidate.weights == weights_digest(mlp())
+    assert [item["capture"] for item in candidate.tried] == ["as-is", "trace"]
+    with pytest.raises(FileNotFoundError):
+        Candidate.read(tmp_path)
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+@pytest.mark.parametrize("model", [Branching, Halving])
+def test_control_flow_that_depends_on_values_is_served_right_both_ways(model: type[nn.Module], recipe: str, tmp_path: Path) -> None:
+    subject = subject_of(model(), {"x": X}, {"x": {0: BATCH}})
+    candidate = candidate_of(subject, recipe, tmp_path / "candidate")
+    assert candidate.capture == "script"
+    assert candidate.tried[-1] == {
+        "payload": "all",
+        "capture": "script",
+        "lowering": "torchscript",
+        "outcome": "captured and lowered",
+    }
+    served = candidate.open(subject)
+    for x in (X.abs(), -X.abs(), X * 100, random_inputs(4, 4)):
+        assert torch.equal(served(x), model()(x))
+        assert torch.equal(served(x=x), model()(x))
+
+
+@pytest.fixture
+def whatever_works() -> Recipe:
+    """Ways of which most are not for a Python module."""
+    ways: list[tuple[CaptureName, PayloadKind]] = [(name, "torchscript") for name in ("convert", "as-is", "trace", "script")]
+    return replace(RECIPES["torchscript-frozen"], ways=(("export", "exported"), *ways))
+
+
+def built(model: nn.Module, recipe: Recipe, folder: Path) -> Candidate:
+    folder.mkdir()
+    return build(subject_of(model, {"x": X}), recipe, target_here(HERE, torch.get_num_threads()), folder)
+
+
+def test_ways_are_tried_in_order_and_each_outcome_is_kept(whatever_works: Recipe, tmp_path: Path) -> None:
+    candidate = built(Branching(), whatever_works, tmp_path / "candidate")
+    assert (candidate.capture, candidate.lowering) == ("script", "torchscript")
+    assert [(item["payload"], item["capture"]) for item in candidate.tried] == [
+        ("all", name) for name in ("export", "convert", "as-is", "trace", "script")
+    ]
+    outcomes = [item["outcome"] for item in candidate.tried]
+    assert outcomes[0].startswith("torch.export: data-dependent control flow: ")
+    assert outcomes[1:3] == ["not tried: the source is no TorchScript"] * 2
+    assert outcomes[3].startswith("the trace ")
+    assert outcomes[4] == "captured and lowered"
+    files = ["evidence/all-0-export-error.txt", "evidence/all-3-trace-error.txt"]
+    assert [item.get("error") for item in candidate.tried] == [files[0], None, None, files[1], None]
+    assert {str(path.relative_to(candidate.folder)) for path in (candidate.folder / "evidence").glob("*-error.txt")} == set(files)
+    assert "Could not guard on data-dependent expression" in (candidate.folder / files[0]).read_text(), "the error in full"
+    assert not any("deprecated" in line for line in candidate.warnings)
+
+
+def test_where_no_way_works_every_reason_is_told_in_a_sentence_with_the_users_line(whatever_works: Recipe, tmp_path: Path) -> None:
+    place = re.escape(place_of(Listing.forward, "sorted("))
+    reasons = (
+        f"export: torch.export: .*{place}.*",
+        f"trace: the trace .*{place}.*",
+        f"script: torch.jit.script: .*[Ll]ambda.* at {place}.*",
+    )
+    with pytest.raises(CaptureError, match=f"^{'; '.join(reasons)}$") as caught:
+        built(Listing(), whatever_works, tmp_path / "candidate")
+    assert caught.value.code.startswith("CP-TRACE-"), "the finer code of those that were tried"
+    whole = "".join(traceback.format_exception(caught.value))
+    assert "Could not guard on data-dependent expression" in whole, "the whole texts are in the cause"
+
+
+def all_errors(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and all that it came from."""
+    if error is not None:
+        yield error
+        for other in (error.__cause__, error.__context__, *(error.exceptions if isinstance(error, ExceptionGroup) else ())):
+            yield from all_errors(other)
+
+
+def programs() -> int:
+    gc.collect()
+    return sum(type(item) is torch.export.ExportedProgram for item in gc.get_objects())
+
+
+def test_the_errors_of_ways_that_failed_hold_no_program(tmp_path: Path) -> None:
+    before = programs()
+    only_export = replace(RECIPES["portable"], ways=(("export", "exported"), ("export-strict", "exported")))
+    with pytest.raises(CaptureError, match="the exported program differs from the model on the second call") as caught:
+        built(AttributeCounter(), only_export, tmp_path / "candidate")
+    assert programs() == before
+    lines = [line.name for error in all_errors(caught.value) for line in traceback.extract_tb(error.__traceback__)]
+    assert {"_make", "_hold", "hold"} <= set(lines), "what printed before prints still"
+
+
+def test_the_errors_that_a_freeze_keeps_hold_nothing(tmp_path: Path) -> None:
+    target = target_here(HERE, torch.get_num_threads())
+    _, errors = _build_all(subject_of(Listing(), {"x": X}), target, ["torchscript-frozen"], tmp_path)
+    (error,) = errors.values()
+    frames = [frame for one in all_errors(error) for frame, _ in traceback.walk_tb(one.__traceback__)]
+    ended = [frame for frame in frames if frame.f_code is not _build_all.__code__]
+    assert "build" in {frame.f_code.co_name for frame in ended}
+    assert [frame.f_code.co_name for frame in ended if frame.f_locals] == []
+    assert "sorted(" in "".join(traceback.format_exception(error)), "the user's line is printed still"
+
+
+def test_where_no_way_is_for_such_a_model_that_is_the_reason(whatever_works: Recipe, tmp_path: Path) -> None:
+    only_torchscript = replace(whatever_works, ways=whatever_works.ways[1:3])
+    with pytest.raises(CaptureError, match=r"^convert: the source is no TorchScript; as-is: the source is no TorchScript$"):
+        built(Branching(), only_torchscript, tmp_path / "candidate")
+    assert not (tmp_path / "candidate" / "evidence").exists()
+
+
+class Pair(NamedTuple):
+    total: Tensor
+    sign: Tensor
+
+
+def named(x: Tensor) -> Pair:
+    return Pair(x * 2, x > 0) if bool(x.sum() > 0) else Pair(x * 3, x < 0)
+
+
+def by_name(x: Tensor) -> dict[str, Tensor]:
+    return {"z": x * 2, "a": x} if bool(x.sum() > 0) else {"z": x * 3, "a": x + 1}
+
+
+def listed(x: Tensor) -> list[Tensor]:
+    return [x, x * 2] if bool(x.sum() > 0) else [x, x * 3]
+
+
+def nested(x: Tensor) -> tuple[Tensor, tuple[dict[str, Tensor], None]]:
+    return (x, ({"deep": x * 2}, None)) if bool(x.sum() > 0) else (x, ({"deep": x * 3}, None))
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+@pytest.mark.parametrize("function", [named, by_name, listed, nested])
+def test_a_script_answers_in_the_form_of_its_source(function: Callable[[Tensor], Any], recipe: str, tmp_path: Path) -> None:
+    subject = subject_of(Calling(function), {"x": X})
+    candidate = candidate_of(subject, recipe, tmp_path / "candidate")
+    assert candidate.capture == "script"
+    for x in (X.abs(), -X.abs()):
+        expected, got = function(x), candidate.open(subject)(x)
+        assert type(got).__name__ == type(expected).__name__
+        assert list(got) == list(expected) if isinstance(expected, dict) else len(got) == len(expected)
+        assert getattr(got, "_fields", None) == getattr(expected, "_fields", None)
+        assert all(torch.equal(one, other) for one, other in zip(leaves_of(got), leaves_of(expected), strict=True))
+
+
+@pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter, Counter])
+def test_a_script_keeps_its_state_when_it_is_frozen(model: type[nn.Module], tmp_path: Path) -> None:
+    subject = subject_of(seeded(model), {"x": X})
+    only_script = replace(RECIPES["torchscript-frozen"], ways=(("script", "torchscript"),))
+    (tmp_path / "candidate").mkdir()
+    candidate = build(subject, only_script, target_here(HERE, torch.get_num_threads()), tmp_path / "candidate")
+    served, eager = candidate.open(subject), seeded(model)
+    assert all(torch.equal(served(X), eager(X)) for _ in range(4))
+    assert torch.equal(candidate.open(subject)(X), seeded(model)(X)), "opened anew, it is in its initial state"
+
+
+class Unsaved(nn.Module):
+    """Calls Python, which TorchScript compiles around and cannot save."""
+
+    @torch.jit.ignore
+    def python(self, x):  # type: ignore[no-untyped-def]
+        return x * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.python(x)
+        return y if bool(x.sum() > 0) else -y
+
+
+def test_what_torchscript_cannot_save_is_one_sentence_with_the_users_line(tmp_path: Path) -> None:
+    place = re.escape(place_of(Unsaved.forward, "self.python"))
+    with pytest.raises(BuildError, match=rf"; script: torchscript: .*'python'.* at {place}"):
+        candidate_of(subject_of(Unsaved(), {"x": X}), "torchscript-frozen", tmp_path / "candidate")
+
+
+def test_inductor_refuses_a_model_that_changes_itself(tmp_path: Path) -> None:
+    subject = subject_of(seeded(Counter), {"x": X})
+    with pytest.raises(BuildError, match=r"a call changes model\.count, and freezing would bake the first values in"):
+        candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
+    served, eager = candidate_of(subject, "portable", tmp_path / "portable").open(subject), seeded(Counter)
+    assert all(torch.equal(served(X), eager(X)) for _ in range(2))
+
+
+def test_inductor_says_that_it_needs_a_tensor(tmp_path: Path) -> None:
+    class Constant(nn.Module):
+        def forward(self) -> Tensor:
+            return torch.arange(4.0)
+
+    subject = prepare("constant", Constant(), declared_spec({}, {}))
+    with pytest.raises(BuildError, match="the model takes no tensor, and Inductor compiles none without"):
+        candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
+
+
+def test_what_no_capture_takes_is_a_capture_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"^export: torch\.export: data-dependent control flow: .* at models\.py:\d+: return x \* 2 if"
+    ):
+        candidate_of(subject_of(Branching(), {"x": X}), "inductor-frozen", tmp_path / "candidate")
+
+
+def test_inductor_makes_a_payload_for_the_first_point_and_one_for_all(inductor: Frozen) -> None:
+    first, dynamic = inductor.artifact.manifest.payloads
+    assert [payload.path for payload in (first, dynamic)] == ["payloads/batch1.pt2", "payloads/all.pt2"]
+    assert [(payload.dims[0].min, payload.dims[0].max) for payload in (first, dynamic)] == [(1, 1), (1, 4)]
+    assert {payload.num_threads for payload in (first, dynamic)} == {torch.get_num_threads()}
+
+
+def test_building_does_not_change_the_process(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    model = seeded(Mlp)
+    candidate_of(subject_of(model, {"x": X}), "torchscript-frozen", tmp_path / "candidate")
+    assert torch.get_num_threads() == threads
+    assert torch.is_grad_enabled()
+    assert weights_digest(model) == weights_digest(mlp())

@@ -1,0 +1,154 @@
+"""Captures: every form of result, constants, styles; and that the source stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact.manifest import Payload
+from freezer.errors import CaptureError
+from freezer.freezing.models.calls import call_source
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.recipes.recipes import CaptureName
+from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.pytree import NamedOutput, leaves_of
+from freezer.spec.parse import declared_spec
+from tests.models import Calling, Counter, Mlp, mlp, seeded
+from tests.steps import BATCH, captured_by, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+
+class Running(nn.Module):
+    """Normalizes by each batch, and keeps running statistics: an operation whose schema does not say that it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(x, self.mean, self.var, training=True)  # type: ignore[arg-type]
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    loss: Tensor | None
+    states: tuple[Tensor, ...]
+
+
+def hugging(x: Tensor) -> Any:
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    return BaseModelOutputWithPooling(last_hidden_state=x * 2, pooler_output=x + 1)
+
+
+def served(subject: Subject, name: CaptureName) -> FrozenModel:
+    """The captured program behind the input contract, without any lowering."""
+    captured = captured_by(subject, name)
+    payload = Payload(path="", digest="", size_bytes=0, kind="exported", num_threads=None, convention=captured.convention)
+    run = captured.program.module() if name == "export" else captured.program
+    return FrozenModel(
+        spec=subject.spec, outputs=subject.outputs, structure=subject.structure, payloads=[OpenPayload(payload=payload, run=run)]
+    )
+
+
+@pytest.mark.parametrize("name", ["export", "trace"])
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: x * 2, Tensor),
+        (lambda x: (x, x + 1), tuple),
+        (lambda x: [x, (x + 1, None)], list),
+        (lambda x: {"b": x, "a": {"deep": x * 3}, "none": None, "number": 3}, dict),
+        (lambda x: Answer(logits=x * 2, loss=None, states=(x, x + 1)), NamedOutput),
+        (hugging, NamedOutput),
+    ],
+)
+def test_a_captured_model_answers_in_the_form_of_its_source(
+    name: CaptureName, function: Callable[[Tensor], Any], kind: type
+) -> None:
+    subject = subject_of(Calling(function), {"x": X}, {"x": {0: BATCH}})
+    model = served(subject, name)
+    for batch in (1, 3, 4):
+        x = random_inputs(batch, 4, seed=batch)
+        expected, got = leaves_of(function(x)), model(x)
+        assert isinstance(got, kind)
+        assert all(torch.equal(one, other) for one, other in zip(leaves_of(got), expected, strict=True))
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, rate: int, bias: Tensor | None = None) -> Tensor:
+        return x * rate if bias is None else x * rate + bias
+
+
+@pytest.mark.parametrize("name", ["export", "trace"])
+@pytest.mark.parametrize("positional", [False, True])
+def test_constants_are_baked_in_in_either_style(name: CaptureName, positional: bool) -> None:
+    inputs: Any = {"x": {"shape": [2, 4]}, "rate": {"value": 3}, "bias": {"value": None}}
+    spec = declared_spec([{"name": key, **value} for key, value in inputs.items()] if positional else inputs, {})
+    subject = prepare("scaled", Scaled().eval(), spec)
+    assert subject.spec.style == ("positional" if positional else "keyword")
+    assert torch.equal(served(subject, name)(X), X * 3)
+
+
+@pytest.mark.parametrize("name", ["export", "trace", "as-is"])
+def test_capturing_leaves_the_source_and_the_sets_as_they_are(name: CaptureName) -> None:
+    model: nn.Module = seeded(Counter)
+    if name == "as-is":
+        with torchscript_deprecations_silenced():
+            model = torch.jit.script(model)
+    subject = subject_of(model, {"x": X})
+    before = [item.cloned() for item in subject.sets]
+    captured = captured_by(subject, name)
+    captured.program.module()(X) if name == "export" else captured.program(X)
+    assert float(model.state_dict()["count"]) == 0
+    assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
+
+
+def test_export_names_the_buffers_that_a_call_changes() -> None:
+    captured = captured_by(subject_of(seeded(Counter), {"x": X}), "export")
+    assert captured.mutates == ("model.count",)
+    captured = captured_by(subject_of(seeded(Running), {"x": X}), "export")
+    assert captured.mutates == ("model.mean", "model.var")
+    for model in (mlp(), Calling(lambda x: torch.relu_(x * 2))):
+        assert captured_by(subject_of(model, {"x": X}), "export").mutates == ()
+
+
+def test_torchscript_is_taken_as_it_came() -> None:
+    with torchscript_deprecations_silenced():
+        scripted = torch.jit.script(mlp())
+    subject = subject_of(scripted, {"x": X}, {"x": {0: BATCH}})
+    captured = captured_by(subject, "as-is")
+    assert captured.convention == "native"
+    for name in ("export", "trace"):
+        with pytest.raises(CaptureError, match="the source is TorchScript"):
+            captured_by(subject, name)
+    assert torch.equal(served(subject, "as-is")(x=X), mlp()(X))
+
+
+def test_a_point_fixes_every_dim() -> None:
+    subject = subject_of(seeded(Mlp), {"x": X}, {"x": {0: BATCH}})
+    fixed = captured_by(subject, "export", {"batch": 1})
+    dynamic = captured_by(subject, "export")
+    shapes = [captured.program.graph_signature.user_inputs for captured in (fixed, dynamic)]
+    assert shapes[0] == shapes[1]
+    assert not fixed.program.range_constraints
+    (bounds,) = dynamic.program.range_constraints.values()
+    assert (bounds.lower, bounds.upper) == (1, 4)
+
+
+def test_two_dims_of_one_size_stay_two_dims() -> None:
+    spec = declared_spec({"x": {"shape": ["batch", "length"]}}, {"batch": {"max": 4}, "length": {"max": 4}})
+    subject = prepare("model", Calling(lambda x: x.sum(1)), spec)
+    model = served(subject, "export")
+    for shape in ((1, 4), (4, 1), (2, 3)):
+        x = random_inputs(*shape)
+        torch.testing.assert_close(model(x), call_source(subject.model, spec, {"x": x}))

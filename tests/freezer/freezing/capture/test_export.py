@@ -1,0 +1,281 @@
+"""Exports: the sizes that a program takes against those that are declared, its guards, and what strict tracing cures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import CaptureError, ContractError
+from freezer.freezing.candidates.build import build
+from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.capture.capture import Attempt
+from freezer.freezing.capture.export_guards import narrowed, sizes_of
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.models.exported_program import spec_of
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import target_here
+from freezer.spec.inputs import Dim
+from freezer.spec.parse import declared_spec
+from tests.lines import place_of
+from tests.models import AttributeCounter, Branching, Calling, Random, mlp, seeded
+from tests.steps import candidate_of, captured_by, random_inputs
+
+BATCH = {"batch": {"max": 16}}
+
+
+class TinyUnet(nn.Module):
+    """[batch, 3, height, width] to the same; halves both sizes twice, and puts what it halved together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)
+        self.up, self.last = nn.ConvTranspose2d(4, 4, 2, 2), nn.ConvTranspose2d(8, 3, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = torch.relu(self.down(x))
+        out: Tensor = self.last(torch.cat([half, self.up(torch.relu(self.deep(half)))], 1)) + x
+        return out
+
+
+def unet(multiple_of: int | None = None) -> Subject:
+    step = {"multiple_of": multiple_of} if multiple_of else {}
+    dims = {"batch": {"max": 2}, "height": {"min": 16, "max": 64, **step}, "width": {"min": 16, "max": 32, **step}}
+    spec = declared_spec({"x": {"shape": ["batch", 3, "height", "width"]}}, dims)
+    return prepare("unet", seeded(TinyUnet), spec)
+
+
+def subject(model: nn.Module | Callable[[Tensor], Any], dims: Any = None) -> Subject:
+    module = model if isinstance(model, nn.Module) else Calling(model)
+    return prepare("model", module.eval(), declared_spec({"x": {"shape": ["batch", 4]}}, dims or BATCH))
+
+
+def export(model: nn.Module | Callable[[Tensor], Any], dims: Any = None) -> Captured:
+    return captured_by(subject(model, dims), "export")
+
+
+def test_a_model_that_needs_multiples_says_how_to_declare_them() -> None:
+    remedies = (
+        "`dims: {height: {min: 16, max: 64, multiple_of: 4}}` and declare `dims: {width: {min: 16, max: 32, multiple_of: 4}}`"
+    )
+    with pytest.raises(
+        CaptureError, match=rf"no program takes all declared .* height and width: .*; declare {re.escape(remedies)}$"
+    ) as caught:
+        captured_by(unet(), "export")
+    assert caught.value.code == "CP-EXPORT-DIMS"
+
+
+def test_a_model_of_multiples_is_exported_served_and_held_to_them(tmp_path: Path) -> None:
+    found = unet(4)
+    candidate = candidate_of(found, "portable", tmp_path / "candidate")
+    assert candidate.capture == "export"
+    assert candidate.payloads[0].dims[1] == Dim(name="height", min=16, max=64, multiple_of=4)
+    assert Candidate.read(candidate.folder).payloads == candidate.payloads
+    assert next(iter(candidate.reports.values())).guards[:3] == (
+        "1 <= batch <= 2",
+        "16 <= height <= 64, in multiples of 4",
+        "16 <= width <= 32, in multiples of 4",
+    )
+    served = candidate.open(found)
+    for sizes in ((1, 16, 16), (2, 20, 28), (1, 64, 32)):
+        x = random_inputs(sizes[0], 3, *sizes[1:])
+        torch.testing.assert_close(served(x), found.model(x))
+    with pytest.raises(ContractError, match=r"got shape \[1, 3, 18, 16\], expected .* height from 16 to 64 in multiples of 4"):
+        served(random_inputs(1, 3, 18, 16))
+
+
+def test_the_dims_of_an_exported_file_are_of_multiples_too(tmp_path: Path) -> None:
+    program = captured_by(unet(4), "export").program
+    torch.export.save(program, str(tmp_path / "unet.pt2"))
+    spec = spec_of(torch.export.load(str(tmp_path / "unet.pt2")))
+    assert spec is not None
+    assert [(dim.min, dim.max, dim.multiple_of) for dim in spec.dims] == [(1, 2, 1), (16, 64, 4), (16, 32, 4)]
+
+
+def halved(x: Tensor) -> Tensor:
+    return x.view(-1, 2, 4)
+
+
+def even(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] % 2 == 0 else x * 3
+
+
+def fixed(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] == 4 else x * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "dims", "needs", "remedy"),
+    [
+        (even, {"max": 16}, "(batch % 2) == 0", "declare `dims: {batch: {min: 2, max: 16, multiple_of: 2}}`"),
+        (lambda x: x * 2 if x.shape[0] < 8 else x, {"max": 16}, "batch <= 7", "declare `dims: {batch: {min: 1, max: 7}}`"),
+        (lambda x: x[:-1] * x[1:], {"max": 16}, "((-1) + batch) != 1", "declare `dims: {batch: {min: 3, max: 16}}`"),
+        (lambda x: x[2:], {"min": 3, "max": 16}, "((-2) + batch) != 1", "declare `dims: {batch: {min: 4, max: 16}}`"),
+    ],
+)
+def test_sizes_that_no_program_takes_are_told_with_the_remedy(model: Any, dims: Any, needs: str, remedy: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        export(model, {"batch": dims})
+    assert str(caught.value).startswith("torch.export: no program takes all declared sizes of batch: it needs ")
+    assert needs in str(caught.value)
+    assert str(caught.value).endswith(f"; {remedy}")
+    assert caught.value.code == "CP-EXPORT-DIMS"
+
+
+def test_what_narrows_a_program_without_a_word_is_told_too() -> None:
+    with pytest.raises(CaptureError) as caught:
+        export(halved, {"batch": {"min": 2, "max": 16, "multiple_of": 2}})
+    assert str(caught.value) == (
+        "torch.export: the program does not take batch=2 (batch must be from 4 to 16), got batch from 2 to 16 in multiples of 2; "
+        "declare `dims: {batch: {min: 4, max: 16, multiple_of: 2}}`"
+    )
+    assert "(batch % (batch // 2)) == 0" in export(halved, {"batch": {"min": 4, "max": 16, "multiple_of": 2}}).guards
+
+
+def test_dims_that_must_be_one_are_told_by_name() -> None:
+    spec = declared_spec({"x": {"shape": ["rows", "columns"]}}, {"rows": {"max": 4}, "columns": {"max": 4}})
+    samples = [{"x": torch.ones(size, size)} for size in (1, 2, 4)]
+    square = prepare("model", Calling(lambda x: x + 1), spec, samples)
+    with pytest.raises(CaptureError, match=r"it needs columns == rows; name both rows in the shapes$"):
+        captured_by(replace(square, model=Calling(lambda x: x + x.transpose(0, 1))), "export")
+
+
+def test_a_size_of_one_that_torch_export_takes_for_another_is_found() -> None:
+    def at_least_two(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] >= 2 else x
+
+    message = (
+        r"^the exported program differs from the model on input set 0 \(batch=1\): output 'output' is off by up to .*, since "
+        r"torch\.export takes batch for larger than 1; declare `dims: {batch: {min: 2, max: 16}}`, or ask for no such size in "
+        r"forward$"
+    )
+    with pytest.raises(CaptureError, match=message) as caught:
+        export(at_least_two)
+    assert caught.value.code == "CP-EXPORT-DIFFERS"
+    assert export(at_least_two, {"batch": {"min": 2, "max": 16}}).guards == ("2 <= batch <= 16",)
+
+
+def test_guards_name_the_axes_that_share_a_dim_and_what_is_asserted_when_it_runs() -> None:
+    class Weighing(nn.Module):
+        def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+            count = weights.sum().to(torch.int64).clamp(1, 4).item()
+            torch._check(count >= 1)
+            return x * weights[:, None] + torch.ones(count).sum()  # type: ignore[arg-type]
+
+    inputs: Any = {"x": {"shape": ["batch", 4]}, "weights": {"shape": ["batch"]}}
+    found = captured_by(prepare("model", Weighing().eval(), declared_spec(inputs, BATCH)), "export-strict")
+    assert found.guards[:2] == ("1 <= batch <= 16", "batch == x.shape[0] == weights.shape[0]")
+    assert found.guards[-1].startswith("at run time: u0 >= 1")
+
+
+def to_numpy(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy() * 2)
+
+
+def by_type(x: Tensor) -> Tensor:
+    return x * 2 if type(x) is Tensor else x * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [(to_numpy, r"torch\.export: .* at test_exporting\.py"), (by_type, "the exported program differs from the model")],
+)
+def test_what_plain_tracing_gets_wrong_strict_tracing_may_get_right(model: Any, refused: str, tmp_path: Path) -> None:
+    recipe = replace(RECIPES["portable"], ways=RECIPES["portable"].ways[:2])
+    candidate = build(subject(model), recipe, target_here("portable", torch.get_num_threads()), tmp_path)
+    assert candidate.capture == "export-strict"
+    assert re.match(refused, candidate.tried[0]["outcome"])
+    served = candidate.open(subject(model))
+    for batch in (1, 3, 16):
+        x = random_inputs(batch, 4)
+        assert torch.equal(served(x), x * 2)
+
+
+def positive(x: Tensor) -> Tensor:
+    return x if bool(x.sum() > 0) else -x
+
+
+@pytest.mark.parametrize("model", [positive, fixed, even])
+def test_what_strict_tracing_cannot_cure_is_not_tried_again(model: Any) -> None:
+    attempt = Attempt(subject(model), None)
+    with pytest.raises(CaptureError):
+        attempt.capture("export")
+    assert attempt.unfit("export-strict") == "what torch.export refused, strict tracing refuses too"
+    taken = Attempt(subject(mlp()), None)
+    taken.capture("export")
+    assert taken.unfit("export-strict") == "torch.export took the model, and strict tracing gives the same program"
+
+
+def test_state_that_an_export_loses_is_found_so_that_a_script_serves(tmp_path: Path) -> None:
+    candidate = candidate_of(subject(AttributeCounter()), "portable", tmp_path / "candidate")
+    assert candidate.capture == "script"
+    outcomes = {item["capture"]: item["outcome"] for item in candidate.tried}
+    for name in ("export", "export-strict"):
+        assert re.match(r"the exported program differs from the model on the second call with input set 0", outcomes[name])
+
+
+def test_an_exported_model_that_is_random_is_not_held_and_the_evidence_says_so() -> None:
+    (line,) = export(Random()).warnings
+    assert line == "the exported program is not held against the model, which answers the same inputs differently"
+
+
+def test_a_model_that_holds_torchscript_is_told_as_such() -> None:
+    from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with torchscript_deprecations_silenced():
+                self.scripted = torch.jit.script(mlp())
+
+        def forward(self, x: Tensor) -> Any:
+            return self.scripted(x)
+
+    with pytest.raises(
+        CaptureError, match=r"^torch\.export: the model holds TorchScript \(scripted\), which torch\.export does not"
+    ):
+        export(Holding())
+
+
+def test_many_sizes_are_tried_at_the_corners() -> None:
+    names = ("a", "b", "c")
+    dims = {name: {"min": 2, "max": 40} for name in names}
+    many = prepare("model", Calling(lambda x: x * 2), declared_spec({"x": {"shape": list(names)}}, dims))
+    assert captured_by(many, "export").guards == tuple(f"2 <= {name} <= 40" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "remedy"),
+    [
+        (range(3, 17), "declare `dims: {n: {min: 3, max: 16}}`"),
+        (range(1, 8), "declare `dims: {n: {min: 1, max: 7}}`"),
+        (range(4, 17, 4), "declare `dims: {n: {min: 4, max: 16, multiple_of: 4}}`"),
+        ([1, 2, *range(6, 17)], "declare `dims: {n: {min: 6, max: 16}}`"),
+        (range(1, 17), None),
+        ([], None),
+        ([1, 3, 7], None),
+    ],
+)
+def test_the_narrower_declaration(sizes: Any, remedy: str | None) -> None:
+    assert narrowed(Dim(name="n", min=1, max=16), list(sizes)) == remedy
+
+
+def test_conditions_are_arithmetic_or_nothing() -> None:
+    dim = Dim(name="n", min=1, max=6)
+    assert sizes_of(["((-1) + n) != 1", "n % 3 != 0 and n < 6"], dim) == [1, 4, 5]
+    assert sizes_of(["n == m", "__import__('os')", "n.real > 3", "not python"], dim) == [1, 2, 3, 4, 5, 6], (
+        "what is not known is left out"
+    )
+    assert sizes_of(["4 % (n - 2) == 0"], dim) == []
+
+
+def test_the_users_line_of_what_cannot_be_exported_stays() -> None:
+    with pytest.raises(CaptureError, match=re.escape(place_of(Branching.forward, "x.sum()"))):
+        export(Branching())

@@ -1,0 +1,217 @@
+"""Scripts and the mixed forms of TorchScript: what is traced and what is scripted within one model, and what stays by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import CaptureError
+from freezer.freezing.candidates.build import build
+from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.recipes.recipes import RECIPES, CaptureName
+from freezer.freezing.target.target import target_here
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.spec.parse import declared_spec
+from tests.models import Mlp, mlp, seeded
+from tests.steps import BATCH, HERE, captured_by, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+SIGNS = (X.abs(), -X.abs())
+
+
+def sign_of(x: Tensor) -> Tensor:
+    """Two ways that the values choose, and a loop that they count."""
+    y = x * 2 if bool(x.sum() > 0) else x * 3
+    while bool(y.abs().max() > 1):
+        y = y / 2
+    return y
+
+
+class Gate(nn.Module):
+    """Control flow with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if bool(y.sum() > 0):
+            return y
+        return -y
+
+
+def scripted(of: Any) -> Any:
+    with torchscript_deprecations_silenced():
+        return torch.jit.script(of)
+
+
+def traced(of: Any, *tensors: Tensor) -> Any:
+    with torchscript_deprecations_silenced(), torch.no_grad():
+        return torch.jit.trace(of, tensors or (X,), check_trace=False)
+
+
+class CallsScripted(nn.Module):
+    """Is traced: Python that TorchScript does not take, around a scripted function and a scripted submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.gate = scripted(seeded(Gate))
+        self.function = scripted(sign_of)
+
+    def forward(self, x: Tensor) -> Any:
+        h = sorted([self.first(x)], key=lambda item: item.shape)[0]  # no lambda in TorchScript
+        return self.function(self.gate(h))
+
+
+class HoldsTraced(nn.Module):
+    """Is scripted: control flow around a traced submodule and a traced function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = traced(seeded(Gatherer))
+        self.scale = traced(lambda x: x * 2 + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        if bool(y.sum() > 0):
+            y = self.scale(y)
+        return y
+
+
+class Gatherer(nn.Module):
+    """[batch, 4] to the same; its Python is for a trace alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [nn.Linear(4, 4)]
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        out: Tensor = self.last(torch.relu(x))
+        return out
+
+
+def frozen(subject: Subject, capture: CaptureName, folder: Path, recipe: str = "torchscript-frozen") -> Candidate:
+    only = replace(RECIPES[recipe], ways=((capture, "torchscript"),))
+    return build(subject, only, target_here(HERE, torch.get_num_threads()), folder)
+
+
+@pytest.mark.parametrize(("model", "capture"), [(CallsScripted, "trace"), (HoldsTraced, "script")])
+def test_mixed_models_keep_their_control_flow(model: type[nn.Module], capture: CaptureName, tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        source = model().eval()
+    candidate = frozen(subject_of(source, {"x": X}, {"x": {0: BATCH}}), capture, tmp_path)
+    served = candidate.open(subject_of(source, {"x": X}, {"x": {0: BATCH}}))
+    answers = set()
+    for x in (*SIGNS, X * 100, random_inputs(4, 4), random_inputs(1, 4)):
+        with torch.no_grad():
+            expected = source(x)
+        torch.testing.assert_close(served(x), expected)
+        answers.add(bool((expected > 0).any()))
+    graph = str(captured_by(subject_of(source, {"x": X}), capture).program.inlined_graph)
+    assert "prim::If" in graph
+
+
+@pytest.mark.parametrize("model", [CallsScripted, HoldsTraced])
+def test_mixed_models_are_captured_in_the_way_that_takes_them(model: type[nn.Module], tmp_path: Path) -> None:
+    subject = subject_of(model().eval(), {"x": X})
+    candidate = build(subject, RECIPES["torchscript-frozen"], target_here(HERE, torch.get_num_threads()), tmp_path)
+    assert candidate.capture == ("trace" if model is CallsScripted else "script")
+    for x in SIGNS:
+        with torch.no_grad():
+            torch.testing.assert_close(candidate.open(subject)(x), subject.model(x))
+
+
+def test_a_scripted_branch_is_no_reading_in_python_but_one_beside_it_is() -> None:
+    class Both(CallsScripted):
+        def forward(self, x: Tensor) -> Any:
+            y = self.function(x)
+            return y if float(y.sum()) > 0 else -y
+
+    with pytest.raises(CaptureError, match=r"what Python reads of its inputs at test_scripting\.py:\d+: return y if float"):
+        captured_by(subject_of(Both(), {"x": X}), "trace")
+
+
+class Remembering(nn.Module):
+    """Adds what it remembers, an attribute and a buffer; its other methods are not under @torch.jit.export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = "1.0"
+        self.steps = 0
+        self.kept: Tensor = nn.Buffer(torch.zeros(4))
+        self.inner = Mlp()
+        self.handle = object()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        self.kept = self.kept + x.mean(0)
+        return x + self.kept
+
+    def reset(self) -> None:
+        self.steps = 0
+        self.kept = torch.zeros(4)
+
+    def scaled(self, factor: int = 2) -> Tensor:
+        return self.kept * factor
+
+
+def kept(*names: str, reset: str | None = None) -> Subject:
+    spec = declared_spec({"x": {"shape": [2, 4]}}, {})
+    return prepare("model", seeded(Remembering), spec, preserve=names, reset=reset)
+
+
+def test_a_script_keeps_methods_and_attributes_and_leaves_the_users_class_as_it_is() -> None:
+    subject = kept("version", "steps", "scaled", "inner.first.in_features", reset="reset")
+    captured = captured_by(subject, "script")
+    assert captured.preserve == ("version", "steps", "scaled", "inner.first.in_features", "reset")
+    program, eager = captured.program, seeded(Remembering)
+    assert isinstance(eager, Remembering)
+    for _ in range(2):
+        assert torch.equal(program(X), eager(X))
+    assert (program.version, program.steps) == ("1.0", 2)
+    assert torch.equal(program.scaled(3), eager.scaled(3))
+    program.reset()
+    assert (program.steps, float(program.kept.sum())) == (0, 0)
+    assert not any(hasattr(function, "_torchscript_modifier") for function in vars(Remembering).values())
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_what_makes_one_function_of_a_model_cannot_keep_names(capture: CaptureName) -> None:
+    what = {"trace": "a trace", "export": "an exported program"}[capture]
+    with pytest.raises(
+        CaptureError, match=rf"^{what} keeps no attribute or method, and 'version', 'reset' must stay; preserve needs"
+    ) as caught:
+        captured_by(kept("version", reset="reset"), capture)
+    assert caught.value.code == "CP-PRESERVE"
+
+
+def test_what_torchscript_cannot_hold_is_told() -> None:
+    with pytest.raises(CaptureError, match="TorchScript keeps no 'handle': its value is of no type") as caught:
+        captured_by(kept("handle"), "script")
+    assert caught.value.code == "CP-PRESERVE"
+
+
+def test_where_names_must_stay_the_way_that_keeps_them_is_taken(tmp_path: Path) -> None:
+    subject = kept("version", reset="reset")
+    candidate = build(subject, RECIPES["torchscript-frozen"], target_here(HERE, torch.get_num_threads()), tmp_path)
+    assert candidate.capture == "script"
+    assert [item["capture"] for item in candidate.tried] == ["as-is", "trace", "script"]
+    assert "keeps no attribute or method" in candidate.tried[1]["outcome"]
+
+
+def test_a_torchscript_source_keeps_its_names_as_it_is() -> None:
+    spec = declared_spec({"x": {"shape": [2, 4]}}, {})
+    subject = prepare("model", scripted(mlp()), spec, preserve=["first.weight"])
+    assert captured_by(subject, "as-is").preserve == ("first.weight",)
+    with pytest.raises(CaptureError, match=r"an exported program keeps no attribute or method, and 'first.weight' must stay"):
+        captured_by(subject, "convert")

@@ -1,0 +1,211 @@
+"""The user's own line, and what captures raise as one sentence."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import CaptureError
+from freezer.freezing.diagnostics.source_lines import marked_in, raised_at, warned_at
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.lines import place_of
+from tests.models import Calling
+from tests.steps import BATCH, captured_by, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+
+def deep(x: Tensor) -> Tensor:
+    return nn.functional.linear(x, torch.zeros(3, 5))
+
+
+def test_the_line_that_raised_is_the_users_nearest() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        Calling(deep)(X)
+    assert raised_at(caught.value) == place_of(deep, "linear(")
+
+
+def test_the_line_is_found_behind_what_was_raised_from_it() -> None:
+    def outer() -> None:
+        try:
+            deep(X)
+        except RuntimeError as error:
+            raise ValueError("again") from error
+
+    with pytest.raises(ValueError, match="again") as caught:
+        outer()
+    caught.value.__traceback__ = None
+    assert raised_at(caught.value) == place_of(deep, "linear(")
+
+
+def test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users() -> None:
+    class Uncopied:
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError) as caught:
+        copy.deepcopy([Uncopied()])
+    assert raised_at(caught.value) == place_of(Uncopied.__deepcopy__, "raise")
+    error = caught.value.with_traceback(None)
+    assert raised_at(error) is None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        nn.functional.softmax(X)  # without a dim: warned of at the caller's line
+        warnings.warn_explicit("deep", UserWarning, torch.__file__, 1)
+    assert [warned_at(item) for item in said] == [
+        place_of(test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users, "softmax(X)"),
+        None,
+    ]
+
+
+def in_no_file(signature: str) -> Callable[..., Tensor]:
+    """A function that reads a value, and is in no file, as a GraphModule's forward is."""
+    made: dict[str, Any] = {}
+    exec(f"def made({signature}):\n    return x if bool(x.sum() > 0) else -x\n", made)
+    function: Callable[..., Tensor] = made["made"]
+    return function
+
+
+def reads_in_no_file(x: Tensor) -> Tensor:
+    return in_no_file("x")(x)
+
+
+class Generated(nn.Module):
+    forward = in_no_file("self, x")
+
+
+def test_the_lines_that_call_freezer_are_not_the_models() -> None:
+    with pytest.raises(CaptureError, match=r"what Python reads of its inputs at a line of torch; ") as caught:
+        captured_by(subject_of(Generated(), {"x": X}), "trace")
+    assert "test_source_lines.py" not in str(caught.value)
+    with pytest.raises(CaptureError, match=re.escape(place_of(reads_in_no_file, "return"))):
+        captured_by(subject_of(Calling(reads_in_no_file), {"x": X}), "trace")
+
+
+class Called(nn.Module):
+    """What is wrong lies in a function of torch that forward calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return x
+        return x * 2
+
+
+class WithHelper(nn.Module):
+    """What is wrong lies in a method that forward calls."""
+
+    def helper(self, x: Tensor) -> Tensor:
+        return sorted([x], key=lambda item: item.sum())[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.helper(x)
+
+
+@dataclass
+class Answer:
+    total: Tensor
+
+
+class Structured(nn.Module):
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(total=x * 2)
+
+
+class ManyArguments(nn.Module):
+    def forward(self, *tensors: Tensor, **more: Tensor) -> Tensor:
+        return (more["x"] if more else tensors[0]) * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "part", "remedy"),
+    [
+        (
+            Called,
+            "a Python value of type 'bool' is used in place of a tensor or number",
+            "if torch",
+            "keep it as an attribute of the module, which TorchScript reads, or leave it out behind `torch.jit.is_scripting()`",
+        ),
+        (
+            WithHelper,
+            "TorchScript does not take lambdas",
+            "sorted(",
+            "write it as a `def`, or use torch's own operations",
+        ),
+        (
+            ManyArguments,
+            "a function takes *args, **kwargs or keyword-only defaults, which TorchScript does not take",
+            "def forward",
+            "name its parameters, with types",
+        ),
+    ],
+)
+def test_why_a_model_cannot_be_scripted_is_one_sentence_with_its_own_line_and_a_remedy(
+    model: type[nn.Module], what: str, part: str, remedy: str
+) -> None:
+    subject = subject_of(model(), {"x": X})
+    with pytest.raises(CaptureError) as caught:
+        captured_by(subject, "script")
+    function: Callable[..., Any] = model.helper if model is WithHelper else model.forward
+    place = place_of(function, part).removesuffix(":")
+    assert str(caught.value) == f"torch.jit.script: {what} at {place}; {remedy}"
+    with pytest.raises(CaptureError) as again:
+        captured_by(subject, "script")
+    assert str(again.value) == str(caught.value), "TorchScript does not keep what it could not compile"
+
+
+def test_no_address_is_told_so_that_two_runs_say_the_same() -> None:
+    with pytest.raises(
+        CaptureError,
+        match=r"^torch\.jit\.script: the source of <function Answer\.__init__> cannot be read: .* in a file, or use a tuple",
+    ):
+        captured_by(subject_of(Structured(), {"x": X}), "script")
+
+
+def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> None:
+    def to_numpy(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    def branch(x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+    def fixed(x: Tensor) -> Tensor:
+        return x.reshape(2, -1) if x.shape[0] == 2 else x * 2
+
+    for function, dims, sentence in (
+        (
+            to_numpy,
+            {},
+            f"forward goes to NumPy at {place_of(to_numpy, 'return')}; use torch's own operations in forward, or leave NumPy "
+            "before or after the model",
+        ),
+        (
+            branch,
+            {},
+            "data-dependent control flow: a branch, a size or a number depends on the values of a tensor at "
+            f"{place_of(branch, 'sum(')}; use torch.where or torch.cond",
+        ),
+        (
+            fixed,
+            {"x": {0: BATCH}},
+            "no program takes all declared sizes of batch: it needs batch != 2; declare `dims: {batch: {min: 3, max: 4}}`",
+        ),
+    ):
+        with pytest.raises(CaptureError) as caught:
+            captured_by(subject_of(Calling(function), {"x": X}, dims), "export")
+        assert str(caught.value) == f"torch.export: {sentence}"
+
+
+def test_a_mark_over_several_lines_is_its_first() -> None:
+    with torchscript_deprecations_silenced(), pytest.raises(RuntimeError) as caught:
+        torch.jit.script(Called())
+    assert "~\n            return x\n" in str(caught.value), "TorchScript marks the whole statement"
+    assert marked_in(str(caught.value)) == place_of(Called.forward, "if torch")
+    assert marked_in("no mark") is None

@@ -1,0 +1,64 @@
+"""A model of 2 GB: it builds, and the memory that it takes to load is little more than its payload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from freezer.freezing.candidates.build import build
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import target_here
+from freezer.hardware.peak_memory import PeakMemory
+from tests.freezer.models_inductor import Wide
+from tests.models import seeded
+from tests.steps import HERE, python, random_inputs, subject_of
+
+WIDTH, LAYERS = 8192, 8
+NEEDED_BYTES = 8_000_000_000
+
+_LOAD = """
+import json, sys
+from pathlib import Path
+import torch
+from freezer.runtime.inductor_loader import open_inductor
+from freezer.hardware.peak_memory import PeakMemory, peak_bytes
+
+x = torch.randn(1, {width}, generator=torch.Generator().manual_seed(0))
+with PeakMemory() as opening:
+    run = open_inductor(Path(sys.argv[1]), {{}})
+with PeakMemory() as calling:
+    (output,) = run(x)
+torch.save(output, sys.argv[2])
+print(json.dumps([opening.bytes, calling.bytes, peak_bytes()]))
+"""
+
+
+@pytest.mark.slow
+def test_a_model_of_2_gb_builds_and_loads_within_its_size(tmp_path: Path) -> None:
+    available = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    if int(available.split()[1]) * 1024 < NEEDED_BYTES:
+        pytest.skip(f"needs {NEEDED_BYTES / 1e9:.0f} GB of memory; this machine has {available.split(':')[1].strip()} available")
+    model = seeded(Wide, WIDTH, LAYERS)
+    x = random_inputs(1, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+    weights_bytes = 4 * LAYERS * (WIDTH + 1) * WIDTH
+    assert weights_bytes > 2**31
+    folder = tmp_path / "candidate"
+    folder.mkdir()
+    subject = subject_of(model, {"x": x})
+    with PeakMemory() as peak:
+        candidate = build(subject, RECIPES["inductor-frozen"], target_here(HERE, torch.get_num_threads()), folder, discard=True)
+    assert peak.bytes is not None
+    assert peak.bytes < 2.5 * weights_bytes, "of the copies that capturing makes, and of those that lowering does"
+    path = folder / candidate.payloads[0].path
+    told = python(_LOAD.format(width=WIDTH), path, tmp_path / "output.pt")
+    opening, calling, whole = json.loads(told.splitlines()[-1])
+    payload_bytes = path.stat().st_size
+    assert opening < 0.01 * payload_bytes, "it is mapped, and nothing is read"
+    assert calling < 1.1 * payload_bytes, "pages of the file, and what one call holds"
+    assert whole < 1.3 * payload_bytes, "all that the process ever held, torch itself among it"
+    torch.testing.assert_close(torch.load(tmp_path / "output.pt"), expected)

@@ -1,0 +1,75 @@
+"""What a build may free: the tensors of its own copy of the model, when the outermost graph has taken what it needs of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.lowering.inductor import inductor
+from freezer.freezing.recipes.recipes import RECIPES, CaptureName
+from freezer.freezing.target.target import target_here
+from freezer.runtime.inductor_loader import open_inductor
+from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors
+from tests.freezer.models_inductor import Foreign
+from tests.models import seeded
+from tests.steps import BATCH, HERE, captured_by, random_inputs, subject_of
+
+X = random_inputs(2, 8)
+
+
+def captured(model: nn.Module, name: CaptureName = "export") -> Captured:
+    return captured_by(subject_of(model, {"x": X}, {"x": {0: BATCH}}), name)
+
+
+@pytest.mark.parametrize("name", ["export", "export-strict"])
+def test_a_program_owns_the_copied_weights_and_no_tensor_that_was_not_copied(name: CaptureName) -> None:
+    model = seeded(Foreign)
+    assert isinstance(model, Foreign)
+    found = captured(model, name)
+    assert addresses_of(model.theirs) <= addresses_of(program_tensors(found.program)), "torch.export takes them as they are"
+    assert not addresses_of(found.owned) & addresses_of((*model.theirs, *model.parameters()))
+    assert sorted(tensor.numel() for tensor in found.owned) == [8, 8, 8, 64, 64, 64]
+
+
+def test_what_a_build_frees_is_its_own_and_no_branch_needs_it(tmp_path: Path) -> None:
+    model = seeded(Foreign)
+    assert isinstance(model, Foreign)
+    before = [tensor.clone() for tensor in model.theirs]
+    found = captured(model)
+    packed = found.program.state_dict["model.head.weight"]
+    assert address_of(packed) in addresses_of(found.owned)
+    inductor.build(found, tmp_path / "all.pt2", target_here(HERE, torch.get_num_threads()), RECIPES["inductor-frozen"].settings)
+    assert [bool(torch.equal(one, other)) for one, other in zip(before, model.theirs, strict=True)] == [True] * 4
+    assert address_of(packed) is None, "the copy is freed where the frozen graph has another"
+    run = open_inductor(tmp_path / "all.pt2", {})
+    for x in (X.abs(), -X.abs()):
+        with torch.no_grad():
+            torch.testing.assert_close(run(x)[0], model(x))
+
+
+class Caching(nn.Module):
+    """Its copies share its weight, as its own __deepcopy__ says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 8)
+
+    def __deepcopy__(self, memo: object) -> Caching:
+        other = Caching()
+        other.head.weight = self.head.weight
+        return other.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x) - self.head(x * 0)  # whatever the bias of a copy is
+        return out
+
+
+def test_a_model_that_shares_weights_with_its_copies_keeps_them() -> None:
+    model = seeded(Caching)
+    found = captured(model)
+    assert addresses_of(model.parameters()) & addresses_of(program_tensors(found.program))
+    assert [tensor.numel() for tensor in found.owned] == [8], "the bias, which is copied"

@@ -1,0 +1,141 @@
+"""Copies of source models: what they leave out, what copy.deepcopy refuses, and what stays of the source model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.freezing.models.cloning import copied
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.models import Mlp, seeded
+from tests.steps import random_inputs
+
+X = random_inputs(2, 4)
+
+
+def weight_normed() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)))
+
+
+class Sparse(nn.Module):
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        weight = torch.eye(4)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)", category=UserWarning)
+            self.weight = nn.Buffer(weight.to_sparse_csr() if layout is torch.sparse_csr else weight.to_sparse_csc())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight @ x.t()
+
+
+class HoldsTorchScript(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with torchscript_deprecations_silenced():
+            self.part = torch.jit.script(seeded(Mlp))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.part(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        weight_normed,
+        lambda: Sparse(torch.sparse_csr),
+        lambda: Sparse(torch.sparse_csc),
+        lambda: seeded(Mlp),
+        HoldsTorchScript,
+    ],
+)
+def test_a_copy_answers_as_its_source_and_shares_nothing_with_it(make: type[nn.Module]) -> None:
+    model = make().eval()
+    copy = copied(model)
+    with torch.no_grad():
+        assert torch.equal(copy(X), model(X))
+        expected = model(X).clone()
+        for tensor in copy.state_dict().values():
+            tensor.mul_(2)
+        assert torch.equal(model(X), expected)
+        assert not torch.equal(copy(X), expected)
+
+
+def test_of_a_large_storage_only_what_a_buffer_shows_is_copied() -> None:
+    whole = torch.randn(100, 100)
+    model: Any = nn.Module()
+    model.upper, model.weight = nn.Buffer(whole[:4, :4]), nn.Parameter(whole[50:54, :4])
+    copy: Any = copied(model)
+    assert [tensor.untyped_storage().nbytes() for tensor in (copy.upper, copy.weight)] == [64, 64]
+    assert torch.equal(copy.upper, model.upper)
+    assert torch.equal(copy.weight, model.weight)
+    model.lower = nn.Buffer(whole[2:6, 2:6])
+    copy = copied(model)
+    copy.upper.fill_(7.0)
+    assert float(copy.lower[0, 0]) == 7, "views of one storage stay that"
+    assert float(model.lower[0, 0]) != 7
+
+
+class Ring(nn.Module):
+    """Writes into a tensor of which a buffer shows the first rows."""
+
+    def __init__(self, *, hold: Callable[[Tensor], Any] = lambda whole: whole) -> None:
+        super().__init__()
+        whole = torch.zeros(64, 4)
+        self.ring, self.head = hold(whole), nn.Buffer(whole[:8])
+
+    def forward(self, x: Tensor) -> Tensor:
+        ring = self.ring[0] if isinstance(self.ring, list) else self.ring
+        ring[:2].add_(x)
+        return self.head.sum(0) + x
+
+
+@pytest.mark.parametrize("hold", [lambda whole: whole, nn.Parameter, nn.Buffer, lambda whole: [whole]])
+def test_what_lies_over_one_another_still_does_in_the_copy(hold: Callable[[Tensor], Any]) -> None:
+    model = Ring(hold=hold).eval()
+    copy = copied(model)
+    with torch.no_grad():
+        answers = [copy(X) for _ in range(3)]
+        assert float(torch.as_tensor(model.head).abs().sum()) == 0, "the source model is not written into"
+        assert all(torch.equal(answer, model(X)) for answer in answers)
+    assert not torch.equal(answers[0], answers[1]), "each call adds"
+
+
+def test_the_wrappers_of_torch_compile_are_left_out() -> None:
+    part: Any = torch.compile(seeded(Mlp), backend="eager")
+    inner = nn.Sequential(part)
+    model: Any = torch.compile(inner, backend="eager")
+    copy = copied(model)
+    assert type(copy) is nn.Sequential
+    assert type(copy[0]) is Mlp
+    assert type(inner[0]) is not Mlp, "the source model keeps its own"
+
+
+def test_what_was_compiled_in_place_is_copied_without_it() -> None:
+    model = seeded(Mlp)
+    model.compile(backend="eager")
+    copy = copied(model)
+    assert copy._compiled_call_impl is None
+    assert model._compiled_call_impl is not None
+    with torch.no_grad():
+        assert torch.equal(copy(X), model(X))
+
+
+def test_backward_hooks_are_left_out_and_forward_hooks_stay() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_full_backward_hook(lambda *given: None)
+    model[0].register_full_backward_pre_hook(lambda *given: None)
+    model[0].register_forward_hook(lambda module, given, result: result + 1)
+    copy = copied(model)
+    with torch.no_grad():
+        assert torch.equal(copy(X), model(X))
+    assert [len(part._backward_hooks) for part in (copy[0], model[0])] == [0, 1]  # type: ignore[index]
+    assert [len(part._backward_pre_hooks) for part in (copy[0], model[0])] == [0, 1]  # type: ignore[index]

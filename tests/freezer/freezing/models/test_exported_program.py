@@ -1,0 +1,180 @@
+"""The module of an ExportedProgram as a source: copied, run in float64, exported again, traced, and served."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import CaptureError
+from freezer.freezing.models.exported_program import module_of
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.recipes.recipes import CaptureName
+from freezer.freezing.validation.reference import run_reference
+from freezer.runtime.pytree import leaves_of
+from freezer.spec.parse import declared_spec
+from tests.models import Counter, seeded
+from tests.steps import candidate_of, captured_by, random_inputs
+
+
+class Attending(nn.Module):
+    """[batch, length, 4] to scores; its graph computes with sizes, asserts dtypes and casts to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(16, 4), nn.Linear(4, 3)
+        self.weight = torch.ones(4)  # neither a parameter nor a buffer
+
+    def forward(self, x: Tensor, *, options: dict[str, Tensor]) -> dict[str, Tensor]:
+        size, length = x.shape[0], x.shape[1]
+        places = self.table(torch.arange(length, device=x.device))
+        h = (x + places).to(torch.float32) * self.weight * options["scale"]
+        mask = torch.full((length, length), True, dtype=torch.bool).tril()
+        h = nn.functional.scaled_dot_product_attention(h[:, : length - 1], h, h, attn_mask=mask[: length - 1])
+        scores = self.last(h.reshape(size, -1, 4)) / length
+        return {
+            "scores": scores,
+            "padded": torch.cat([scores, torch.zeros(size, 1, 3)], 1),
+            "first": scores.narrow(1, 0, 1).expand(size, length, 3),
+        }
+
+
+class Branched(nn.Module):
+    """A branch that torch.export keeps, with a cast in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.to(torch.float32) * 2, lambda x: x.to(torch.float32) * 3, (x,))  # type: ignore[no-any-return]
+
+
+def loaded(program: torch.export.ExportedProgram, folder: Path) -> torch.export.ExportedProgram:
+    torch.export.save(program, str(folder / "program.pt2"))
+    return torch.export.load(str(folder / "program.pt2"))
+
+
+@pytest.fixture(scope="module")
+def attending(tmp_path_factory: pytest.TempPathFactory) -> torch.export.ExportedProgram:
+    """From a file, for batch 1 to 4 and length 3 to 8; read it, never write it."""
+    batch, length = torch.export.Dim("batch", min=1, max=4), torch.export.Dim("length", min=3, max=8)
+    shapes = {"x": {0: batch, 1: length}, "options": {"scale": None}}
+    x, scale = random_inputs(2, 4, 4), random_inputs(4)
+    program = torch.export.export(seeded(Attending), (x,), {"options": {"scale": scale}}, dynamic_shapes=shapes, strict=False)
+    return loaded(program, tmp_path_factory.mktemp("program"))
+
+
+def subject_of_program(program: torch.export.ExportedProgram, *, batch: int = 4, length: int = 8) -> Subject:
+    inputs: dict[str, Any] = {"x": {"shape": ["batch", "length", 4]}, "options": {"dict": {"scale": {"shape": [4]}}}}
+    return prepare(
+        "model", module_of(program), declared_spec(inputs, {"batch": {"max": batch}, "length": {"min": 3, "max": length}})
+    )
+
+
+def test_it_is_called_as_the_program_is_and_shares_its_weights(attending: torch.export.ExportedProgram) -> None:
+    module = module_of(attending)
+    assert not module.training
+    assert module.eval() is module
+    x, options = random_inputs(3, 5, 4), {"scale": random_inputs(4)}
+    expected = attending.module()(x, options=options)
+    for given in (module(x, options=options), module(x=x, options=options), module(x, options)):
+        assert list(given) == ["scores", "padded", "first"]
+        assert all(torch.equal(given[key], expected[key]) for key in expected)
+    assert module.get_parameter("last.weight").data_ptr() == attending.state_dict["last.weight"].data_ptr()
+    assert "_assert_tensor_metadata" in str(attending.graph), "the program is not changed"
+
+
+def test_a_copy_is_of_its_own_and_widens(attending: torch.export.ExportedProgram) -> None:
+    module = module_of(attending)
+    copied = copy.deepcopy(copy.deepcopy(module)).double()
+    x, scale = random_inputs(3, 5, 4), random_inputs(4)
+    wide = copied(x.double(), options={"scale": scale.double()})
+    narrow = module(x, options={"scale": scale})
+    assert wide["scores"].dtype == torch.float64, "a cast to the dtype that a tensor had is none"
+    torch.testing.assert_close(wide["scores"].float(), narrow["scores"])
+    assert module.get_parameter("last.weight").dtype == torch.float32
+
+
+@pytest.mark.parametrize(("shape", "guard"), [((5, 4, 4), r"x\.size\(\)\[0\] <= 4"), ((2, 4, 5), r"x\.size\(\)\[2\] == 4")])
+def test_sizes_that_the_program_was_not_exported_for_are_refused(
+    shape: tuple[int, ...], guard: str, attending: torch.export.ExportedProgram
+) -> None:
+    with pytest.raises(AssertionError, match=rf"Guard failed: {guard}"):
+        module_of(attending)(random_inputs(*shape), options={"scale": random_inputs(4)})
+
+
+def test_its_reference_runs_in_float64(attending: torch.export.ExportedProgram) -> None:
+    found = run_reference(subject_of_program(attending))
+    assert found.float64, found.why_not
+    assert found.deterministic
+    assert not found.stateful
+
+
+@pytest.mark.parametrize("name", ["export", "trace"])
+def test_it_is_captured_again_with_its_dims(name: CaptureName, attending: torch.export.ExportedProgram) -> None:
+    subject = subject_of_program(attending)
+    captured = captured_by(subject, name)
+    assert captured.warnings == ()
+    run = captured.program.module() if name == "export" else captured.program
+    for batch, length in ((1, 3), (3, 7), (4, 8)):
+        x, scale = random_inputs(batch, length, 4), random_inputs(4)
+        expected = leaves_of(subject.model(x, options={"scale": scale}))
+        for one, other in zip(run(x, scale), expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_wider_dims_than_its_own_are_refused_by_name(attending: torch.export.ExportedProgram) -> None:
+    with pytest.raises(CaptureError, match=r"^torch\.export: no program takes all declared sizes of length: it needs "):
+        captured_by(subject_of_program(attending, length=16), "export")
+    with pytest.raises(CaptureError, match=r"the eager model does not run on .*length=16\): AssertionError: Guard failed"):
+        captured_by(subject_of_program(attending, length=16), "trace")
+
+
+def test_script_says_what_it_does_not_take(attending: torch.export.ExportedProgram) -> None:
+    with pytest.raises(CaptureError, match=r"^the source is an exported program, which torch\.jit\.script does not take$"):
+        captured_by(subject_of_program(attending), "script")
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+def test_a_candidate_made_of_it_answers_as_it_does(recipe: str, attending: torch.export.ExportedProgram, tmp_path: Path) -> None:
+    subject = subject_of_program(attending)
+    served = candidate_of(subject, recipe, tmp_path / "candidate").open(subject)
+    for batch, length in ((1, 3), (4, 8)):
+        x, options = random_inputs(batch, length, 4), {"scale": random_inputs(4)}
+        got = served(x=x, options=options)
+        assert list(got) == ["scores", "padded", "first"]
+        torch.testing.assert_close(got, subject.model(x, options=options))
+
+
+def test_a_decomposed_program_is_taken_too(attending: torch.export.ExportedProgram, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch's own
+        program = attending.run_decompositions()
+    subject = subject_of_program(loaded(program, tmp_path))
+    x, scale = random_inputs(3, 5, 4), random_inputs(4)
+    expected = subject.model(x, options={"scale": scale})["scores"]
+    exported = captured_by(subject, "export")
+    torch.testing.assert_close(exported.program.module()(x, scale)[0], expected)
+    traced = captured_by(subject, "trace")
+    torch.testing.assert_close(traced.program(x, scale)[0], expected)
+
+
+def test_state_is_kept(tmp_path: Path) -> None:
+    program = loaded(torch.export.export(seeded(Counter), (random_inputs(2, 4),), strict=False), tmp_path)
+    subject = prepare("model", module_of(program), declared_spec({"x": {"shape": [2, 4]}}, {}))
+    zeros = torch.zeros(2, 4)
+    for recipe in ("torchscript-frozen", "portable"):
+        served = candidate_of(subject, recipe, tmp_path / recipe).open(subject)
+        assert [float(served(zeros).mean()) for _ in range(3)] == [1, 2, 3]
+    assert float(program.state_dict["count"]) == 0
+
+
+def test_branches_are_looked_into(tmp_path: Path) -> None:
+    x = random_inputs(2, 4)
+    module = module_of(loaded(torch.export.export(Branched(), (x,), strict=False), tmp_path))
+    wide = copy.deepcopy(module).double()
+    for given in (x.abs(), -x.abs()):
+        torch.testing.assert_close(module(given), Branched()(given))
+        assert wide(given.double()).dtype == torch.float64

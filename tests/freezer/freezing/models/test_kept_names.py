@@ -1,0 +1,137 @@
+"""Names to preserve and the reset method are held against the model before any work starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import SpecError
+from freezer.freezing.freeze import example_spec, freeze
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.freezer.models_state import Constant, InPlace, OptionalState, Versioned
+from tests.models import seeded
+from tests.steps import candidate_of, random_inputs
+
+X = random_inputs(2, 3, 8, 8)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def prepared(model: nn.Module, x: Tensor, **kwargs: Any) -> Subject:
+    spec, example = example_spec({"x": x}, {})
+    return prepare("model", model, spec, [example], fill_up=True, **kwargs)
+
+
+def as_given(model: nn.Module, *, scripted: bool) -> nn.Module:
+    if not scripted:
+        return model
+    with torchscript_deprecations_silenced():
+        script: nn.Module = torch.jit.script(model)
+    return script
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_what_is_there_is_taken(scripted: bool) -> None:
+    names = ("version", "offset", "sub.version", "holder.part.scale", "encode", "conv.weight", "norm.running_mean")
+    subject = prepared(as_given(seeded(Versioned), scripted=scripted), X, preserve=names)
+    assert subject.kept_names == names
+    counting = as_given(seeded(InPlace), scripted=scripted)
+    subject = prepared(counting, random_inputs(2, 4), preserve=["count", "reset"], reset="reset")
+    assert (subject.preserve, subject.reset, subject.kept_names) == (("count", "reset"), "reset", ("count", "reset"))
+    assert prepared(as_given(seeded(Constant), scripted=scripted), X, preserve=["rate"]).kept_names == ("rate",)
+
+
+class Tied(nn.Module):
+    """One submodule under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Scaled()
+        self.decoder = self.encoder
+        self.register_module("spare", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_a_shared_submodule_has_both_names(scripted: bool, tmp_path: Path) -> None:
+    subject = prepared(as_given(seeded(Tied), scripted=scripted), random_inputs(2, 4), preserve=["decoder.scale", "encoder.scale"])
+    model = candidate_of(subject, "torchscript-frozen", tmp_path / "candidate").open(subject)
+    assert (model.decoder.scale, model.encoder.scale) == (3, 3)
+    assert torch.equal(model(random_inputs(2, 4)), random_inputs(2, 4) * 3 * 3)
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("encoed", r"model: preserve: the model has no attribute or method 'encoed'; did you mean 'encode'\?"),
+        ("q", r"no attribute or method 'q'; it has .*conv, describe"),
+        ("", "no attribute or method ''"),
+        ("sub.bmup", r"the submodule sub has no attribute or method 'bmup'; did you mean 'bump'\?"),
+        ("subb.version", r"'subb' of 'subb\.version' is no submodule; did you mean 'sub'\?"),
+        ("holder.prt.scale", r"'holder\.prt' of 'holder\.prt\.scale' is no submodule; did you mean 'part'\?"),
+        ("version.major", r"'version' of 'version\.major' is no submodule; it has conv, holder, norm, sub"),
+        ("sub", r"'sub' is a submodule; name its attributes: sub\.NAME"),
+        ("sub.bump", r"'sub\.bump' is a method of a submodule, which freezing drops; give the model itself a method that calls it"),
+        ("forward", "'forward' is always kept; leave it out"),
+        ("training", "'training' of a frozen model is False for good; leave it out"),
+        ("state_dict", "'state_dict' is a name that every TorchScript module has of its own; rename it"),
+        ("graph", "'graph' is a name that every TorchScript module has of its own"),
+    ],
+)
+def test_what_cannot_be_preserved_is_refused(name: str, message: str, scripted: bool) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        prepared(as_given(seeded(Versioned), scripted=scripted), X, preserve=["version", name])
+    assert caught.value.code == "CP-PRESERVE"
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rest", r"model: reset: the model has no attribute or method 'rest'; did you mean 'reset'\?"),
+        ("memory.clear", r"'memory\.clear' is a method of a submodule; give the model itself a method that calls it"),
+        ("last", r"'last' is a submodule"),
+        ("forward", "'forward' is always kept"),
+    ],
+)
+def test_a_reset_method_that_is_not_there_is_refused(name: str, message: str, scripted: bool) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        prepared(as_given(seeded(OptionalState), scripted=scripted), random_inputs(2, 4), reset=name)
+    assert caught.value.code == "CP-RESET"
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_a_reset_method_takes_nothing(scripted: bool) -> None:
+    model = as_given(seeded(Versioned), scripted=scripted)
+    with pytest.raises(SpecError, match=r"reset: upgrade\(by\) takes arguments, expected a method without") as caught:
+        prepared(model, X, reset="upgrade")
+    assert caught.value.code == "CP-RESET"
+    with pytest.raises(SpecError, match="reset: 'version' is a int, expected a method without arguments"):
+        prepared(model, X, reset="version")
+
+
+def test_what_is_no_module_is_refused() -> None:
+    spec, _ = example_spec({"x": X}, {})
+    with pytest.raises(SpecError, match=r"got a function, expected an nn\.Module; a frozen model is made of its source, anew"):
+        prepare("model", lambda x: x, spec)  # type: ignore[arg-type]
+
+
+def test_freeze_refuses_before_it_writes(tmp_path: Any) -> None:
+    with pytest.raises(SpecError, match="no attribute or method 'none'"):
+        freeze(seeded(Versioned), {"x": X}, out=tmp_path / "out", preserve=["none"])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,125 @@
+"""A freeze on a device apart, all the way: `cpu:0` computes as the CPU does, and is not where subjects begin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.errors import JudgeError
+from freezer.freezing.candidates.build import build
+from freezer.freezing.models.subject import placed, prepare
+from freezer.freezing.packaging.assemble import assemble
+from freezer.freezing.packaging.eager_fallback import VERDICT, keep_eager, serves_itself
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import Target, target_here
+from freezer.freezing.validation.judge import judge
+from tests.models import Counter, Mlp, Random, mlp, seeded
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, subject_of
+
+APART = torch.device("cpu", 0)
+X = random_inputs(2, 4)
+
+
+@pytest.fixture
+def target() -> Target:
+    return replace(target_here(HERE, 1), device=APART)
+
+
+def test_a_subject_is_placed_once_and_knows_where_it_came_from() -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    moved = placed(subject, APART)
+    assert moved.device == APART
+    assert moved.host is moved.on_host is subject
+    assert moved.model is not subject.model
+    assert placed(moved, APART) is moved
+    assert placed(moved, torch.device("cpu")) is subject
+    assert placed(subject, torch.device("cpu")) is subject
+    assert subject.device == torch.device("cpu")
+    assert subject.on_host is subject
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "torchscript-optimized"])
+@pytest.mark.parametrize("model", [Mlp, Counter])
+def test_capture_build_judge_and_write_elsewhere(recipe: str, model: type[nn.Module], tmp_path: Path, target: Target) -> None:
+    subject = subject_of(seeded(model), {"x": X}, {"x": {0: BATCH}})
+    (tmp_path / "candidate").mkdir()
+    candidate = build(subject, RECIPES[recipe], target, tmp_path / "candidate")
+    judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=QUICK)
+    assert judgement.winner is not None, judgement.reason
+    assert judgement.reference.float64
+    settings: dict[str, Any] = {"limits": ANY_SPEED, "policy": QUICK, "provenance": {}}
+    artifact = assemble(subject, judgement, target, dest=tmp_path / "out", **settings)
+    torch.testing.assert_close(freezer.load(artifact.folder)(x=X), subject.fresh()(X))
+
+
+def test_what_serves_where_nothing_beats_eager_is_captured_judged_and_written(tmp_path: Path, target: Target) -> None:
+    model = mlp()
+    subject = subject_of(model, {"x": X}, {"x": {0: BATCH}})
+    settings: dict[str, Any] = {"limits": replace(ANY_SPEED, speedup_min=1e9), "policy": QUICK, "provenance": {}}
+    artifact, why = keep_eager(subject, target, work=tmp_path, out=tmp_path / "out", **settings)
+    assert artifact is not None
+    assert why == "the captured program serves (export)"
+    assert (artifact.manifest.verdict, artifact.manifest.device_class) == (VERDICT, HERE), "published whatever its speed"
+    assert artifact.manifest.recipe["name"] == "captured"
+    assert artifact.manifest.recipe["lowering"] == "exported"
+    assert torch.equal(freezer.load(artifact.folder)(x=X), model(X))
+    assert not serves_itself(target), "of a CPU class the portable artifact serves"
+    assert serves_itself(replace(target, device_class=freezer.DeviceClass(name="cuda-sm90", kind="cuda", capability=90)))
+
+
+def test_what_cannot_be_captured_serves_nowhere(tmp_path: Path, target: Target) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor(sorted(x.tolist(), key=lambda row: row[0]))
+
+    settings: dict[str, Any] = {"limits": ANY_SPEED, "policy": QUICK, "provenance": {}}
+    artifact, why = keep_eager(subject_of(Odd(), {"x": X}), target, work=tmp_path, out=tmp_path / "out", **settings)
+    assert artifact is None
+    assert why.startswith("no captured program serves: ")
+    assert not (tmp_path / "out").exists()
+
+
+class MakesOnCpu(nn.Module):
+    """Answers from the CPU, wherever its input lies."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(2) + x.shape[0]
+
+
+class Breaks(nn.Module):
+    """Adds what lies on the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.zeros(2, 4, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (MakesOnCpu, "output 'output' is on cpu, expected meta, where the model and its inputs are; make it there"),
+        (Breaks, "it runs on the CPU, and not on meta: make tensors where the inputs are"),
+    ],
+)
+def test_a_model_that_runs_on_the_cpu_alone_says_what_to_change(
+    model: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freezer.freezing.models.subject.same_bytes", lambda *_: True)  # of meta tensors there are none
+    subject = subject_of(model(), {"x": X})
+    with pytest.raises(JudgeError, match=message) as caught:
+        placed(subject, torch.device("meta"))
+    assert caught.value.code == "CP-EAGER"
+
+
+def test_a_model_may_be_tried_where_it_runs_and_begins_on_the_cpu_all_the_same() -> None:
+    from freezer.freezing.freeze import example_spec
+
+    spec, example = example_spec({"x": X}, {})
+    subject = prepare("model", mlp(), spec, [example], device=APART)
+    assert subject.device == torch.device("cpu")
+    assert not placed(subject_of(Random(), {"x": X}), APART).model.training

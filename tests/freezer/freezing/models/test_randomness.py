@@ -1,0 +1,141 @@
+"""Candidates that answer the same for ever where their model draws by chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.freezing.capture.equivalence import ask_eager
+from freezer.freezing.freeze import freeze
+from freezer.freezing.models.randomness import NUM_MORE_CALLS, PROBLEM, baked_in
+from freezer.freezing.validation.drift import Call, Gate, assess
+from freezer.freezing.validation.reference import run_reference
+from freezer.serving.canary import canary_figures
+from freezer.serving.load import open_artifact
+from tests.models import Calling
+from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, judgement_of, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+CALLS = {"made": 0}
+
+
+@pytest.fixture(autouse=True)
+def _same_draws_in_every_run() -> None:
+    """What is asked of draws here holds of nearly all, and of these."""
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+def count_in_a_global(x: Tensor) -> Tensor:
+    CALLS["made"] += 1
+    return x * CALLS["made"]
+
+
+def of_python(x: Tensor) -> Tensor:
+    return x * (random.random() + 1)
+
+
+def of_torch(x: Tensor) -> Tensor:
+    return x * (torch.rand(()) + 1)
+
+
+def dropped(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize("function", [of_python, count_in_a_global])
+def test_what_was_drawn_while_capturing_is_not_published(function: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    subject = subject_of(Calling(function), {"x": X})
+    judgement = judgement_of(subject, [candidate_of(subject, "portable", tmp_path / "candidate")])
+    assert judgement.verdict == "rejected"
+    assert judgement.reason == f"portable: {PROBLEM}"
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+@pytest.mark.parametrize("function", [of_torch, dropped])
+def test_what_is_drawn_in_every_call_is_published(function: Callable[[Tensor], Tensor], recipe: str, tmp_path: Path) -> None:
+    subject = subject_of(Calling(function), {"x": X})
+    judgement = judgement_of(subject, [candidate_of(subject, recipe, tmp_path / "candidate")])
+    assert judgement.verdict == "published", judgement.reason
+
+
+def test_a_model_that_draws_the_same_twice_is_not_taken_for_one_that_does_not_draw() -> None:
+    subject = subject_of(Calling(dropped), {"x": random_inputs(1, 1)})
+    for seed in range(12):
+        torch.manual_seed(seed)
+        assert not ask_eager(subject).deterministic, seed
+        assert not run_reference(subject).deterministic, seed
+
+
+def test_a_draw_is_one_sample_however_many_elements_it_scales() -> None:
+    subject = subject_of(Calling(of_torch), {"x": random_inputs(32, 32)})
+    for seed in range(20):
+        torch.manual_seed(seed)
+        calls = [
+            Call(
+                kind=call.kind,
+                set_index=call.set_index,
+                reference=call.reference,
+                eager=call.eager,
+                candidate=[of_torch(subject.sets[call.set_index].tensors["x"])],
+                noise_rmse=call.noise_rmse,
+            )
+            for call in run_reference(subject).calls
+        ]
+        report = assess("recipe", ["output"], calls, Gate(), float64=True)
+        assert report.passed, (seed, report.nearest_miss)
+
+
+def test_the_canary_allows_what_is_between_two_draws(tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
+    result = freeze(Calling(of_torch).eval(), {"x": random_inputs(32, 32)}, out=tmp_path / "artifact", **kwargs)
+    assert result.artifact is not None, result.reason
+    model = open_artifact(result.artifact, torch.get_num_threads(), canary=False)
+    for _ in range(20):
+        assert not any(figure.problem for figure in canary_figures(result.artifact, model))
+
+
+def baked_beside_a_draw(x: Tensor) -> tuple[Tensor, Tensor]:
+    return of_python(x), dropped(x)
+
+
+def test_an_output_that_still_draws_does_not_hide_one_that_was_baked_in(tmp_path: Path) -> None:
+    subject = subject_of(Calling(baked_beside_a_draw), {"x": X})
+    judgement = judgement_of(subject, [candidate_of(subject, "portable", tmp_path / "candidate")])
+    assert (judgement.verdict, judgement.reason) == ("rejected", f"portable: {PROBLEM}")
+
+
+def test_each_output_is_held_against_its_own() -> None:
+    draws = iter(range(100))
+
+    def ask() -> list[Tensor]:
+        return [X, X * next(draws)]
+
+    assert baked_in([[X, X], [X * 2, X * 3]], [[X, X], [X, X * 4]], ask) == PROBLEM
+    assert next(draws) == NUM_MORE_CALLS, "all outputs share the calls"
+    assert baked_in([[X, X], [X, X * 3]], [[X, X], [X, X * 4]], ask) is None
+
+
+def test_rounding_is_no_chance() -> None:
+    eager = [[X], [X * (1 + 1e-5)]]
+    assert baked_in(eager, [[X], [X]], lambda: [X]) is None
+    assert baked_in([[X], [X * 1.1]], [[X], [X]], lambda: [X]) == PROBLEM
+
+
+def test_a_coin_may_fall_the_same_way_a_few_times() -> None:
+    coins = [torch.tensor(0), torch.tensor(1)]
+    throws = iter([0] * (NUM_MORE_CALLS - 1) + [1])
+    assert baked_in([[coins[0]], [coins[1]]], [[coins[0]], [coins[0]]], lambda: [coins[next(throws)]]) is None
+    assert baked_in([[coins[0]], [coins[1]]], [[coins[0]], [coins[0]]], lambda: [coins[0]]) == PROBLEM
+
+
+def test_answers_that_are_no_numbers_are_compared_too() -> None:
+    nan = torch.tensor([torch.nan, 1.0])
+    assert baked_in([[nan], [nan]], [[nan], [nan]], lambda: [nan]) is None
+    assert baked_in([[nan], [nan * 2]], [[nan], [nan]], lambda: [nan]) == PROBLEM

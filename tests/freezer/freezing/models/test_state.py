@@ -1,0 +1,431 @@
+"""State: frozen stateful models answer as eager does over sequences of calls, and a reset method brings the initial state back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.errors import FreezeError, JudgeError
+from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.freeze import example_spec, freeze, load_subject
+from freezer.freezing.models.sources import parse_source
+from freezer.freezing.models.state import attributes_of, same_values
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.validation.reference import run_reference
+from freezer.pyfunc import _load_pyfunc
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.freezer.models_state import HiddenState, InPlace, Number, OptionalState, Reassigned, RunningMean, Silent, Tracker
+from tests.models import seeded
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, copy_of, judgement_of, random_inputs
+
+STATEFUL = (InPlace, Reassigned, Number, RunningMean, HiddenState, OptionalState)
+RECIPES = ("torchscript-frozen", "torchscript-exact", "torchscript-optimized", "portable")
+
+
+def inputs_of(model: type[nn.Module], seed: int = 0) -> Tensor:
+    return random_inputs(2, 3, 8, 8, seed=seed) if model is RunningMean else random_inputs(2, 4, seed=seed)
+
+
+def stateful(model: nn.Module, x: Tensor, reset: str | None = "reset", dims: Any = None, **kwargs: Any) -> Subject:
+    spec, example = example_spec({"x": x}, dims or {})
+    return prepare("model", model, spec, [example], fill_up=True, reset=reset, **kwargs)
+
+
+def scripted(model: nn.Module) -> nn.Module:
+    with torchscript_deprecations_silenced():
+        script: nn.Module = torch.jit.script(model)
+    return script
+
+
+def alike(recipe: str, model: type[nn.Module]) -> Callable[[Tensor, Tensor], None]:
+    """How near answers are: exactly alike where the same kernels run."""
+    same_kernels = recipe in ("torchscript-exact", "portable") or (recipe == "torchscript-frozen" and model is not RunningMean)
+
+    def check(got: Tensor, expected: Tensor) -> None:
+        if same_kernels:
+            assert torch.equal(got, expected)
+        else:
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+    return check
+
+
+# Sequences of calls, with resets between
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_a_frozen_stateful_model_answers_as_eager_does(kind: type[nn.Module], recipe: str, tmp_path: Path) -> None:
+    subject = stateful(seeded(kind), inputs_of(kind))
+    candidate = candidate_of(subject, recipe, tmp_path / "c")
+    assert candidate.capture == "script"
+    assert Candidate.read(candidate.folder).preserve == candidate.preserve == ("reset",)
+    model, eager, check = candidate.open(subject), subject.fresh(), alike(recipe, kind)
+    answers: list[list[Tensor]] = []
+    for _ in range(3):
+        answers.append([])
+        for seed in (0, 1, 2, 0, 0):
+            x = inputs_of(kind, seed)
+            got = model(x)
+            check(got, eager(x).detach())
+            answers[-1].append(got.clone())
+        model.reset()
+        eager.reset()  # type: ignore[operator]
+    assert not torch.equal(answers[0][0], answers[0][3]), "one input, another answer: there is state"
+    for first, again in zip(answers[0], answers[2], strict=True):
+        assert torch.equal(first, again), "the reset brought the initial state back"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", [Number, OptionalState])
+def test_a_torchscript_file_with_state_keeps_it(kind: type[nn.Module], recipe: str, tmp_path: Path) -> None:
+    subject = stateful(scripted(seeded(kind)), inputs_of(kind))
+    candidate = candidate_of(subject, recipe, tmp_path / "c")
+    assert candidate.capture == "as-is"
+    found = judgement_of(subject, [candidate])
+    assert found.verdict == "published", found.reason
+    assert found.reference.stateful
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_torchscript_file_whose_source_is_gone_keeps_its_state_and_methods(recipe: str, tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
+    spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
+    source = parse_source("torchscript:tracker.pt", folder=tmp_path)
+    kept = ["threshold", "encode", "windows"]
+    subject = load_subject(source, name="tracker", spec=spec, samples=None, preserve=kept, reset="reset")
+    candidate = candidate_of(subject, recipe, tmp_path / "c")
+    found = judgement_of(subject, [candidate])
+    assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
+    model, eager, check = candidate.open(subject), seeded(Tracker), alike(recipe, Tracker)
+    xs = [inputs_of(Tracker, seed) for seed in range(4)]
+    with torch.no_grad():
+        check(model.encode(xs[0]), eager.encode(xs[0]))  # type: ignore[operator]
+        for model_answer, answer in zip(model.windows(xs), eager.windows(xs), strict=True):  # type: ignore[operator]
+            check(model_answer, answer)
+        check(model(xs[0]), eager(xs[0]))
+        model.threshold = eager.threshold = 0.0  # type: ignore[assignment]
+        check(model(xs[1]), eager(xs[1]))
+    assert not hasattr(model, "unused")
+
+
+def test_a_method_of_a_file_is_frozen_with_the_reset_of_its_module(tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
+    spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
+    source = parse_source("torchscript:tracker.pt", folder=tmp_path, method="follow")
+    kept = ["model.threshold", "encode"]
+    subject = load_subject(source, name="tracker", spec=spec, samples=None, preserve=kept, reset="reset")
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    found = judgement_of(subject, [candidate])
+    assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
+    model, eager = candidate.open(subject), seeded(Tracker)
+    for seed in (0, 1):
+        x = inputs_of(Tracker, seed)
+        assert torch.equal(model(x), eager.follow(x, 2).detach())  # type: ignore[operator]
+    assert (model.model.threshold, model.encode(x).shape) == (0.5, (2, 8))
+
+
+# Judging
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_judging_resets_between_sets_and_calls_once_more_after_the_sequence(kind: type[nn.Module], tmp_path: Path) -> None:
+    subject = stateful(seeded(kind), inputs_of(kind))
+    candidates = [candidate_of(subject, recipe, tmp_path / recipe) for recipe in RECIPES[:3]]
+    found = judgement_of(subject, candidates)
+    assert found.verdict == "published", found.reason
+    assert [trial.problem for trial in found.trials] == [None, None, None]
+    reference = found.reference
+    assert (reference.stateful, reference.deterministic, reference.float64) == (True, True, True), reference.why_not
+    assert [call.kind for call in reference.calls] == ["single"] * len(subject.sets) + ["sequence"] * 4 + ["after-reset"]
+    assert torch.equal(reference.calls[-1].eager[0], reference.calls[0].eager[0])
+    for call in reference.singles:
+        assert torch.equal(call.eager[0], subject.fresh()(subject.sets[call.set_index].tensors["x"]).detach())
+
+
+class Forgetful(InPlace):
+    """What a freeze that loses the reset makes of InPlace: the method does nothing."""
+
+    @torch.jit.export
+    def reset(self) -> None:
+        self.count.add_(0)
+
+
+def judged_for(subject: Subject, candidate: Candidate) -> Any:
+    from dataclasses import replace
+
+    from freezer.freezing.models.weights import weights_digest
+
+    return judgement_of(subject, [replace(candidate, weights=weights_digest(subject.model))])
+
+
+def test_a_candidate_whose_reset_does_nothing_is_rejected(tmp_path: Path) -> None:
+    x = random_inputs(32, 4)  # 128 elements: fewer than 64 are pooled over all sets
+    subject, forgetful = stateful(seeded(InPlace), x), stateful(seeded(Forgetful), x)
+    found = judged_for(subject, candidate_of(forgetful, "torchscript-frozen", tmp_path / "c"))
+    assert found.verdict == "rejected"
+    wrong = {(row.kind, row.set_index) for row in found.trials[0].drift.rows if row.problem}
+    assert ("single", 0) not in wrong, "the first call is right"
+    assert ("after-reset", 0) in wrong
+
+
+class Lasting(InPlace):
+    """Clears only half of what forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total: Tensor = nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.add_(1)
+        return super().forward(x) + self.total
+
+
+class Failing(InPlace):
+    """Has a reset that fails once there is something to clear."""
+
+    def reset(self) -> None:
+        raise RuntimeError("no state")
+
+
+def used(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        model(inputs_of(InPlace))
+    return model
+
+
+def test_a_reset_that_does_not_bring_the_initial_state_back_is_an_error() -> None:
+    message = r"model: after reset\(\) the model answers input set \d otherwise than a fresh copy does, .* call it before freezing"
+    for model in (seeded(Lasting), used(seeded(InPlace))):
+        with pytest.raises(JudgeError, match=message) as caught:
+            run_reference(stateful(model, inputs_of(InPlace)))
+        assert caught.value.code == "CP-RESET"
+    after_reset = used(seeded(InPlace))
+    after_reset.reset()  # type: ignore[operator]
+    assert run_reference(stateful(after_reset, inputs_of(InPlace))).stateful
+
+
+def test_a_reset_that_raises_is_an_error() -> None:
+    with pytest.raises(JudgeError, match=r"model: reset\(\) raises RuntimeError: no state") as caught:
+        run_reference(stateful(seeded(Failing), inputs_of(InPlace)))
+    assert caught.value.code == "CP-RESET"
+
+
+def test_state_in_a_python_number_is_not_traced(tmp_path: Path) -> None:
+    subject = stateful(seeded(Number), inputs_of(Number), reset=None)
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    assert candidate.capture == "script"
+    trace = next(row for row in candidate.tried if row["capture"] == "trace")
+    assert "differs from the model" in trace["outcome"] or "not tried" in trace["outcome"]
+    assert judgement_of(subject, [candidate]).verdict == "published"
+
+
+@pytest.mark.parametrize("recipe", ["inductor-frozen", "inductor-unpacked"])
+def test_state_and_preserved_names_are_not_for_inductor(recipe: str, tmp_path: Path) -> None:
+    with pytest.raises(FreezeError, match="reset") as caught:
+        candidate_of(stateful(seeded(InPlace), inputs_of(InPlace)), recipe, tmp_path / "c")
+    assert caught.value.code == "CP-PRESERVE"
+
+
+# Which models have state
+
+
+class Memo(nn.Module):
+    """Keeps a table that depends on the inputs' size alone, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+        self.made: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or len(self.table) < len(x):
+            self.table = torch.arange(float(len(x)))
+        self.made.setdefault(len(x), torch.ones(len(x)))
+        out: Tensor = x + (self.table[: len(x)] * self.made[len(x)])[:, None]
+        return out
+
+
+class Calibrated(nn.Module):
+    """Takes the scale of the first input that it sees, and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.abs().max()
+        return x / self.scale
+
+
+class Counting(nn.Module):
+    """Counts its calls, and answers nothing of it; in a number, a list or a dict."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.number, self.items, self.table = 0, [0], {"calls": [0.0]}
+        self.tensor = torch.zeros(1)
+        self.late: Tensor = nn.Buffer(torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "number":
+            self.number += 1
+        elif self.where == "list":
+            self.items.append(1)
+        elif self.where == "dict":
+            self.table["calls"][0] += 1
+        elif self.where == "tensor":
+            self.tensor += 1
+        else:
+            self.late += 1
+        return x * 2
+
+
+class RandomCounter(nn.Module):
+    """Draws random numbers, so that no answer tells of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("where", ["number", "list", "dict", "tensor", "buffer"])
+def test_state_that_no_answer_shows_is_seen(where: str) -> None:
+    assert run_reference(stateful(Counting(where).eval(), random_inputs(2, 4), reset=None)).stateful
+
+
+def test_state_of_a_random_model_is_seen() -> None:
+    found = run_reference(stateful(RandomCounter().eval(), random_inputs(2, 4), reset=None))
+    assert (found.stateful, found.deterministic) == (True, False)
+
+
+def test_what_the_first_input_settles_is_state() -> None:
+    assert run_reference(stateful(Calibrated().eval(), random_inputs(2, 4), reset=None)).stateful
+
+
+def test_a_memo_is_no_state() -> None:
+    found = run_reference(stateful(Memo().eval(), random_inputs(2, 4), reset=None, dims={"x": {0: BATCH}}))
+    assert (found.stateful, found.deterministic) == (False, True)
+
+
+@pytest.mark.parametrize("kind", [InPlace, Reassigned, Number, HiddenState, OptionalState])
+def test_state_of_a_script_is_seen(kind: type[nn.Module]) -> None:
+    assert run_reference(stateful(scripted(seeded(kind)), inputs_of(kind), reset=None)).stateful
+
+
+def test_attributes_of_a_script_are_found_in_its_graph() -> None:
+    model = scripted(Silent().eval())
+    before = attributes_of(model)
+    assert before == {"inner.calls": 0, "items": []}
+    model(random_inputs(2, 4))
+    assert attributes_of(model) == {"inner.calls": 1, "items": [1]}
+    assert attributes_of(nn.Sequential(model, nn.ReLU()))["0.inner.calls"] == 1
+    assert run_reference(stateful(scripted(Silent().eval()), random_inputs(2, 4), reset=None)).stateful
+
+
+def test_values_are_compared_with_what_is_in_them() -> None:
+    nan = float("nan")
+    one: dict[str, Any] = {"a": [1, (torch.tensor([1.0, nan]), None)], "b": {"c": nan}, "d": {1, 2}}
+    assert same_values(one, copy.deepcopy(one))
+    for path, value in (("a", [1, (torch.tensor([1.0, 2.0]), None)]), ("b", {"c": 1.0}), ("d", {1}), ("a", [1])):
+        assert not same_values(one, {**one, path: value})
+    assert not same_values(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    assert not same_values(torch.zeros(2), torch.zeros(3))
+    assert not same_values(1, 1.0)
+    assert same_values(torch.eye(2).to_sparse(), torch.eye(2).to_sparse())
+    assert not same_values(torch.eye(2).to_sparse(), torch.eye(2))
+
+
+# Served
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A torchscript-optimized artifact of a model with state, a version and a reset method, for batch 1 to 4."""
+    out = tmp_path_factory.mktemp("state") / "hidden"
+    result = freeze(
+        seeded(HiddenState),
+        {"x": inputs_of(HiddenState)},
+        out=out,
+        dims={"x": {0: BATCH}},
+        recipes=["torchscript-optimized"],
+        device_class=HERE,
+        limits=ANY_SPEED,
+        policy=QUICK,
+        preserve=["version", "hidden"],
+        reset="reset",
+    )
+    assert result.verdict == "published", (result.reason, result.failures)
+    return out
+
+
+def test_a_loaded_model_has_its_state_its_version_and_its_reset(artifact: Path) -> None:
+    model, eager = freezer.load(artifact), seeded(HiddenState)
+    assert model.manifest is not None
+    assert model.manifest.stateful
+    assert model.manifest.recipe["preserve"] == ["version", "hidden", "reset"]
+    assert model.manifest.recipe["reset"] == "reset"
+    assert model.manifest.recipe["settings"]["optimize_for_inference"] is True
+    assert torch.equal(model.hidden, torch.zeros(1, 6)), "the canary has left no trace"
+    for _ in range(2):
+        for seed in range(4):
+            x = inputs_of(HiddenState, seed)
+            torch.testing.assert_close(model(x), eager(x).detach())
+        model.reset()
+        eager.reset()  # type: ignore[operator]
+    assert model.version == 1
+    model.version = 2
+    assert model.version == 2
+    assert freezer.load(artifact).version == 1, "what one instance sets, no other sees"
+
+
+def test_two_open_instances_have_states_of_their_own(artifact: Path) -> None:
+    one, other = freezer.load(artifact), freezer.load(artifact)
+    x = inputs_of(HiddenState)
+    first = one(x).clone()
+    one(x)
+    assert torch.equal(other(x), first)
+    one.reset()
+    assert torch.equal(one(x), first)
+    assert not torch.equal(other(x), first)
+
+
+def test_mlflows_pyfunc_gives_the_model_that_can_be_reset(artifact: Path) -> None:
+    served, x = _load_pyfunc(str(artifact)), inputs_of(HiddenState)
+    first = served.predict({"x": x})
+    assert not (served.predict({"x": x}) == first).all()
+    served.get_raw_model().reset()
+    assert (served.predict({"x": x}) == first).all()
+
+
+def test_the_canary_of_a_model_with_a_reset_runs_every_golden_set(artifact: Path) -> None:
+    verified = freezer.verify(artifact)
+    golden = freezer.load(artifact).manifest.golden  # type: ignore[union-attr]
+    assert len(golden) > 1
+    assert {figure.set_index for figure in verified.figures} == set(range(len(golden)))
+
+
+def test_an_artifact_of_before_opens_and_keeps_nothing(artifact: Path, tmp_path: Path) -> None:
+    from freezer.artifact.folder import Artifact
+
+    old = Artifact.read(artifact)
+    recipe = {key: value for key, value in old.manifest.recipe.items() if key not in ("preserve", "reset")}
+    model: FrozenModel = freezer.load(copy_of(old, tmp_path / "old", recipe=recipe).folder)
+    assert len(model.preserved) == 0
+    assert not hasattr(model, "version")

@@ -1,0 +1,169 @@
+"""What the graph of a ScriptModule tells, and a ScriptModule for one of its methods."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import SourceError
+from freezer.freezing.models.loaders import load_source
+from freezer.freezing.models.sources import parse_source
+from freezer.freezing.models.torchscript_module import cuda_constants, with_forward
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.lines import place_of
+from tests.models import mlp
+
+X = torch.ones(1, 4)
+
+
+class Inner(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.zeros(1, device="cuda:0")
+
+
+class MadeForGpu(nn.Module):
+    """Names devices in every way that a graph keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.device = torch.device("cuda:1")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cuda":  # compared, not named
+            return x
+        y: Tensor = self.inner(x)
+        z: Tensor = y.to(self.device)
+        return y.cuda() + z.to("cpu")
+
+
+class Answer(NamedTuple):
+    total: Tensor
+    calls: Tensor
+
+
+class ManyMethods(nn.Module):
+    """Has state, and methods with arguments and defaults of many types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls: Tensor = nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+    @torch.jit.export
+    def scale(
+        self,
+        x: Tensor,
+        by: Tensor | None = None,
+        times: int = 3,
+        limit: float = math.inf,
+        pair: tuple[int, float] = (1, 2.5),
+        flag: bool = False,
+        text: str = "it's",
+    ) -> Answer:
+        self.calls.add_(1)
+        y = (x if by is None else x * by) * times * pair[0] * pair[1]
+        return Answer(y.clamp(max=limit) + self.calls, self.calls)
+
+    @torch.jit.export
+    def step(self, x: Tensor, state: tuple[Tensor, list[Tensor]], more: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return x + state[0], state[1][0] * more["a"]
+
+    @torch.jit.export
+    def nothing(self) -> int:
+        return 1
+
+
+def scripted(model: nn.Module, folder: Path | None = None) -> torch.jit.ScriptModule:
+    """The model as TorchScript; with a folder, as it comes from a file."""
+    with torchscript_deprecations_silenced():
+        module: torch.jit.ScriptModule = torch.jit.script(model.eval())
+        if folder is not None:
+            torch.jit.save(module, str(folder / "model.pt"))
+            module = torch.jit.load(str(folder / "model.pt"))
+        return module
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_devices_are_told_with_their_lines(saved: bool, tmp_path: Path) -> None:
+    module = scripted(MadeForGpu(), tmp_path if saved else None)
+    assert cuda_constants(module) == [
+        f"cuda ({place_of(MadeForGpu.forward, '.cuda()')})",
+        f"cuda:0 ({place_of(Inner.forward, 'zeros')})",
+        f"cuda:1 ({place_of(MadeForGpu.forward, 'self.device')})",
+    ]
+
+
+def test_where_no_gpu_is_named_there_is_none() -> None:
+    assert cuda_constants(scripted(mlp())) == []
+    with torchscript_deprecations_silenced():
+        traced = torch.jit.trace(mlp(), X)
+    assert cuda_constants(traced) == []
+    assert cuda_constants(scripted(nn.ModuleList([mlp()]))) == [], "no forward"
+
+
+def test_only_the_method_that_is_called_is_looked_into() -> None:
+    class Other(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+        @torch.jit.export
+        def on_gpu(self, x: Tensor) -> Tensor:
+            return x.to("cuda:2")
+
+    module = scripted(Other())
+    assert cuda_constants(module) == []
+    assert cuda_constants(with_forward(module, "on_gpu")) == [f"cuda:2 ({place_of(Other.on_gpu, 'return')})"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a worker with a GPU takes it")
+def test_a_file_made_for_a_gpu_is_refused_as_a_source(tmp_path: Path) -> None:
+    scripted(MadeForGpu(), tmp_path)
+    with pytest.raises(SourceError, match=r"names the device cuda \(test_torchscript_graph\.py:\d+: return y\.cuda"):
+        load_source(parse_source("torchscript:model.pt", folder=tmp_path))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_method_becomes_forward_with_its_types_defaults_and_state(saved: bool, tmp_path: Path) -> None:
+    module = scripted(ManyMethods(), tmp_path if saved else None)
+    wrapped = with_forward(module, "scale")
+    wanted, got = module._c._get_method("scale").schema, wrapped.forward.schema  # type: ignore[attr-defined]
+    assert str(got).partition("self, ")[2] == str(wanted).partition("self, ")[2]
+    assert not wrapped.training
+    assert torch.equal(wrapped(X).total, X * 7.5 + 1)
+    assert torch.equal(wrapped(X, by=X * 2, times=1, limit=3.0).total, X * 3 + 2), "the state is kept"
+    again = copy.deepcopy(wrapped)
+    assert float(again(X)[0].mean()) == 10.5
+    assert float(wrapped(X)[0].mean()) == 10.5, "a copy has a state of its own"
+
+
+def test_several_methods_of_one_module_and_one_of_it_itself() -> None:
+    module = scripted(ManyMethods())
+    step, forward = with_forward(module, "step"), with_forward(module, "forward")
+    assert [float(item.mean()) for item in step(X, (X, [X * 2]), {"a": X * 3})] == [2, 6]
+    assert torch.equal(forward(X), module(X))
+    assert with_forward(module, "nothing")() == 1
+    assert torch.equal(with_forward(with_forward(module, "scale"), "forward")(X)[0], X * 7.5 + 1)
+
+
+def test_a_method_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"got method 'encode', expected one of forward, nothing, scale, step$"):
+        with_forward(scripted(ManyMethods()), "encode")
+
+
+def test_what_was_wrapped_is_frozen_with_its_state(tmp_path: Path) -> None:
+    wrapped = with_forward(scripted(ManyMethods(), tmp_path), "scale")
+    with torchscript_deprecations_silenced():
+        frozen = torch.jit.freeze(wrapped)
+        torch.jit.save(frozen, str(tmp_path / "frozen.pt"))
+        served = torch.jit.load(str(tmp_path / "frozen.pt"))
+    assert [float(served(X)[0].mean()) for _ in range(3)] == [8.5, 9.5, 10.5]

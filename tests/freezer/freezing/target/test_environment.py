@@ -1,0 +1,199 @@
+"""What the environment says: refused where it cannot be undone, without effect where it can, the compiler in the key."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import UsageError
+from freezer.freezing.target.environment import CLEARED, REFUSED, check_environment, cleared
+from freezer.hardware.device_classes import device_class
+from freezer.runtime.fingerprint import recorded
+from tests.steps import HERE, python
+
+V4, GPU, PORTABLE = device_class("cpu-x86-64-v4"), device_class("cuda-sm80"), device_class("portable")
+
+CHECK = "from freezer.errors import UsageError\nfrom freezer.freezing.target.target import target_here\n" + (
+    "try:\n    target_here({here!r}, 1)\nexcept UsageError as error:\n    print(error.coded)\nelse:\n    print('no refusal')\n"
+)
+
+
+def said(**environ: str) -> str:
+    """What a fresh process answers that is asked to build for this machine."""
+    return python(CHECK.format(here=HERE), env={**os.environ, **environ}).splitlines()[-1]
+
+
+# Refused
+
+
+def test_a_process_that_computes_in_fewer_bits_is_refused_by_name() -> None:
+    assert said(ONEDNN_DEFAULT_FPMATH_MODE="BF16") == (
+        "CP-ENVIRONMENT: ONEDNN_DEFAULT_FPMATH_MODE=BF16 in the environment lets oneDNN compute float32 in fewer bits, "
+        "in the model itself too; expected unset, or strict. Unset it before Python, or the worker, starts"
+    )
+    assert said(ONEDNN_DEFAULT_FPMATH_MODE="STRICT", ONEDNN_VERBOSE="0", OMP_NUM_THREADS="2") == "no refusal"
+
+
+@pytest.mark.parametrize(
+    ("environ", "match"),
+    [
+        ({"DNNL_DEFAULT_FPMATH_MODE": "any"}, "compute float32 in fewer bits"),
+        ({"ONEDNN_CPU_ISA_HINTS": "PREFER_YMM"}, "pack weights for other vectors"),
+        ({"MKL_CBWR": "COMPATIBLE"}, "expected unset, or auto or off"),
+        ({"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}, r"other instructions than those of cpu-x86-64-v4; expected unset, or AVX512"),
+        ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, "in fewer bits"),
+        ({"TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": "1"}, "strides"),
+    ],
+)
+def test_what_changes_numbers_or_packing_is_refused(environ: Mapping[str, str], match: str) -> None:
+    with pytest.raises(UsageError, match=match) as caught:
+        check_environment(V4, environ)
+    assert caught.value.code == "CP-ENVIRONMENT"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        dict.fromkeys(REFUSED, ""),
+        {name: refused.plain[0].upper() for name, refused in REFUSED.items()},
+        V4.limits,
+        {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "TORCHINDUCTOR_FREEZING": "1", "TORCH_LOGS": "+inductor"},
+        {"NVIDIA_TF32_OVERRIDE": "1"},
+    ],
+)
+def test_what_changes_nothing_or_is_settled_otherwise_is_not_refused(environ: Mapping[str, str]) -> None:
+    check_environment(V4, environ)
+
+
+def test_what_is_for_gpus_alone_is_refused_there_alone() -> None:
+    with pytest.raises(UsageError, match="every CUDA library multiply float32 in fewer bits"):
+        check_environment(GPU, {"NVIDIA_TF32_OVERRIDE": "1"})
+    check_environment(GPU, {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"})
+    check_environment(PORTABLE, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"})  # what the class of the same process set
+
+
+# Without effect: torch's settings
+
+SETTINGS = """
+import json, sys
+import torch, torch._dynamo, torch._functorch.config, torch.fx.experimental._config, torch.compiler.config
+from torch._inductor import config
+from freezer.freezing.target.torch_config import MODULES, straying, without_environment
+
+def settings():
+    every = [(name, sys.modules[name].get_config_copy()) for name in MODULES]
+    return {f"{name}.{key}": repr(value) for name, found in every for key, value in found.items()}
+
+torch._dynamo.config.recompile_limit = 77
+config.max_fusion_size = 11
+before = settings()
+with without_environment(), config.patch(straying("torch._inductor.config")):
+    inside = settings()
+assert settings() == before, "everything is put back"
+print(json.dumps({"inside": inside, "outside": before}))
+"""
+
+USERS = {
+    "TORCHINDUCTOR_FREEZING": "1",
+    "TORCHINDUCTOR_CPP_MARCH": "native",
+    "TORCHINDUCTOR_SIZE_ASSERTS": "0",
+    "TORCHINDUCTOR_DISABLED_PASSES": "remove_noop_ops",  # wins over what a program sets
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # likewise
+    "TORCHINDUCTOR_APPLY_GUMBEL_MAX_TRICK": "0",  # in none of the settings of a recipe
+    "TORCHINDUCTOR_PERSISTENT_REDUCTIONS": "0",
+    "AOT_INDUCTOR_WEIGHT_USE_CACHING_ALLOCATOR": "1",
+    "AOTINDUCTOR_REPRO_LEVEL": "4",
+    "TORCH_COMPILE_DEBUG": "1",
+    "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES": "0",
+    "FAKE_ALLOW_META": "0",
+    "CI": "1",
+    "TORCHDYNAMO_NO_DATA_DEPENDENT_GRAPH_BREAK": "1",
+    "TORCH_COMPILE_DYNAMIC_SOURCES": "L['x']",
+}
+
+
+def test_what_the_environment_says_to_torch_changes_no_setting_of_a_build() -> None:
+    bare = {name: value for name, value in os.environ.items() if not CLEARED.fullmatch(name)} | {"PYTHONHASHSEED": "0"}
+    plain, users = (json.loads(python(SETTINGS, env={**bare, **more}).splitlines()[-1]) for more in ({}, USERS))
+    differ = {name for name in plain["outside"] if plain["outside"][name] != users["outside"][name]}
+    assert len(differ) >= len(USERS) - 1, "torch does read them: one or more settings of each"
+    assert {name: value for name, value in users["inside"].items() if value != plain["inside"][name]} == {}
+    assert plain["inside"]["torch._dynamo.config.recompile_limit"] == "77", "what a program set for its model stays"
+    assert plain["inside"]["torch._inductor.config.max_fusion_size"] == "64", "and Inductor is as a recipe says, or as torch has it"
+
+
+# Without effect: the compilers
+
+INCLUDE = """
+import subprocess, sys
+from freezer.freezing.target.environment import cleared
+def works(*command):
+    return subprocess.run(command, input="#include <only_on_the_path.h>", text=True, capture_output=True).returncode == 0
+compile = ("g++", "-fsyntax-only", "-x", "c++", "-")
+print(works(*compile))
+with cleared():
+    print(works(*compile))
+print(works(*compile))
+"""
+
+
+@pytest.mark.parametrize("name", ["CPATH", "CPLUS_INCLUDE_PATH"])
+def test_folders_of_the_users_shell_are_not_searched_for_headers(name: str, tmp_path: Path) -> None:
+    (tmp_path / "only_on_the_path.h").write_text("")
+    assert python(INCLUDE, env={**os.environ, name: str(tmp_path)}).split() == ["True", "False", "True"]
+
+
+def test_what_is_taken_out_of_the_environment_comes_back_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIBRARY_PATH", "/nowhere")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere")
+    monkeypatch.setenv("TORCH_LOGS", "+inductor")
+    before = dict(os.environ)
+
+    def fail() -> None:
+        with cleared():
+            assert "LIBRARY_PATH" not in os.environ
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere"
+            assert os.environ["TORCH_LOGS"] == "+inductor", "logging changes nothing"
+            raise RuntimeError("no compiler")
+
+    with pytest.raises(RuntimeError, match="no compiler"):
+        fail()
+    assert dict(os.environ) == before
+
+
+# In the key: the compiler
+
+COMPILER = """
+from freezer.freezing.lowering.inductor.inductor import configuration
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import target_here, toolchain
+found = configuration(RECIPES["inductor-frozen"].settings["inductor"], target_here({here!r}, 1), beside=False)
+print(found["cpp.cxx"][1], "|", toolchain()["cxx"])
+"""
+
+
+def test_the_compiler_of_the_environment_is_the_one_that_builds_and_is_in_the_key(tmp_path: Path) -> None:
+    other = tmp_path / "another-g++"
+    other.write_text("#!/bin/sh\necho another compiler 1.2.3\n")
+    other.chmod(0o755)
+    code = COMPILER.format(here=HERE)
+    used, version = python(code, env={**os.environ, "CXX": str(other)}).strip().split(" | ")
+    assert (used, version) == (str(other), "another compiler 1.2.3")
+    used, version = python(code, env={**os.environ, "CXX": ""}).strip().split(" | ")
+    assert used == "g++"
+    assert version != "another compiler 1.2.3"
+
+
+# Recorded
+
+
+def test_what_settles_the_speed_alone_is_recorded_with_the_figures() -> None:
+    environ = {"OMP_WAIT_POLICY": "passive", "LD_PRELOAD": "x.so", "ONEDNN_MAX_CPU_ISA": "AVX2", "HOME": "/", "TORCH_LOGS": "+all"}
+    assert recorded(environ) == {"LD_PRELOAD": "x.so", "OMP_WAIT_POLICY": "passive", "ONEDNN_MAX_CPU_ISA": "AVX2"}

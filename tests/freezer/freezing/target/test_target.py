@@ -1,0 +1,82 @@
+"""Targets: what this process can build for, and the thread count of a block of work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from freezer.errors import UsageError
+from freezer.freezing.target.target import Target, class_here, packed_layouts, target_here, toolchain
+from freezer.hardware.device_classes import best_level, device_class
+from freezer.hardware.machine import detect
+from freezer.runtime.fingerprint import host_fingerprint
+from freezer.runtime.tensor_memory import dtypes_of
+from freezer.runtime.threads import threads
+from tests.steps import HERE
+
+
+def test_this_machine_is_a_target() -> None:
+    target = target_here(HERE, 3)
+    assert (target.device_class.name, target.num_threads) == (HERE, 3)
+
+
+@pytest.mark.skipif("cpu-x86-64-v4" not in detect().classes, reason="this process has no x86-64-v4")
+def test_a_lesser_class_needs_its_limits() -> None:
+    message = (
+        r"would pack weights for avx512 \(float32\), and those of cpu-x86-64-v3 are packed for avx2 \(float32\); "
+        r"set ONEDNN_MAX_CPU_ISA=AVX2 .*before\s+Python starts"
+    )
+    with pytest.raises(UsageError, match=message):
+        target_here("cpu-x86-64-v3", 1)
+
+
+def test_only_dtypes_that_a_program_has_decide_whether_its_weights_fit() -> None:
+    level = best_level(detect().classes)
+    if level is None or detect().layouts["int8"] == device_class(level).layouts["int8"]:
+        pytest.skip("this process packs all dtypes as its level does")
+    target = Target(device_class=device_class(level), num_threads=1)
+    assert packed_layouts(target, ("float32", "int64", "bool")) == {"float32": target.device_class.layouts["float32"]}
+    with pytest.raises(UsageError, match=rf"would pack weights for \w+ \(int8\), and those of {level} are packed for \w+ \(int8\)"):
+        packed_layouts(target, ("float32", "quint8"))
+
+
+def test_auto_is_a_finer_class_where_this_process_packs_low_precision_otherwise() -> None:
+    machine, level = detect(), best_level(detect().classes)
+    if level is None:
+        pytest.skip("this machine has no level")
+    assert class_here(("float32", "float64", "int64")) == level
+    for dtype in ("bfloat16", "float16", "int8"):
+        alike = machine.layouts[dtype] == device_class(level).layouts[dtype]
+        finer = machine.hardware in machine.classes and device_class(str(machine.hardware)).layouts[dtype] == machine.layouts[dtype]
+        assert class_here(("float32", dtype)) == (level if alike or not finer else machine.hardware)
+
+
+def test_integers_are_weights_where_they_are_matrices() -> None:
+    table, count = torch.zeros(2, 3, dtype=torch.int8), torch.zeros(3, dtype=torch.uint8)
+    assert dtypes_of((table, count, torch.zeros(1))) == {"int8", "float32"}
+    assert dtypes_of((count,)) == set()
+
+
+def test_a_gpu_s_weights_are_not_packed() -> None:
+    assert packed_layouts(Target(device_class=device_class("cuda-sm90"), num_threads=1), ("float32",)) == {}
+
+
+def test_other_hardware_is_no_target() -> None:
+    with pytest.raises(UsageError, match="this process cannot build for cuda-sm75: "):
+        target_here("cuda-sm75", 1)
+
+
+def test_threads_are_put_back_even_after_an_error() -> None:
+    before = torch.get_num_threads()
+    with threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError, match="shape"), threads(before + 1):
+        torch.zeros(2).reshape(3)
+    assert torch.get_num_threads() == before
+
+
+def test_the_toolchain_and_the_host_are_recorded() -> None:
+    assert toolchain()["torch"] == torch.__version__
+    assert toolchain()["onednn"]
+    assert host_fingerprint()["classes"] == list(detect().classes)

@@ -1,0 +1,221 @@
+"""Freeze from end to end: what it writes, what it leaves alone, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import freezer
+from freezer.artifact.folder import Artifact
+from freezer.errors import JudgeError, SpecError, UsageError
+from freezer.freezing.freeze import FreezeResult, example_spec, freeze
+from freezer.limits import Limits
+from freezer.spec.inputs import Dim
+from tests.conftest import Frozen
+from tests.models import AttributeCounter, Calling, Counter, Writing, mlp, seeded
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs
+
+X = random_inputs(2, 4)
+
+
+def quickly(model: nn.Module, inputs: Any, out: Path, **kwargs: Any) -> FreezeResult:
+    settings: dict[str, Any] = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
+    return freeze(model, inputs, out=out, **(settings | kwargs))
+
+
+@pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
+def test_the_folder_is_complete_and_the_model_answers_from_it(which: str, request: pytest.FixtureRequest) -> None:
+    frozen: Frozen = request.getfixturevalue(which)
+    artifact = Artifact.read(frozen.artifact.folder)
+    assert artifact.manifest == frozen.artifact.manifest
+    artifact.verify()
+    written = {str(path.relative_to(artifact.folder)) for path in artifact.folder.rglob("*") if path.is_file()}
+    assert written == {"manifest.json", *(item.path for item in artifact.manifest.contents)}
+    assert written >= {
+        "evidence/latency.parquet",
+        "evidence/drift.parquet",
+        "golden/inputs.safetensors",
+        "golden/outputs.safetensors",
+    }
+    assert list(artifact.folder.parent.iterdir()) == [artifact.folder], "no staging folder is left"
+    model = freezer.load(artifact.folder)
+    for batch in (1, 2, 4):
+        x = random_inputs(batch, *([3, 16, 16] if which == "inductor" else [4]), seed=batch)
+        torch.testing.assert_close(model(x), frozen.model(x))
+
+
+def test_the_manifest_says_what_was_judged(inductor: Frozen) -> None:
+    manifest = inductor.artifact.manifest
+    judgement = inductor.result.judgement
+    assert judgement is not None
+    assert judgement.winner is not None
+    assert judgement.winner.drift is not None
+    assert manifest.recipe["name"] == "inductor-frozen"
+    assert (manifest.device_class, manifest.verdict, manifest.reference) == (HERE, "published", "float64")
+    assert manifest.drift["error_ratio"] == judgement.winner.drift.error_ratio
+    assert manifest.gate == {"kind": "calibrated", "error_ratio_max": 3.0, "speedup_min": 0.0}
+    assert manifest.needs["torch"] == ".".join(torch.__version__.split(".")[:2])
+    assert manifest.latency is not None
+    assert judgement.winner.speedup is not None
+    assert manifest.latency["speedup_ci"] == [judgement.winner.speedup.low, judgement.winner.speedup.high]
+    assert manifest.latency["cold_start"]["open_ms"] > 0
+    assert manifest.provenance["source"] == "tests.models.TinyConv"
+    assert manifest.provenance["weights"] == judgement.winner.candidate.weights
+    assert [dict(item.point) for item in manifest.golden] == [{"batch": 2}, {"batch": 1}, {"batch": 4}]
+
+
+def test_evidence_holds_every_raw_sample_and_every_row(scripted: Frozen) -> None:
+    judgement = scripted.result.judgement
+    assert judgement is not None
+    assert judgement.sampling is not None
+    latency = pq.read_table(scripted.artifact.folder / "evidence/latency.parquet").to_pylist()
+    for name in ("eager", "torchscript-frozen"):
+        assert [row["latency_ms"] for row in latency if row["entrant"] == name] == judgement.sampling.pooled(name)
+    drift = pq.read_table(scripted.artifact.folder / "evidence/drift.parquet").to_pylist()
+    assert judgement.trials[0].drift is not None
+    assert [row["error_ratio"] for row in drift] == [row.error_ratio for row in judgement.trials[0].drift.rows]
+    assert {row["kind"] for row in drift} == {"single", "sequence"}
+
+
+def test_golden_outputs_are_the_float64_reference(portable: Frozen) -> None:
+    inputs, outputs = (load_file(portable.artifact.folder / f"golden/{name}.safetensors") for name in ("inputs", "outputs"))
+    wide = seeded(type(portable.model)).double()
+    for index, item in enumerate(portable.artifact.manifest.golden):
+        expected = wide(inputs[f"{index}/x"].double()).float()
+        assert torch.equal(outputs[f"{index}/output"], expected)
+        assert 0 < item.native_rmse["output"] < 1e-6
+
+
+def test_a_counter_is_published_and_counts(tmp_path: Path) -> None:
+    model = seeded(Counter)
+    result = quickly(model, {"x": X}, tmp_path / "out", recipes=["auto"])
+    assert result.verdict == "published", result.reason
+    assert "a call changes model.count" in result.failures["inductor-frozen"]
+    assert result.artifact is not None
+    assert result.artifact.manifest.stateful
+    served = freezer.load(tmp_path / "out")
+    zeros = torch.zeros(2, 4)
+    assert [float(served(zeros).mean()) for _ in range(4)] == [1, 2, 3, 4], "the canary's call does not count"
+    assert float(model.get_buffer("count")) == 0
+
+
+class Late(AttributeCounter):
+    """Answers otherwise from the third call on, which only a sequence of calls shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x if self.calls < 3 else -x
+
+
+def test_what_no_recipe_gets_right_is_rejected_and_nothing_is_written(tmp_path: Path) -> None:
+    model = Late().eval()
+    result = quickly(model, {"x": X}, tmp_path / "out", device_class="portable")
+    assert (result.verdict, result.artifact) == ("rejected", None)
+    assert not (tmp_path / "out").exists()
+    assert model.calls == 0
+
+
+def test_kept_eager_is_served_by_the_portable_program(tmp_path: Path) -> None:
+    result = quickly(mlp(), {"x": X}, tmp_path / "out", limits=Limits(speedup_min=1e6))
+    assert result.verdict == "kept-eager"
+    assert result.reason.endswith("the portable program serves")
+    assert result.artifact is not None
+    assert result.artifact.manifest.device_class == "portable"
+
+
+def test_a_model_that_writes_into_its_inputs_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    given = X.clone()
+    with pytest.raises(JudgeError, match=r"model: a call writes into its input 'x', .*`x = x\.clone\(\)`") as caught:
+        quickly(seeded(Writing), {"x": given}, tmp_path / "out")
+    assert caught.value.code == "CP-INPUT-WRITTEN"
+    assert torch.equal(given, X), "the caller's example is untouched"
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_tensor_may_be_two_inputs_and_complex_outputs_are_served(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"complex": torch.complex(x.sin(), y), "sum": x + y}
+
+    result = quickly(Both().eval(), {"x": X, "y": X}, tmp_path / "out")
+    assert result.verdict == "published", result.reason
+    served = freezer.load(tmp_path / "out")
+    torch.testing.assert_close(served(X, X * 2), Both()(X, X * 2))
+
+
+def test_positional_examples_and_constants(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, rate: int) -> torch.Tensor:
+            return x * rate
+
+    result = quickly(Scaled().eval(), [X, 3], tmp_path / "out")
+    assert result.verdict == "published", result.reason
+    assert torch.equal(freezer.load(tmp_path / "out")(X), X * 3)
+    spec, example = example_spec(X, {})
+    assert (spec.style, list(example)) == ("positional", ["input_0"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kwargs", "error", "message"),
+    [
+        ({"x": X}, {"device_class": "cpu-z80"}, UsageError, "unknown device class"),
+        ({"x": X}, {"device_class": "cuda-sm75"}, UsageError, "this process cannot build for cuda-sm75: "),
+        ({"x": X}, {"recipes": ["none"]}, UsageError, "unknown recipe 'none'"),
+        ({"x": {1, 2}}, {}, SpecError, "input 'x': got a set, expected a tensor, a plain constant, or a tuple, list or dict"),
+        ({"y": X}, {}, SpecError, r"input 'y' is no parameter of forward\(x\)"),
+        ({"x": X}, {"dims": {"y": {0: BATCH}}}, SpecError, "dims name 'y', which is no tensor input; those are x"),
+        ({"x": X}, {"dims": {"x": {0: Dim(name="batch", min=3, max=4)}}}, SpecError, "dim 'batch' is 2"),
+        ({"x": X.reshape(4, 2)}, {}, JudgeError, "model: the eager model does not run on its inputs: RuntimeError"),
+    ],
+)
+def test_what_cannot_be_frozen_is_said_before_anything_is_built(
+    tmp_path: Path, inputs: Any, kwargs: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        quickly(mlp(), inputs, tmp_path / "out", **kwargs)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dim_of_an_axis_that_the_input_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="input 'x' has no axis 7"):
+        quickly(mlp(), {"x": X}, tmp_path / "out", dims={"x": {7: BATCH}})
+
+
+def test_one_dim_with_two_bounds_is_refused(tmp_path: Path) -> None:
+    class Add(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    dims = {"x": {0: BATCH}, "y": {0: replace(BATCH, max=9)}}
+    with pytest.raises(SpecError, match="dim 'batch' is given with two bounds"):
+        quickly(Add().eval(), {"x": X, "y": X}, tmp_path / "out", dims=dims)
+
+
+def test_a_model_in_training_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"call model\.eval\(\) before freezing"):
+        quickly(mlp().train(), {"x": X}, tmp_path / "out")
+
+
+def test_a_model_without_tensors_in_its_result_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JudgeError, match="forward returned no tensor"):
+        quickly(Calling(lambda x: 3).eval(), {"x": X}, tmp_path / "out")
+
+
+def test_a_folder_that_holds_something_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    for folder, message in ((tmp_path, "is not empty; name a new folder"), (tmp_path / "mine", "is a file or a link")):
+        with pytest.raises(UsageError, match=message):
+            quickly(mlp().train(), {"x": X}, folder)  # before the model is looked at, which is in training mode
+
+
+def test_where_nothing_could_be_built_the_verdict_is_failed_and_says_why(tmp_path: Path) -> None:
+    result = quickly(seeded(Counter), {"x": X}, tmp_path / "out", recipes=["inductor-frozen"])
+    assert (result.verdict, result.artifact, result.judgement) == ("failed", None, None)
+    assert "inductor-frozen: export: inductor: a call changes model.count" in result.reason

@@ -1,0 +1,452 @@
+"""Inputs of every kind, from a declaration to an answer: nested, optional, left out, empty, none at all, and of every dtype."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import freezer
+from freezer.artifact.folder import Artifact
+from freezer.cli.app import app
+from freezer.errors import ContractError, JudgeError, SpecError
+from freezer.freezing.freeze import freeze
+from freezer.freezing.models.subject import Subject, prepare
+from freezer.pyfunc import PyfuncModel
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.tensor_files import read_samples
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import DTYPES
+from freezer.spec.parse import declared_spec
+from freezer.spec.sample_headers import match_headers, read_header
+from tests.models import seeded
+from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, judgement_of
+
+BATCH = Dim(name="batch", min=1, max=4)
+RECIPES = {"torchscript-frozen": HERE, "portable": "portable"}
+
+
+class Recurrent(nn.Module):
+    """Takes a tuple, a dict and a list besides a tensor, and two that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.cell = nn.Embedding(20, 4), nn.LSTM(4, 4, batch_first=True)
+
+    def forward(
+        self,
+        ids: Tensor,
+        state: tuple[Tensor, Tensor],
+        opts: dict[str, Tensor],
+        extra: list[Tensor],
+        scale: float = 2.0,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        y, state = self.cell(self.words(ids), state)
+        y = y * opts["gain"] * scale + opts["shift"] + extra[0]
+        if bias is not None:
+            y = y + bias
+        return y, state
+
+
+DECLARED: dict[str, Any] = {
+    "ids": {"shape": ["batch", 3], "dtype": "int64"},
+    "state": {"tuple": [{"shape": [1, "batch", 4]}, {"shape": [1, "batch", 4]}]},
+    "opts": {"dict": {"shift": {"shape": [4]}, "gain": {"shape": [1], "range": [1, 2]}}},
+    "extra": {"list": [{"shape": [1]}]},
+    "bias": {"value": None},
+}
+PATHS = ["ids", "state.0", "state.1", "opts.shift", "opts.gain", "extra.0"]
+
+
+def declared(style: str) -> InputSpec:
+    if style == "keyword":
+        return declared_spec(DECLARED, {"batch": {"max": 4}})
+    return declared_spec([DECLARED[name] for name in ("ids", "state", "opts", "extra")], {"batch": {"max": 4}})
+
+
+def scripted(model: nn.Module) -> nn.Module:
+    with torchscript_deprecations_silenced():
+        module: nn.Module = torch.jit.script(model)
+    return module
+
+
+def served(subject: Subject, recipe: str, folder: Path) -> FrozenModel:
+    """The candidate of a recipe as it would be served, after it was judged."""
+    candidate = candidate_of(subject, recipe, folder)
+    found = judgement_of(subject, [candidate])
+    assert found.verdict == "published", found.reason
+    return candidate.open(subject)
+
+
+def values(batch: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(batch)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "ids": torch.randint(0, 20, (batch, 3), generator=generator),
+        "state": (normal(1, batch, 4), normal(1, batch, 4)),
+        "opts": {"gain": normal(1), "shift": normal(4)},
+        "extra": [normal(1)],
+    }
+
+
+def by_path(given: dict[str, Any]) -> dict[str, Tensor]:
+    flat = {"ids": given["ids"], "extra.0": given["extra"][0]}
+    flat |= {f"state.{index}": tensor for index, tensor in enumerate(given["state"])}
+    return flat | {f"opts.{key}": tensor for key, tensor in given["opts"].items()}
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The portable artifact of a Recurrent, made by the command; read it, never write it."""
+    out = tmp_path_factory.mktemp("nested") / "out"
+    arguments = ["--inputs", json.dumps(DECLARED), "--dims", '{"batch": {"max": 4}}', "--device-class", "portable"]
+    done = CliRunner().invoke(
+        app, ["freeze", "python:tests.freezer.freezing.test_input_kinds:recurrent", *arguments, "--out", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    return Artifact.read(out)
+
+
+def recurrent() -> nn.Module:
+    return seeded(Recurrent)
+
+
+def test_the_manifest_and_the_golden_files_name_leaves_by_path(nested: Artifact) -> None:
+    spec = nested.manifest.inputs
+    assert spec == declared("keyword").with_ranges({"ids": (0, 19)}), "the range was found from the embedding"
+    golden = load_file(nested.folder / "golden" / "inputs.safetensors")
+    assert sorted(golden) == sorted(f"{index}/{path}" for index in range(len(nested.manifest.golden)) for path in PATHS)
+    model = freezer.load(nested.folder)
+    for batch in (1, 3):
+        torch.testing.assert_close(model(**values(batch)), recurrent()(**values(batch)))
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+@pytest.mark.parametrize("form", [lambda model: model, scripted], ids=["module", "scripted"])
+@pytest.mark.parametrize("style", ["keyword", "positional"])
+def test_nested_inputs_are_captured_judged_and_served(
+    style: str, form: Callable[[nn.Module], nn.Module], recipe: str, tmp_path: Path
+) -> None:
+    model = served(prepare("recurrent", form(recurrent()), declared(style)), recipe, tmp_path / "c")
+    for batch in (1, 3):
+        given = values(batch)
+        y, state = model(given["ids"], list(given["state"]), given["opts"], tuple(given["extra"]))
+        expected, expected_state = recurrent()(**given)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(state, expected_state)
+
+
+def test_an_example_stands_for_its_nested_spec(tmp_path: Path) -> None:
+    dims = {"ids": {0: BATCH}, "state.0": {1: BATCH}, "state.1": {1: BATCH}}
+    model = scripted(recurrent())
+    frozen = published(model, {**values(2), "scale": 3.0}, tmp_path / "out", "torchscript-frozen", dims=dims)
+    assert [tensor.name for tensor in frozen.inputs.tensors] == [
+        "ids", "state.0", "state.1", "opts.gain", "opts.shift", "extra.0"
+    ]  # fmt: skip
+    assert frozen.inputs.constants == {"scale": 3.0}
+    assert frozen.manifest is not None
+    assert frozen.manifest.payloads[0].convention == "native", "called as its source is, in a fresh process too"
+    other = values(4)
+    torch.testing.assert_close(frozen(**other), recurrent()(**other, scale=3.0))
+    torch.testing.assert_close(frozen(**other, scale=3.0), frozen(**other))
+    with pytest.raises(ContractError, match=r"input 'scale': got 2\.0, but 3\.0 was baked in"):
+        frozen(**other, scale=2.0)
+
+
+@pytest.mark.parametrize(
+    ("dims", "example", "message"),
+    [
+        ({"state": {1: BATCH}}, {}, "dims name 'state', which is no tensor input; those are ids, state.0, state.1, opts.gain"),
+        ({"state.0": {3: BATCH}}, {}, "input 'state.0' has no axis 3; its axes are 0 to 2"),
+        ({}, {"opts": {1: torch.ones(1)}}, "input 'opts': got a dict, expected a tensor"),
+        ({}, {"state": (torch.ones(1), {2})}, r"input 'state\.1': got a set"),
+        ({}, {"opts": {"gain": float("nan")}}, r"input 'opts\.gain': got the constant nan"),
+    ],
+)
+def test_what_is_wrong_within_an_example_is_named_by_its_path(dims: Any, example: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=message):
+        freeze(seeded(Recurrent), values(2) | example, out=tmp_path / "out", dims=dims)
+
+
+def test_a_frozen_model_takes_leaves_by_path_and_says_what_is_wrong_by_path(nested: Artifact) -> None:
+    model, given = freezer.load(nested.folder), values(2)
+    expected = model(**given)
+    leaves = by_path(given)
+    torch.testing.assert_close(model(**leaves), expected)
+    rest = {path: leaf for path, leaf in leaves.items() if not path.startswith("state")}
+    torch.testing.assert_close(model(state=given["state"], **rest), expected)
+    part = {name: value for name, value in given.items() if name != "opts"}
+    torch.testing.assert_close(
+        model(**part, opts={"gain": given["opts"]["gain"]}, **{"opts.shift": given["opts"]["shift"]}), expected
+    )
+    h, c = given["state"]
+    for wrong, message in [
+        ({"state": (h,)}, "input 'state': got 1 items, expected a tuple of 2"),
+        ({"state": h}, "input 'state': got Tensor, expected a tuple of 2"),
+        ({"state": (h, c.double())}, r"input 'state\.1': got dtype float64, expected float32"),
+        ({"state": (h, c[:, :1])}, r"input 'state\.1': got shape \[1, 1, 4\].*\{'batch': 2\}"),
+        ({"state": (h, None)}, r"input 'state\.1': got nothing, expected a tensor"),
+        ({"opts": {"gain": h}}, r"input 'opts\.shift': got nothing"),
+        ({"opts": {"scale": h}}, "input 'opts': the key 'scale' is unknown; expected shift, gain"),
+        ({"state.0": h}, r"input 'state\.0' is given twice"),
+        ({"state.2": h}, r"input 'state\.2' is unknown; expected ids, state, opts, extra, bias, or their parts by path"),
+        ({"bias": h}, "input 'bias': got a tensor, but None was baked in"),
+    ]:
+        with pytest.raises(ContractError, match=message):
+            model(**(given | wrong))
+    with pytest.raises(ContractError, match="got 6 positional inputs, expected at most 5: ids, state, opts, extra, bias"):
+        model(*given.values(), None, None)
+
+
+def test_files_of_samples_name_leaves_by_path(nested: Artifact, tmp_path: Path) -> None:
+    spec = declared("keyword")
+    path = tmp_path / "samples.safetensors"
+    save_file({f"{index}/{name}": leaf for index in range(3) for name, leaf in by_path(values(index + 1)).items()}, path)
+    assert match_headers(read_header(path), spec) == [{"batch": 1}, {"batch": 2}, {"batch": 3}]
+    subject = prepare("recurrent", seeded(Recurrent), spec, read_samples(path))
+    assert list(subject.sets[0].tensors) == PATHS
+    with pytest.raises(SpecError, match=r"input 'state\.0' is no parameter of forward.*; declare 'state' as a tuple, list or dict"):
+        prepare("recurrent", seeded(Recurrent), declared_spec({"state.0": {"shape": [1]}}, {}))
+    done = CliRunner().invoke(app, ["run", str(nested.folder), "--input", str(path), "--output", str(tmp_path / "out.npz")])
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "out.npz") as file:
+        answers = dict(file)
+    for index in range(3):
+        y, (h, _) = seeded(Recurrent)(**values(index + 1))
+        np.testing.assert_allclose(answers[f"{index}/0"], y.detach(), atol=1e-6)
+        np.testing.assert_allclose(answers[f"{index}/1.0"], h.detach(), atol=1e-6)
+
+
+def test_pyfunc_takes_nested_arrays_and_arrays_by_path(nested: Artifact) -> None:
+    model, given = PyfuncModel(freezer.load(nested.folder)), values(2)
+    expected, _ = model.predict(given)
+    arrays = {path: leaf.numpy() for path, leaf in by_path(given).items()}
+    np.testing.assert_array_equal(model.predict(arrays)[0], expected)
+    whole = {
+        "ids": arrays["ids"],
+        "state": (arrays["state.0"], given["state"][1]),
+        "opts": {"shift": arrays["opts.shift"], "gain": arrays["opts.gain"].astype(np.float16).astype(np.float32)},
+        "extra": [arrays["extra.0"]],
+    }
+    assert model.predict(whole)[0].shape == expected.shape
+    with pytest.raises(ContractError, match=r"input 'state\.1': got dtype float64, expected float32"):
+        model.predict(arrays | {"state.1": arrays["state.1"].astype(np.float64)})
+    with pytest.raises(ContractError, match="input 'state': got ndarray, expected a tuple of 2"):
+        model.predict({"ids": arrays["ids"], "state": arrays["state.0"]})
+    with pytest.raises(ContractError, match=r"input 'state\.0' is given twice"):
+        model.predict(arrays | {"state": given["state"]})
+
+
+def test_people_are_shown_the_nested_contract(nested: Artifact) -> None:
+    shown = CliRunner().invoke(app, ["inspect", str(nested.folder)], env={"COLUMNS": "200"}).output
+    for line in ("ids: int64 [batch, 3]", "state: a tuple of state.0, state.1", "opts.gain: float32 [1]", "bias = None"):
+        assert line in shown
+
+
+# Other kinds
+
+
+class Echo(nn.Module):
+    """Gives its inputs back, and a number of its own for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, given: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        return {name: (x.clone(), x.to(torch.complex64).abs().sum() * self.weight) for name, x in given.items()}
+
+
+def of_dtype(dtype: str) -> Tensor:
+    kind: torch.dtype = getattr(torch, dtype)
+    values = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    return (values * (1 - 2j)).to(kind) if kind.is_complex else values.to(kind)
+
+
+def test_every_dtype_and_tensors_without_elements_go_in_and_out(tmp_path: Path) -> None:
+    given = {dtype: of_dtype(dtype) for dtype in DTYPES} | {
+        "none": torch.zeros(0, 4),
+        "no_ids": torch.zeros(2, 0, dtype=torch.int64),
+    }
+    frozen = published(Echo().eval(), [given], tmp_path / "out", "torchscript-frozen")
+    answers = frozen(given)
+    for name, x in given.items():
+        again, total = answers[name]
+        assert (again.dtype, again.shape) == (x.dtype, x.shape)
+        assert torch.equal(again, x)
+        assert float(total) == pytest.approx(float(x.abs().double().sum() if name != "bool" else 3))
+    assert {output.dtype for output in frozen.outputs} == set(DTYPES)
+    with pytest.raises(ContractError, match=r"input 'input_0\.none': got shape \[1, 4\], expected \[0, 4\]"):
+        frozen({**given, "none": torch.zeros(1, 4)})
+
+
+@pytest.mark.parametrize("recipe", ["portable"])
+def test_tensors_without_elements_are_exported(recipe: str, tmp_path: Path) -> None:
+    spec = declared_spec({"given": {"dict": {"x": {"shape": [0, 4]}, "y": {"shape": [2, 0], "dtype": "int64"}}}}, {})
+    again = served(prepare("echo", Echo().eval(), spec), recipe, tmp_path / "c")(
+        {"x": torch.zeros(0, 4), "y": torch.zeros(2, 0, dtype=torch.int64)}
+    )
+    assert again["x"][0].shape == (0, 4)
+    assert float(again["y"][1]) == 0
+
+
+class Table(nn.Module):
+    """Takes no tensor at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4.0))
+
+    def forward(self, power: int = 2) -> Tensor:
+        return self.weight**power
+
+
+def published(model: nn.Module, inputs: Any, out: Path, recipe: str, **kwargs: Any) -> FrozenModel:
+    result = freeze(
+        model, inputs, out=out, recipes=[recipe], device_class=RECIPES[recipe], limits=ANY_SPEED, policy=QUICK, **kwargs
+    )
+    assert result.verdict == "published", (result.reason, result.failures)
+    return freezer.load(out, strict=True)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+@pytest.mark.parametrize("form", [lambda model: model, scripted], ids=["module", "scripted"])
+@pytest.mark.parametrize(("inputs", "power"), [({}, 2), ({"power": {"value": 3}}, 3), ([{"value": 3}], 3)])
+def test_models_that_take_no_tensor(
+    inputs: Any, power: int, form: Callable[[nn.Module], nn.Module], recipe: str, tmp_path: Path
+) -> None:
+    subject = prepare("table", form(Table().eval()), declared_spec(inputs, {}))
+    assert torch.equal(served(subject, recipe, tmp_path / "c")(), torch.arange(4.0) ** power)
+
+
+def test_an_artifact_of_a_model_that_takes_no_tensor(tmp_path: Path) -> None:
+    frozen = published(Table().eval(), {}, tmp_path / "out", "torchscript-frozen")
+    assert torch.equal(frozen(), torch.arange(4.0) ** 2)
+    (tmp_path / "empty.npz").write_bytes(b"PK\x05\x06" + bytes(18))
+    arguments = ["--input", str(tmp_path / "empty.npz"), "--output", str(tmp_path / "out.safetensors")]
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "out"), *arguments])
+    assert done.exit_code == 0, done.output
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["output"], torch.arange(4.0) ** 2)
+
+
+def test_no_inputs_are_declared_by_an_empty_mapping() -> None:
+    subject = prepare("table", Table().eval(), declared_spec({}, {}))
+    assert subject.spec.inputs == ()
+    assert all(item.tensors == {} for item in subject.sets)
+
+
+class Optional(nn.Module):
+    """Two optional tensors, one of them behind the other."""
+
+    def forward(self, x: Tensor, first: Tensor | None = None, *, last: Tensor | None = None) -> Tensor:
+        if first is not None:
+            x = x + first
+        return x if last is None else x * last
+
+
+X = torch.arange(3.0)
+GIVEN, NONE = {"shape": [3]}, {"value": None}
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ({"x": GIVEN}, X),
+        ({"x": GIVEN, "first": NONE, "last": GIVEN}, X * X),
+        ({"x": GIVEN, "last": GIVEN}, X * X),
+        ([GIVEN, GIVEN], X + X),
+        ([GIVEN, NONE], X),
+    ],
+)
+def test_optional_tensors_are_given_left_out_or_none(inputs: Any, expected: Tensor, recipe: str, tmp_path: Path) -> None:
+    spec = declared_spec(inputs, {})
+    model = served(prepare("optional", Optional().eval(), spec), recipe, tmp_path / "c")
+    tensors = {item.name: None if item.name in spec.constants else X for item in spec.inputs}
+    assert torch.equal(model(**tensors), expected)
+    assert torch.equal(model(*tensors.values()), expected)
+
+
+def test_dims_that_inputs_share() -> None:
+    shapes: dict[str, Any] = {"x": {"shape": ["n", "m"]}, "pair": {"tuple": [{"shape": ["m", "k"]}, {"shape": ["n", "k"]}]}}
+
+    class Multiply(nn.Module):
+        def forward(self, x: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return x @ pair[0] + pair[1]
+
+    subject = prepare("m", Multiply().eval(), declared_spec(shapes, {"n": {"max": 3}, "m": {"max": 2}, "k": {"min": 2, "max": 5}}))
+    for item in subject.sets:
+        n, m, k = (item.point[name] for name in "nmk")
+        assert [tuple(tensor.shape) for tensor in item.tensors.values()] == [(n, m), (m, k), (n, k)]
+    assert len({tuple(item.point.items()) for item in subject.sets}) == 9, "eight corners and the middle"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("write", "named"),
+    [
+        (lambda x, state: x.add_(1), "input 'x'"),
+        (lambda x, state: x.add_(0), "input 'x'"),
+        (lambda x, state: x.numpy().fill(3), "input 'x'"),
+        (lambda x, state: x.data.mul_(2), "input 'x'"),
+        (lambda x, state: x.view(-1)[0:1].zero_(), "input 'x'"),
+        (lambda x, state: x.unsqueeze_(0), "input 'x'"),
+        (lambda x, state: state[1].relu_(), r"input 'state\.1'"),
+        (lambda x, state: (x.add_(1), state[0].add_(1)), r"inputs 'x', 'state\.0'"),
+    ],
+)
+def test_writing_into_an_input_is_refused(write: Callable[..., Any], named: str) -> None:
+    class Writing(nn.Module):
+        def forward(self, x: Tensor, state: list[Tensor]) -> Tensor:
+            result = x + 1
+            write(x, state)
+            return result
+
+    spec = declared_spec({"x": {"shape": [2]}, "state": {"list": [{"shape": [3]}, {"shape": [3]}]}}, {})
+    with pytest.raises(JudgeError, match=f"m: a call writes into its {named}, .*`x = x.clone") as caught:
+        prepare("m", Writing().eval(), spec)
+    assert caught.value.code == "CP-INPUT-WRITTEN"
+
+
+def test_writing_into_the_containers_alone_is_no_writing_into_inputs() -> None:
+    class Appending(nn.Module):
+        def forward(self, x: Tensor, state: list[Tensor]) -> Tensor:
+            state.append(x)
+            x = x.clone()
+            return x.add_(sum(tensor.sum() for tensor in state))
+
+    spec = declared_spec({"x": {"shape": [2]}, "state": {"list": [{"shape": [3]}]}}, {})
+    assert prepare("m", Appending().eval(), spec).outputs[0].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x.to(torch.uint16), "m: output 'output' is uint16, expected one of float64, .*; cast it at the end of forward"),
+        (lambda x: {"a": x, "b": x.to(torch.float8_e5m2)}, "m: output 'b' is float8_e5m2"),
+        (lambda x: (x, [x.to_sparse()]), r"m: output '1\.0' is torch\.sparse_coo on cpu, expected a dense tensor"),
+        (lambda x: x.to("meta"), "m: output 'output' is torch.strided on meta"),
+    ],
+)
+def test_outputs_that_cannot_be_compared_are_refused_before_any_build(function: Callable[[Tensor], Any], message: str) -> None:
+    class Gives(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return function(x)
+
+    with pytest.raises(JudgeError, match=message):
+        prepare("m", Gives().eval(), declared_spec({"x": {"shape": [2, 2]}}, {}))

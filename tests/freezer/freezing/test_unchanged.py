@@ -1,0 +1,128 @@
+"""Freezing changes neither the caller's model nor anything of the caller's process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.errors import JudgeError, SpecError
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.conftest import Frozen
+from tests.models import Counter, seeded
+from tests.snapshots import changes, model_state, process_state, script_state
+from tests.steps import ANY_SPEED, HERE, QUICK, random_inputs
+
+IMAGE = random_inputs(2, 3, 8, 8)
+
+
+class Busy(nn.Module):
+    """Something of everything that a freeze could change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+        self.sliced = nn.Parameter(torch.randn(8, 8)[::2, ::2])
+        self.scale = nn.Buffer(torch.full((4,), 3.0))
+        self.shift = nn.Buffer(torch.full((4,), 5.0), persistent=False)
+        self.one.bias.requires_grad_(False)
+        self.sizes, self.options, self.loose = [1, 2], {"deep": {"rate": 0.5}}, torch.ones(4)
+        self.calls: list[str] = []
+        for name in ("register_forward_hook", "register_forward_pre_hook"):
+            getattr(self.one, name)(lambda *given: None)
+        for name in ("register_full_backward_hook", "register_full_backward_pre_hook"):
+            getattr(self.other, name)(lambda *given: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.norm(self.conv(x))).mean((2, 3))
+        x = self.other(self.one(self.normed(x))) @ self.sliced
+        return x * self.scale + self.shift + self.loose
+
+
+def busy() -> nn.Module:
+    """In eval mode, with gradients of a training step."""
+    model = seeded(Busy)
+    model(IMAGE).sum().backward()
+    return model
+
+
+class Gambling(nn.Module):
+    """Draws from every generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) + random.random() + float(np.random.rand())
+
+
+def frozen(model: Any, x: Tensor, out: Path, recipe: str) -> Any:
+    device_class = "portable" if recipe == "portable" else HERE
+    return freezer.freeze(model, {"x": x}, out=out, recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK)
+
+
+def check_unchanged(model: nn.Module, freeze: Callable[[], Any], state: Callable[[nn.Module], Any] = model_state) -> Any:
+    """Run a freeze, and hold model and process to what they were; gives the result."""
+    before, process = state(model), process_state()
+    result = freeze()
+    assert changes(process, process_state()) == []
+    assert state(model) == before
+    return result
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable", pytest.param("inductor-frozen", marks=pytest.mark.slow)])
+def test_a_model_with_something_of_everything_and_the_process_stay_as_they_were(recipe: str, tmp_path: Path) -> None:
+    model = busy()
+    result = check_unchanged(model, lambda: frozen(model, IMAGE, tmp_path / "out", recipe))
+    assert result.verdict == "published", result.reason
+    torch.testing.assert_close(freezer.load(tmp_path / "out")(IMAGE), model(IMAGE))
+
+
+@pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
+def test_every_artifact_of_the_session_left_its_model_and_the_process_as_they_were(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    frozen: Frozen = request.getfixturevalue(which)
+    assert changes(frozen.before, frozen.after) == []
+
+
+@pytest.mark.parametrize(("recipe", "frozen_before"), [("torchscript-frozen", False), ("portable", True)])
+def test_a_scriptmodule_stays_as_it_was(recipe: str, frozen_before: bool, tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        model = torch.jit.script(seeded(Counter))
+        if frozen_before:
+            model = torch.jit.freeze(model)
+    x = random_inputs(2, 4)
+    result = check_unchanged(model, lambda: frozen(model, x, tmp_path / "out", recipe), script_state)
+    assert result.verdict == "published", result.reason
+    assert torch.equal(model(x), x + 1), "the first call since it was made"
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+def test_the_callers_random_numbers_go_on_as_if_nothing_had_been_drawn(recipe: str, tmp_path: Path) -> None:
+    model = Gambling().eval()
+    check_unchanged(model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", recipe))
+
+
+@pytest.mark.parametrize(("make", "error"), [(lambda: busy().train(), SpecError), (busy, JudgeError)])
+def test_what_is_refused_is_left_as_it_was(make: Callable[[], nn.Module], error: type[Exception], tmp_path: Path) -> None:
+    model = make()
+
+    def refused() -> None:
+        with pytest.raises(error):
+            frozen(model, random_inputs(2, 5), tmp_path / "out", "portable")
+
+    check_unchanged(model, refused)
+
+
+def test_what_fails_to_build_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    model = seeded(Counter)
+    result = check_unchanged(model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", "inductor-frozen"))
+    assert result.verdict == "failed"

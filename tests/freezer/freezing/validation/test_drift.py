@@ -1,0 +1,364 @@
+"""Drift: every figure against numpy in float64, and every rule of the gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, rows_as_columns
+from freezer.numerics import judge_rmse, parts_of
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+def call(r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0, kind: Any = "single") -> Call:
+    def leaves(given: Any) -> list[Tensor]:
+        return list(given) if isinstance(given, list) else [given]
+
+    return Call(
+        kind=kind,
+        set_index=index,
+        reference=leaves(r),
+        eager=leaves(e),
+        candidate=leaves(c),
+        noise_rmse=[noise] * len(leaves(e)),
+    )
+
+
+def drift(*calls: Call, limit: float = 3.0, float64: bool = True, names: tuple[str, ...] = ("out",)) -> DriftReport:
+    return assess("recipe", names, calls, Gate(error_ratio_max=limit), float64=float64)
+
+
+def rounded(size: int, native: float, candidate: float, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """A reference, and two float32 outputs that are off by `native` and by `candidate` in every element."""
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(size)[:size]
+    r = scale * (1 + torch.arange(size, dtype=torch.float64) / size)
+    return r, (r + signs * native).float(), (r + signs * candidate).float()
+
+
+def test_every_figure_is_what_numpy_gives() -> None:
+    rng = np.random.default_rng(0)
+    r = rng.normal(size=(16, 10))
+    e = (r + rng.normal(size=r.shape) * 1e-6).astype(np.float32)
+    c = (r + rng.normal(size=r.shape) * 2e-6).astype(np.float32)
+    (row,) = drift(call(torch.from_numpy(r), torch.from_numpy(e), torch.from_numpy(c))).rows
+    e64, c64 = e.astype(np.float64), c.astype(np.float64)
+    native, rmse, rms = (float(np.sqrt(np.mean(x**2))) for x in (e64 - r, c64 - r, r))
+    expected = {
+        "max_abs_err": np.abs(c64 - r).max(),
+        "max_rel_err": (np.abs(c64 - r) / np.maximum(np.maximum(np.abs(c64), np.abs(r)), EPS)).max(),
+        "rmse": rmse,
+        "native_rmse": native,
+        "rms": rms,
+        "error_ratio": rmse / native,
+        "sqnr_db": 10 * np.log10((r**2).sum() / ((r - c64) ** 2).sum()),
+        "cosine": (c64 * r).sum() / np.sqrt((c64**2).sum() * (r**2).sum()),
+        "gain": (c64 * r).sum() / (r**2).sum(),
+        "top1_agreement": (r.argmax(1) == c64.argmax(1)).mean(),
+        "bound": max(3 * native, 3 * native + 1e-5 * rms),
+    }
+    for name, value in expected.items():
+        assert getattr(row, name) == pytest.approx(value, rel=1e-9), name
+    assert row.num_elements == 160
+    assert row.problem is None
+
+
+def test_max_rel_err_has_the_dtypes_eps_for_its_least_denominator() -> None:
+    r, c = torch.zeros(64, dtype=torch.float64), torch.full((64,), EPS / 4)
+    (row,) = drift(call(r, c, c)).rows
+    assert row.max_rel_err == pytest.approx(0.25)
+
+
+def test_top1_agreement_counts_rows() -> None:
+    r = torch.eye(64, dtype=torch.float64)
+    c = r.float()
+    c[0], c[1] = c[1].clone(), c[0].clone()
+    (row,) = drift(call(r, r.float(), c)).rows
+    assert row.top1_agreement == pytest.approx(62 / 64)
+    (flat,) = drift(call(r.flatten(), r.float().flatten(), c.flatten())).rows
+    assert flat.top1_agreement is None
+
+
+def test_complex_outputs_count_both_parts() -> None:
+    r = torch.full((64,), 3 + 4j, dtype=torch.complex128)
+    c = (r + 0.5j).to(torch.complex64)
+    (row,) = drift(call(r, r.to(torch.complex64), c)).rows
+    assert row.rms == pytest.approx(5)
+    assert row.rmse == pytest.approx(0.5)
+    assert row.problem is not None
+
+
+# The gate
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_elements", "multiplier", "tol"),
+    [
+        (torch.float32, 1000, 2, 1e-4),
+        (torch.float32, 999, 3, 1e-4),
+        (torch.float16, 1000, 3, 1e-2),
+        (torch.bfloat16, 5000, 3, 1e-2),
+    ],
+)
+def test_the_second_rule_is_dynamos_ladder(dtype: torch.dtype, num_elements: int, multiplier: float, tol: float) -> None:
+    native, rms = 0.5, 8.0
+    _, bound = judge_rmse(0.0, native, rms, dtype=dtype, num_elements=num_elements, error_ratio_max=0.0)
+    assert bound == pytest.approx(multiplier * native + tol * rms / 10)
+
+
+def test_the_first_rule_is_the_ratio_with_eps_as_its_floor() -> None:
+    ratio, bound = judge_rmse(6.0, 2.0, 1.0, dtype=torch.float32, num_elements=5000, error_ratio_max=7.0)
+    assert (ratio, bound) == (3.0, 14.0)
+    ratio, _ = judge_rmse(1e-6, 0.0, 1.0, dtype=torch.float32, num_elements=5000, error_ratio_max=3.0)
+    assert ratio == pytest.approx(1e-6 / EPS)
+    assert judge_rmse(0.0, 0.0, 0.0, dtype=torch.float32, num_elements=1, error_ratio_max=3.0) == (0.0, 0.0)
+    assert judge_rmse(1.0, 0.0, 0.0, dtype=torch.float32, num_elements=1, error_ratio_max=3.0) == (math.inf, 0.0)
+
+
+@pytest.mark.parametrize(("candidate", "passes"), [(2.9e-3, True), (3.1e-3, False)])
+def test_each_of_the_two_rules_is_enough(candidate: float, passes: bool) -> None:
+    # 2,000 elements: the ratio allows 3 times the native error, the ladder 2 times and 1e-5 of rms 1.5.
+    assert drift(call(*rounded(2000, 1e-3, candidate))).passed is passes
+    allowed_by_tol = rounded(2000, 1e-7, 1.2e-5)
+    assert drift(call(*allowed_by_tol)).passed
+    assert not drift(call(*rounded(2000, 1e-7, 1.8e-5))).passed
+
+
+def test_the_limit_is_the_callers() -> None:
+    rows = call(*rounded(2000, 1e-3, 4.5e-3))
+    assert not drift(rows).passed
+    assert drift(rows, limit=5.0).passed
+
+
+def test_a_ratio_of_single_elements_by_chance_does_not_reject() -> None:
+    # Seven sets in which both are off by 1e-7, and one in which eager happens to be right: a ratio of 100 by itself.
+    errors = [(1e-7, 1e-7)] * 7 + [(1e-9, 1e-7)]
+    calls = []
+    for index, (native, candidate) in enumerate(errors):
+        r = torch.tensor([[1e-4]], dtype=torch.float64)
+        calls.append(call(r, r.float().double() + native, r.float().double() + candidate, index=index))
+    lucky = calls[-1]
+    as_float32 = [call(item.reference[0], item.eager[0].float(), item.candidate[0].float(), index=item.set_index) for item in calls]
+    report = drift(*as_float32)
+    assert report.passed, report.nearest_miss
+    assert not drift(as_float32[-1]).passed, "alone, without the pool, the lucky set is a rejection"
+    wide = [t.expand(64, 1).contiguous() for t in (lucky.reference[0], lucky.eager[0].float(), lucky.candidate[0].float())]
+    assert not drift(*as_float32[:-1], call(*wide, index=7)).passed, "64 elements speak for themselves"
+
+
+def test_a_pool_is_the_mean_over_its_elements() -> None:
+    one, two = rounded(10, 1e-3, 2e-3), rounded(30, 2e-3, 1e-3)
+    first, second = drift(call(*one), call(*two, index=1)).rows
+    expected = math.sqrt((10 * 4e-6 + 30 * 1e-6) / 40), math.sqrt((10 * 1e-6 + 30 * 4e-6) / 40)
+    assert first.rmse == pytest.approx(expected[0], rel=1e-3)
+    assert first.native_rmse == pytest.approx(expected[1], rel=1e-3)
+    assert (second.rmse, second.native_rmse) == (first.rmse, first.native_rmse)
+
+
+def test_a_large_error_in_small_outputs_is_still_rejected() -> None:
+    report = drift(*(call(*rounded(1, 1e-7, 1e-2), index=index) for index in range(8)))
+    assert not report.passed
+
+
+@pytest.mark.parametrize("float64", [True, False])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_nan_and_inf_must_be_where_eagers_are(wrong: float, float64: bool) -> None:
+    r, e, c = rounded(100, 0, 0)
+    e[3] = wrong
+    assert not drift(call(r, e, c), float64=float64).passed
+    c[3] = wrong
+    assert drift(call(r, e, c), float64=float64).passed
+    c[4], c[3] = c[3].clone(), c[4].clone()
+    report = drift(call(r, e, c), float64=float64)
+    assert "at other places" in (report.nearest_miss or "")
+
+
+def test_infinities_of_the_other_sign_are_wrong() -> None:
+    r, e, c = rounded(100, 0, 0)
+    e[3], c[3] = math.inf, -math.inf
+    assert not drift(call(r, e, c)).passed
+
+
+def test_strides_dtype_and_shape_must_be_eagers() -> None:
+    r, e, c = (t.reshape(8, 16) for t in rounded(128, 0, 0))
+    for other, problem in [(c.t().contiguous().t(), "strides"), (c.double(), "dtype"), (c.reshape(16, 8), "shape")]:
+        report = drift(call(r, e, other))
+        assert not report.passed
+        assert problem in (report.nearest_miss or "")
+    one_row = torch.empty_strided((1, 16), (99, 1)).copy_(c[:1])
+    assert drift(call(r[:1], e[:1], one_row)).passed, "the stride of a single row means nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_integers_and_bools_must_be_equal(dtype: torch.dtype) -> None:
+    e = torch.ones(100, dtype=dtype)
+    c = e.clone()
+    report = drift(call(e, e, c))
+    assert report.passed
+    assert report.error_ratio is None
+    c[7] = 0
+    assert drift(call(e, e, c)).nearest_miss == "output 'out', input set 0 (single): 1 of 100 elements differ from eager's"
+
+
+def test_the_noise_of_eager_itself_is_added_to_the_floor() -> None:
+    rows = call(*rounded(2000, 1e-3, 5e-3))
+    assert not drift(rows).passed
+    noisy = drift(call(*rounded(2000, 1e-3, 5e-3), noise=2e-3))
+    assert noisy.passed
+    assert noisy.rows[0].native_rmse == pytest.approx(math.sqrt(1e-6 + 4e-6), rel=1e-3)
+    pooled = drift(*(call(*rounded(10, 1e-3, 5e-3), index=i, noise=2e-3) for i in range(4)))
+    assert pooled.rows[0].native_rmse == pytest.approx(math.sqrt(1e-6 + 4e-6), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "relative", "passes"),
+    [
+        (torch.float32, 5e-4, True),
+        (torch.float32, 2e-3, False),
+        (torch.float16, 2e-2, True),
+        (torch.float16, 8e-2, False),
+        (torch.bfloat16, 8e-2, True),
+        (torch.bfloat16, 2e-1, False),
+    ],
+)
+def test_without_float64_the_bounds_are_openvinos(dtype: torch.dtype, relative: float, passes: bool) -> None:
+    e = (torch.arange(1, 101).double() * 10).to(dtype)
+    c = (e.double() * (1 + relative)).to(dtype)
+    report = drift(call(e, e, c), float64=False, limit=1e9)
+    assert report.passed is passes
+    assert report.margin is None, "rmse was held to no bound"
+
+
+def test_without_float64_a_wrong_direction_is_rejected_by_its_cosine() -> None:
+    e = torch.full((100,), 1e-5)
+    c = e * torch.tensor([1.0, 0.0]).repeat(50)  # within 1e-4 in every element
+    assert "cosine 0.707" in (drift(call(e, e, c), float64=False).nearest_miss or "")
+
+
+def test_without_float64_no_ratio_is_offered_as_a_remedy() -> None:
+    e = torch.ones(100)
+    report = drift(call(e, e, e * 1.01), float64=False)
+    assert "the reference is eager" in (report.nearest_miss or "")
+    assert "error_ratio_max" not in (report.nearest_miss or "")
+
+
+def test_the_nearest_miss_is_the_worst_row_and_names_the_limit_that_would_have_passed() -> None:
+    calls = [call(*rounded(2000, 1e-3, worse * 1e-3), index=index) for index, worse in enumerate((4.5, 6.25, 1.0))]
+    report = drift(*calls)
+    assert report.nearest_miss == (
+        "output 'out', input set 1 (single): error_ratio 6.25 > 3; limits.error_ratio_max: 7 would have passed"
+    )
+    assert drift(*calls, limit=7.0).passed
+    assert not drift(*calls, limit=6.0).passed
+
+
+def test_no_figure_is_no_pass() -> None:
+    assert not drift().passed
+    assert drift().nearest_miss == "no output was compared"
+    r, e, c = rounded(100, 0, 0)
+    report = drift(call([r, r], [e, e], [c]), names=("a", "b"))
+    assert not report.passed
+    assert "1 outputs, eager gives 2" in (report.nearest_miss or "")
+    nan = torch.full((100,), math.nan, dtype=torch.float64)
+    assert not drift(call(r, e, nan.float())).passed
+
+
+def test_an_output_that_is_never_a_number_is_no_pass() -> None:
+    nan = torch.full((100,), math.nan, dtype=torch.float64)
+    report = drift(call(nan, nan.float(), nan.float()), call(nan, nan.float(), nan.float(), index=1))
+    assert not report.passed
+    assert "all that eager gives is NaN or Inf, no output was compared; mend the model" in (report.nearest_miss or "")
+    assert "would have passed" not in (report.nearest_miss or "")
+    some = nan.clone()
+    some[0] = 1.0
+    assert drift(call(some, some.float(), some.float()), call(nan, nan.float(), nan.float(), index=1)).passed
+    empty = torch.zeros(0, dtype=torch.float64)
+    assert drift(call(empty, empty.float(), empty.float())).passed
+
+
+def test_the_report_holds_the_worst_of_all_rows() -> None:
+    report = drift(call(*rounded(2000, 1e-3, 1e-3)), call(*rounded(2000, 1e-3, 2e-3), index=1))
+    assert report.error_ratio == pytest.approx(2, rel=1e-3)
+    assert report.max_abs_err == pytest.approx(2e-3, rel=1e-3)
+    assert report.margin == pytest.approx(1.5, rel=1e-2)
+    assert report.sqnr_db == min(row.sqnr_db for row in report.rows if row.sqnr_db is not None)
+    assert set(report.summary()) == {"error_ratio", "max_abs_err", "sqnr_db", "margin"}
+
+
+def test_rows_are_columns_of_evidence() -> None:
+    report = drift(call(*rounded(100, 1e-3, 1e-3)), call(*rounded(100, 1e-3, 1e-3), index=1, kind="sequence"))
+    columns = rows_as_columns(report.rows)
+    assert columns["kind"] == ["single", "sequence"]
+    assert columns["rmse"] == [row.rmse for row in report.rows]
+    assert rows_as_columns([])["rmse"] == []
+
+
+def test_what_eager_is_apart_from_itself_is_allowed_where_eager_is_the_reference() -> None:
+    r, _, c = rounded(100, 0.0, 0.1)
+    assert not drift(call(r.float(), r.float(), c), float64=False).passed
+    assert drift(call(r.float(), r.float(), c, noise=0.1), float64=False).passed
+    assert not drift(call(r.float(), r.float(), c, noise=0.01), float64=False).passed
+
+
+def masked(fill: float, dtype: torch.dtype = torch.float32, *, off: float = 0.0, size: int = 400) -> Call:
+    """Logits of some 10, a quarter of them masked; the candidate's others are off by a part of themselves."""
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(4, size // 4, dtype=torch.float64, generator=generator) * 10
+    r[:, ::4] = fill
+    e = r.to(dtype)
+    c = torch.where(e.abs() == e.abs().max(), e, (r * (1 + off)).to(dtype))
+    return call(r, e, c)
+
+
+@pytest.mark.parametrize("fill", [-1e9, -1e7, 1e12])
+def test_fill_values_hide_no_error_of_the_others(fill: float) -> None:
+    assert drift(masked(fill)).passed
+    report = drift(masked(fill, off=1e-2))
+    assert not report.passed
+    (row,) = report.rows
+    assert row.rms is not None
+    assert row.rms < 100, "the figures are those of the part that failed"
+
+
+def test_half_precision_s_fill_values_hide_none_either() -> None:
+    assert drift(masked(-65504.0, torch.float16)).passed
+    assert not drift(masked(-65504.0, torch.float16, off=0.5)).passed
+
+
+def test_fill_values_of_small_outputs_are_pooled_apart() -> None:
+    assert drift(*(replace(masked(-1e9, size=16), set_index=index) for index in range(4))).passed
+    assert not drift(*(replace(masked(-1e9, off=1e-2, size=16), set_index=index) for index in range(4))).passed
+
+
+def test_wrong_fill_values_are_an_error_too() -> None:
+    given = masked(-1e9)
+    wrong = [torch.where(given.eager[0] == given.eager[0].min(), given.eager[0] / 2, given.eager[0])]
+    assert not drift(replace(given, candidate=wrong)).passed
+
+
+def test_probabilities_are_one_part_however_small_they_are() -> None:
+    logits = torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
+    (everything,) = parts_of(logits.softmax(0), torch.float32)
+    assert everything.all()
+
+
+def test_a_value_that_is_zero_but_for_rounding_makes_no_part() -> None:
+    assert len(parts_of(torch.tensor([1e-17, 1.0, 2.0, 3.0], dtype=torch.float64), torch.float32)) == 1
+    assert len(parts_of(torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.float32)) == 1
+    assert len(parts_of(torch.zeros(0, dtype=torch.float64), torch.float32)) == 1
+    lesser, greater = parts_of(torch.tensor([1.0, 2.0, 0.0, -1e9], dtype=torch.float64), torch.float32)
+    assert lesser.tolist() == [True, True, True, False]
+    assert greater.tolist() == [False, False, False, True]
+
+
+def test_values_whose_squares_are_infinite_do_not_pass() -> None:
+    r = torch.full((100,), 1e200, dtype=torch.float64)
+    report = drift(call(r, r, r))
+    assert not report.passed
+    assert "no error can be told" in str(report.nearest_miss)

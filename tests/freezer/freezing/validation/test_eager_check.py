@@ -1,0 +1,139 @@
+"""Debug: the eager model over the sets of a freeze; nothing is captured, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import JudgeError
+from freezer.freezing.validation.eager_check import debug
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.models import Calling, Counter, Random, mlp, seeded
+from tests.steps import BATCH, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+SCRIPTED = """
+import torch
+from torch import nn
+
+@torch.jit.script
+def gate(x: torch.Tensor) -> torch.Tensor:
+    if not torch.jit.is_scripting():
+        print("python runs", list(x.shape))
+    return x * 2
+
+class Model(nn.Module):
+    def forward(self, x):
+        return gate(x)
+
+def make():
+    return Model().eval()
+
+class Listing(nn.Module):
+    def forward(self, x):
+        return torch.tensor(sorted(x.flatten().tolist()))
+
+def listing():
+    return Listing().eval()
+"""
+
+
+def test_every_output_of_every_set_is_told() -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    found = debug(subject)
+    assert len(found.figures) == len(subject.sets)
+    for figure, item in zip(found.figures, subject.sets, strict=True):
+        expected = mlp()(item.tensors["x"]).detach()
+        assert figure.shape == tuple(expected.shape)
+        assert (figure.low, figure.high) == (float(expected.min()), float(expected.max()))
+        assert figure.num_not_finite == 0
+        assert figure.relative_error is not None
+        assert 0 < figure.relative_error < 1e-5
+    assert found.facts == (
+        "a call changes nothing that later calls see",
+        "the same inputs give the same outputs",
+        "runs in float64, which drift is measured against",
+    )
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "fact"),
+    [(Counter, "a call changes what later calls answer"), (Random, "the same inputs give different outputs")],
+)
+def test_the_nature_of_a_model_is_told(model: type[nn.Module], fact: str) -> None:
+    assert fact in debug(subject_of(seeded(model), {"x": X})).facts
+
+
+def test_what_is_not_finite_is_counted() -> None:
+    def infinite(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, torch.full_like(x, float("inf")))
+
+    found = debug(subject_of(Calling(infinite), {"x": X}))
+    assert all(figure.num_not_finite > 0 for figure in found.figures)
+    assert all(figure.high is not None and figure.high < 100 for figure in found.figures)
+
+
+def test_an_output_that_never_changes_is_warned_of() -> None:
+    found = debug(subject_of(Calling(lambda x: (x, x[:1] * 0)), {"x": X}, {"x": {0: BATCH}}))
+    (warning,) = found.warnings
+    assert warning == "output '1' is the same for all input sets: drift in it would not show; check the weights"
+
+
+def test_what_cannot_be_judged_is_refused_as_a_freeze_refuses_it() -> None:
+    with pytest.raises(JudgeError, match="writes into its input 'x'"):
+        subject_of(Calling(lambda x: x.add_(1)), {"x": X})
+
+
+def coldpress(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "freezer.cli", "freeze", *arguments, "--inputs", '{"x": {"shape": [2, 3]}}']
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=120)
+
+
+def test_the_command_runs_scripted_functions_as_python_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "scripted_model.py").write_text(SCRIPTED)
+    before = set(tmp_path.iterdir())
+    done = coldpress(tmp_path, "--debug", "python:scripted_model:make")
+    assert done.returncode == 0, done.stderr
+    assert "python runs [2, 3]" in done.stdout
+    assert "float32 [2, 3]" in done.stdout
+    assert "nothing was frozen and nothing was written" in done.stdout
+    assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
+
+
+def test_the_command_debugs_a_torchscript_file_as_it_is(tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(nn.Linear(3, 2).eval()), str(tmp_path / "linear.pt"))
+    command = [sys.executable, "-m", "freezer.cli", "freeze", "--debug", "torchscript:linear.pt"]
+    done = subprocess.run(
+        [*command, "--inputs", '{"input": {"shape": [2, 3]}}'],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "float32 [2, 2]" in done.stdout
+    assert "nothing was frozen and nothing was written" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["linear.pt"]
+
+
+def test_a_freeze_that_fails_leaves_the_errors_in_full(tmp_path: Path) -> None:
+    (tmp_path / "scripted_model.py").write_text(SCRIPTED)
+    done = coldpress(tmp_path, "python:scripted_model:listing", "--out", "out", "--recipe", "torchscript-frozen")
+    assert done.returncode == 1
+    assert "the errors in full are in out.errors.txt" in done.stdout
+    text = (tmp_path / "out.errors.txt").read_text()
+    assert "torchscript-frozen" in text
+    assert "Traceback (most recent call last)" in text
+    assert "scripted_model.py" in text
+    done = coldpress(tmp_path, "python:scripted_model:listing")
+    assert done.returncode == 2
+    assert "--out is missing: name the folder to write, or --debug to write nothing" in done.stderr

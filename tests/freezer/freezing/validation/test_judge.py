@@ -1,0 +1,240 @@
+"""The judge: state that was baked in, traces that took one branch, and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import JudgeError
+from freezer.freezing.models.subject import prepare
+from freezer.freezing.models.weights import weights_digest
+from freezer.freezing.validation.candidate_timing import inputs_at
+from freezer.freezing.validation.judge import _quality
+from freezer.limits import Limits
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.spec.parse import declared_spec
+from freezer.timing.sampling import Speedup
+from tests.models import (
+    AttributeCounter,
+    BakedCounter,
+    Branching,
+    Calling,
+    Counter,
+    Mlp,
+    Random,
+    ReassignedCounter,
+    Writing,
+    mlp,
+    seeded,
+)
+from tests.steps import BATCH, QUICK, candidate_of, judgement_of, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+
+class Written(Writing):
+    """Answers what Writing answers, and leaves its input alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clone())
+
+
+def test_a_candidate_that_keeps_state_is_published(tmp_path: Path) -> None:
+    subject = subject_of(seeded(Counter), {"x": X})
+    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    assert found.verdict == "published"
+    assert found.reference.stateful
+
+
+def test_a_counter_that_was_baked_in_is_rejected_by_the_sequence_alone(tmp_path: Path) -> None:
+    subject = subject_of(seeded(Counter), {"x": X})
+    baked = candidate_of(subject_of(seeded(BakedCounter), {"x": X}), "torchscript-frozen", tmp_path / "baked")
+    found = judgement_of(subject, [baked])
+    assert found.verdict == "rejected"
+    assert "(sequence)" in found.reason
+    (trial,) = found.trials
+    assert trial.drift is not None
+    assert {row.kind for row in trial.drift.rows if row.problem} == {"sequence"}, "every single call is right"
+
+
+@pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter])
+def test_state_that_torch_export_does_not_see_is_left_to_a_script(model: type[nn.Module], tmp_path: Path) -> None:
+    subject = subject_of(seeded(model), {"x": X})
+    candidate = candidate_of(subject, "portable", tmp_path / "c")
+    outcomes = {row["capture"]: row["outcome"] for row in candidate.tried}
+    assert candidate.capture in ("trace", "script")
+    assert "captured" not in outcomes["export"]
+    found = judgement_of(subject, [candidate])
+    assert found.verdict == "published", found.reason
+    assert found.reference.stateful
+
+
+def test_a_branch_that_was_lost_is_rejected(tmp_path: Path) -> None:
+    subject = subject_of(Branching(), {"x": X})
+    only = replace(subject, model=Calling(lambda x: x * 2), sets=subject.sets[:1])
+    found = judgement_of(
+        subject, [replace(candidate_of(only, "torchscript-frozen", tmp_path / "c"), weights=weights_digest(Branching()))]
+    )
+    assert found.verdict == "rejected"
+    assert "error_ratio" in found.reason
+    assert found.winner is None
+    assert found.sampling is None, "what is wrong is not timed"
+
+
+def test_a_model_that_draws_random_numbers_is_held_to_its_own_noise(tmp_path: Path) -> None:
+    x = random_inputs(64, 64)
+    subject = subject_of(Random(), {"x": x})
+    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    assert not found.reference.deterministic
+    assert found.verdict == "published", found.reason
+
+
+def test_judging_leaves_the_sets_as_they_are_whatever_a_candidate_writes(tmp_path: Path) -> None:
+    subject = subject_of(seeded(Written), {"x": X})
+    writing = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.trace(seeded(Writing), X.clone()), str(writing.folder / writing.payloads[0].path))
+    writing = replace(writing, payloads=(replace(writing.payloads[0], convention="native"),))
+    before = [item.cloned() for item in subject.sets]
+    found = judgement_of(subject, [writing])
+    assert found.verdict == "published", found.reason
+    assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
+
+
+def test_candidates_compete_side_by_side_with_eager(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    right = candidate_of(subject, "torchscript-frozen", tmp_path / "right")
+    wrong_model = seeded(Mlp)
+    wrong_model.last.bias.data += 1.0  # type: ignore[operator,union-attr]
+    wrong = candidate_of(subject_of(wrong_model, {"x": X}, {"x": {0: BATCH}}), "torchscript-frozen", tmp_path / "wrong")
+    wrong = replace(wrong, recipe="wrong", weights=right.weights)
+    found = judgement_of(subject, [right, wrong])
+    assert found.verdict == "published"
+    assert found.winner is not None
+    assert found.winner.candidate is right
+    assert found.sampling is not None
+    assert sorted(found.sampling.samples_ms) == ["eager", "torchscript-frozen"]
+    assert [trial.problem is None for trial in found.trials] == [True, False]
+    assert found.point == {"batch": 1}
+
+
+def test_a_payload_that_does_not_open_is_its_own_failure(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X})
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    (candidate.folder / candidate.payloads[0].path).write_bytes(b"no zip")
+    found = judgement_of(subject, [candidate])
+    assert found.verdict == "rejected"
+    assert "torchscript-frozen: RuntimeError" in found.reason
+
+
+def test_candidates_of_other_weights_are_not_judged(tmp_path: Path) -> None:
+    candidate = candidate_of(subject_of(mlp(), {"x": X}), "torchscript-frozen", tmp_path / "c")
+    other = subject_of(mlp(9), {"x": X})
+    with pytest.raises(JudgeError, match="the source gave other weights when torchscript-frozen was built"):
+        judgement_of(other, [candidate])
+
+
+@pytest.mark.parametrize(
+    ("limits", "verdict", "reason"),
+    [
+        (Limits(speedup_min=0.0), "published", "times as fast as eager"),
+        (Limits(speedup_min=1e6), "kept-eager", r"speedup .*; speedup_min is 1e\+06"),
+        (Limits(speedup_min=0.0, latency_ms_max=1e-6), "kept-eager", "ms; latency_ms_max is 1e-06"),
+        (Limits(speedup_min=0.0, size_mb_max=1e-6), "kept-eager", "MB; size_mb_max is 1e-06"),
+    ],
+)
+def test_limits_on_speed_and_size_keep_eager(limits: Limits, verdict: str, reason: str, tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X})
+    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")], limits)
+    assert found.verdict == verdict
+    assert (found.winner is not None) is (verdict == "published")
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(found.reason)
+
+
+def test_the_lower_bound_decides_not_the_median(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X})
+    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    assert found.winner is not None
+    from freezer.freezing.validation.judge import _over_limit  # the rule itself: a real sampling never lies just between the two
+
+    between = replace(found.winner, speedup=Speedup(value=1.2, low=1.05, high=1.3))
+    assert "speedup 1.20, at least 1.05; speedup_min is 1.05" in str(_over_limit(between, Limits()))
+    assert _over_limit(replace(between, speedup=Speedup(value=1.2, low=1.06, high=1.3)), Limits()) is None
+
+
+def test_a_disturbed_judge_is_unstable_not_kept_eager(tmp_path: Path) -> None:
+    from freezer.freezing.target.target import target_here
+    from freezer.freezing.validation.judge import judge
+    from tests.steps import ANY_SPEED, HERE
+
+    subject = subject_of(mlp(), {"x": X})
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    never_quiet = replace(QUICK, busy_limit=-1e9)
+    found = judge(subject, [candidate], target_here(HERE, torch.get_num_threads()), limits=ANY_SPEED, policy=never_quiet)
+    assert found.verdict == "unstable"
+    assert found.winner is None
+    assert "disturbed" in found.reason
+
+
+def test_portable_is_judged_on_drift_alone(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X})
+    found = judgement_of(subject, [candidate_of(subject, "portable", tmp_path / "c")], Limits(speedup_min=1e6))
+    assert (found.verdict, found.reason) == ("published", "export program, judged on drift alone")
+    assert found.winner is not None
+    assert found.winner.speedup is not None, "speed is reported all the same"
+
+
+@pytest.mark.parametrize(
+    ("found", "number"),
+    [(torch.tensor([0.5]), 0.5), (np.float32(0.5), 0.5), (True, 1.0), (float("nan"), None), (torch.tensor(float("inf")), None)],
+)
+def test_a_task_metric_is_kept_as_a_plain_number(found: Any, number: float | None) -> None:
+    kept = _quality(lambda _: found, lambda: None)
+    assert kept == number
+    assert type(kept) in (float, NoneType)
+
+
+def test_a_task_metric_that_is_no_number_is_an_error_of_the_judge() -> None:
+    found: Any = torch.ones(2)
+    with pytest.raises(JudgeError, match=r"^task_metric: got Tensor \(.*\), expected one number$"):
+        _quality(lambda _: found, lambda: None)
+
+
+def test_the_task_metric_is_reported_and_starts_from_the_initial_state(tmp_path: Path) -> None:
+    def metric(model: Callable[..., Any]) -> float:
+        return float(model(x=torch.zeros(2, 4)).mean())
+
+    subject = subject_of(seeded(Counter), {"x": X})
+    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")], task_metric=metric)
+    assert found.task_metric == 1.0
+    assert found.trials[0].task_metric == 1.0
+
+
+def test_timed_inputs_are_distinct_and_of_one_size() -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    found = inputs_at(subject, {"batch": 3})
+    assert len(found) == 4
+    assert {tuple(item.tensors["x"].shape) for item in found} == {(3, 4)}
+    assert len({item.tensors["x"].numpy().tobytes() for item in found}) == 4
+
+
+def test_one_sample_is_filled_up_with_generated_ones_for_timing() -> None:
+    spec = declared_spec({"x": {"shape": [2, 4]}}, {})
+    assert len(inputs_at(prepare("model", mlp(), spec, [{"x": X}]), {})) == 4
+
+
+def test_judging_does_not_change_the_model(tmp_path: Path) -> None:
+    model = seeded(Counter)
+    subject = subject_of(model, {"x": X})
+    before = weights_digest(model)
+    judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    assert weights_digest(model) == before

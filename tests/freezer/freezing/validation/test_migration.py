@@ -1,0 +1,115 @@
+"""Migration: what a converted TorchScript model gains over the frozen one, and how far the two agree."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from freezer.artifact.describe import describe
+from freezer.artifact.markdown import manifest_markdown
+from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.validation.migration import Entrant, Migration, compare, refused
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.timing.sampling import Sampling
+from tests.models import Halving, mlp
+from tests.steps import ANY_SPEED, QUICK, random_inputs
+
+ANSWERS = [[random_inputs(3, 4, seed=seed)] for seed in range(3)]
+LEGACY = Entrant(recipe="torchscript-frozen", capture="as-is", lowering="torchscript", passed=True, answers=ANSWERS)
+CONVERTED = Entrant(recipe="inductor-frozen", capture="convert", lowering="inductor", passed=True, answers=ANSWERS)
+
+
+def sampling_of(**samples_ms: list[float]) -> Sampling:
+    rounds = {name.replace("_", "-"): [[value] * 3 for value in values] for name, values in samples_ms.items()}
+    return Sampling(samples_ms=rounds, num_dropped=0, settled=True, stable=True)
+
+
+def test_the_gain_is_over_the_fastest_torchscript_and_has_an_interval() -> None:
+    sampling = sampling_of(
+        torchscript_frozen=[4.0, 4.2], torchscript_optimized=[2.0, 2.2], inductor_frozen=[1.0, 1.1], eager=[8.0, 8]
+    )
+    optimized = replace(LEGACY, recipe="torchscript-optimized")
+    found = compare([LEGACY, optimized, CONVERTED], sampling, QUICK)
+    assert found is not None
+    assert (found.possible, found.recipe, found.against) == (True, "inductor-frozen", "torchscript-optimized")
+    assert found.gain == pytest.approx(2.0)
+    assert found.gain_ci is not None
+    assert found.gain_ci[0] <= 2.0 <= found.gain_ci[1]
+
+
+def test_how_far_the_two_agree() -> None:
+    off = [[tensors[0] + 0.5] for tensors in ANSWERS]
+    found = compare([LEGACY, replace(CONVERTED, answers=off)], None, QUICK)
+    assert found is not None
+    assert found.max_abs_diff == pytest.approx(0.5)
+    everything = torch.cat([tensors[0] for tensors in ANSWERS])
+    assert found.relative_rms_diff == pytest.approx(0.5 / math.sqrt(float((everything**2).mean())), rel=1e-5)
+    assert found.gain is None, "nothing was timed"
+    same = compare([LEGACY, CONVERTED], None, QUICK)
+    assert same is not None
+    assert (same.max_abs_diff, same.relative_rms_diff) == (0.0, 0.0)
+
+
+def test_what_cannot_be_converted_is_told_with_its_reason() -> None:
+    why = "export: the source is TorchScript; convert: the converter does not take prim::If; as-is: no"
+    assert refused({"inductor-frozen": why}) == Migration(possible=False, reason="the converter does not take prim::If")
+    rejected = compare([LEGACY, replace(CONVERTED, passed=False)], None, QUICK)
+    assert rejected is not None
+    assert (rejected.possible, rejected.reason) == (False, "inductor-frozen does not pass the drift gate")
+
+
+def test_a_reason_is_told_whole_with_its_remedy() -> None:
+    why = "the program differs from the model on input set 3; write the loop with torch.where; see export: docs/captures.md"
+    for message in (f"convert: {why}", f"export: no; convert: {why}; as-is: no", f"as-is: no; try it; convert: {why}"):
+        assert refused({"portable": "trace: no", "inductor-frozen": message}) == Migration(possible=False, reason=why)
+
+
+def test_a_model_that_nothing_converted_has_no_migration() -> None:
+    exported = replace(CONVERTED, capture="export")
+    assert compare([replace(LEGACY, capture="trace"), exported], None, QUICK) is None
+    assert refused({"portable": "export: no"}) is None
+
+
+def frozen_file(model: nn.Module, folder: Path) -> FreezeResult:
+    """What becomes of a TorchScript file without its source."""
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(model.eval()), folder / "legacy.pt")
+        legacy = torch.jit.load(folder / "legacy.pt")
+    return freeze(legacy, {"x": random_inputs(2, 4)}, out=folder / "out", limits=ANY_SPEED, policy=QUICK)
+
+
+def test_a_legacy_file_competes_as_an_inductor_candidate_and_the_artifact_tells_what_that_gains(tmp_path: Path) -> None:
+    result = frozen_file(mlp(), tmp_path)
+    assert result.judgement is not None
+    by_recipe = {trial.candidate.recipe: trial for trial in result.judgement.trials}
+    assert by_recipe["inductor-frozen"].candidate.capture == "convert"
+    assert by_recipe["torchscript-frozen"].candidate.capture == "as-is"
+    assert all(trial.problem is None for trial in by_recipe.values())
+    assert result.artifact is not None
+    manifest = result.artifact.manifest
+    told = manifest.freezing["migration"]
+    assert (told["possible"], told["recipe"]) == (True, "inductor-frozen")
+    assert told["against"] in ("torchscript-frozen", "torchscript-optimized")
+    assert told["gain"] > 0
+    assert 0 <= told["relative_rms_diff"] < 1e-5
+    (row,) = [text for name, text in describe(manifest) if name == "migration"]
+    assert row.startswith(
+        f"converted to an exported program, inductor-frozen is {told['gain']:.2f} times as fast as {told['against']}"
+    )
+    assert row[1:] in str(manifest_markdown(manifest))
+
+
+def test_a_legacy_file_that_the_converter_refuses_is_frozen_as_torchscript_and_told(tmp_path: Path) -> None:
+    result = frozen_file(Halving(), tmp_path)
+    assert result.verdict == "published"
+    assert result.artifact is not None
+    told = result.artifact.manifest.freezing["migration"]
+    assert not told["possible"]
+    assert result.failures["inductor-frozen"] == f"convert: {told['reason']}"
+    (row,) = [text for name, text in describe(result.artifact.manifest) if name == "migration"]
+    assert row == f"the TorchScript is not converted to an exported program: {told['reason']}"

@@ -1,0 +1,240 @@
+"""The reference: float64 where it runs, state and chance found out, sequences that show state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import JudgeError
+from freezer.freezing.validation.reference import Runner, run_calls, run_reference, sequence_of
+from tests.freezer.models_features import Shown
+from tests.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
+from tests.steps import BATCH, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+
+def test_the_reference_is_the_model_in_float64() -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    found = run_reference(subject)
+    assert (found.float64, found.why_not, found.stateful, found.deterministic) == (True, None, False, True)
+    wide = mlp().double()
+    for call in found.calls:
+        x = subject.sets[call.set_index].tensors["x"]
+        assert torch.equal(call.reference[0], wide(x.double()).detach())
+        assert torch.equal(call.eager[0], mlp()(x).detach())
+        assert call.noise_rmse == [0.0]
+    assert [call.set_index for call in found.singles] == list(range(len(subject.sets)))
+
+
+def test_a_sequence_has_four_calls_and_comes_back_to_its_first_input() -> None:
+    assert sequence_of(8) == [0, 1, 0, 2]
+    assert sequence_of(2) == [0, 1, 0, 1]
+    assert sequence_of(1) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("model", [Counter, AttributeCounter])
+def test_state_is_found_in_buffers_and_in_python(model: type[nn.Module]) -> None:
+    found = run_reference(subject_of(seeded(model), {"x": X}))
+    assert found.stateful
+    assert found.deterministic
+    sequence = [call for call in found.calls if call.kind == "sequence"]
+    assert not torch.equal(sequence[0].eager[0], sequence[2].eager[0]), "one input, another answer"
+    first_again = run_reference(subject_of(seeded(model), {"x": X})).singles
+    assert all(torch.equal(a.eager[0], b.eager[0]) for a, b in zip(found.singles, first_again, strict=True))
+
+
+def test_single_calls_of_a_stateful_model_start_from_its_initial_state() -> None:
+    subject = subject_of(seeded(Counter), {"x": X})
+    for call in run_reference(subject).singles:
+        assert torch.equal(call.eager[0], subject.sets[call.set_index].tensors["x"] + 1)
+
+
+def test_state_of_a_runner_that_is_said_to_have_none_goes_on() -> None:
+    subject = subject_of(mlp(), {"x": X})
+    made: list[int] = []
+
+    def fresh() -> Any:
+        made.append(0)
+        return Runner(call=lambda tensors: [tensors["x"]])
+
+    run_calls(fresh, subject, stateful=False)
+    assert len(made) == 1
+    run_calls(fresh, subject, stateful=True)
+    assert len(made) == 1 + len(subject.sets) + 1
+
+
+def test_chance_is_measured() -> None:
+    found = run_reference(subject_of(Random(), {"x": random_inputs(100, 100)}))
+    assert not found.deterministic
+    assert not found.stateful
+    assert found.calls[0].noise_rmse[0] == pytest.approx(0.1 * 2**0.5, rel=0.05)
+
+
+def squares_in_float32(x: Tensor) -> Tensor:
+    """As Llama's norms: the square's mean in float32, whatever the model is in."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return wide.to(x.dtype)
+
+
+def asks_for_dtypes(x: Tensor) -> Tensor:
+    scores = torch.softmax(x, dim=-1, dtype=torch.float32) + x.sum(-1, keepdim=True, dtype=torch.float32)
+    places = torch.arange(4, dtype=torch.float32) @ torch.tensor([[0.5], [1.0], [2.0], [3.0]])
+    return (scores @ torch.ones(4, 2) + places).float() / torch.arange(1, 3)
+
+
+class Loose(nn.Module):
+    """Writes into a tensor that is a plain attribute, which `.double()` leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.table = torch.zeros(4), torch.eye(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x[0])
+        return (x + self.seen) @ self.table
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        (lambda: Calling(squares_in_float32), "given float64 where forward asks for torch.float32 (_to_copy)"),
+        (lambda: Calling(asks_for_dtypes), "given float64 where forward asks for torch.float32 (_to_copy, arange, sum)"),
+        (Loose, None),
+    ],
+)
+def test_the_reference_is_float64_where_the_model_asks_for_less_itself(model: Any, note: str | None) -> None:
+    subject = subject_of(model(), {"x": X})
+    found = run_reference(subject)
+    assert (found.float64, found.why_not, found.note) == (True, None, note)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_values_are_those_of_a_model_that_casts_to_float64(dtype: torch.dtype) -> None:
+    subject = subject_of(Calling(squares_in_float32), {"x": X.to(dtype)})
+    found = run_reference(subject)
+    assert found.float64
+    for call in found.singles:
+        x = subject.sets[call.set_index].tensors["x"].double()
+        torch.testing.assert_close(call.reference[0], x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), rtol=1e-14, atol=0)
+
+
+def either(x: Tensor) -> Tensor:
+    out: Tensor = torch.cond(x.sum() > 0, squares_in_float32, lambda x: x.float() * 2, (x,))
+    return out
+
+
+def test_the_branches_of_torch_cond_are_widened_and_torch_compile_still_takes_them() -> None:
+    subject = subject_of(Calling(either), {"x": X})
+    found = run_reference(subject)
+    assert (found.float64, found.note) == (True, "given float64 where forward asks for torch.float32 (_to_copy)")
+    for call in found.singles:
+        x = subject.sets[call.set_index].tensors["x"].double()
+        exact = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) if x.sum() > 0 else x * 2
+        torch.testing.assert_close(call.reference[0], exact, rtol=1e-14, atol=0)
+    assert len({bool(item.tensors["x"].sum() > 0) for item in subject.sets}) == 2, "both are seen"
+    assert either(random_inputs(5, 4)).shape == (5, 4)
+
+
+def rounds(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).to(x.dtype) * 2
+
+
+def test_a_cast_below_the_models_own_precision_is_part_of_the_model() -> None:
+    subject = subject_of(Calling(rounds), {"x": X})
+    found = run_reference(subject)
+    assert found.note == "rounded to torch.bfloat16 (_to_copy) as forward does, which is less than the model's own torch.float32"
+    for call in found.singles:
+        assert torch.equal(call.reference[0], subject.sets[call.set_index].tensors["x"].bfloat16().double() * 2)
+    half = run_reference(subject_of(Calling(lambda x: x.float().bfloat16() * 2), {"x": X.bfloat16()}))
+    assert half.note == "given float64 where forward asks for torch.bfloat16 (_to_copy) and torch.float32 (_to_copy)"
+
+
+def lower(x: Tensor) -> Tensor:
+    return x.bfloat16() * 2
+
+
+def of_its_dtype(x: Tensor) -> Tensor:
+    return x.view(torch.int32).float()
+
+
+def checked(x: Tensor) -> Tensor:
+    wide = x.to(torch.float32)
+    assert wide.dtype == torch.float32
+    return wide.to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [(lower, "forward casts to torch.bfloat16"), (of_its_dtype, r"float64 gives shape [2, 8], eager [2, 4]")],
+)
+def test_where_float64_cannot_run_the_reference_is_eager_and_says_why(function: Any, why: str) -> None:
+    found = run_reference(subject_of(Calling(function), {"x": X}))
+    assert not found.float64
+    assert why in str(found.why_not)
+    assert all(torch.equal(call.reference[0], call.eager[0]) for call in found.calls)
+
+
+def test_a_model_that_runs_only_with_its_own_casts_is_run_with_them_and_says_so() -> None:
+    found = run_reference(subject_of(Calling(checked), {"x": X}))
+    assert found.float64
+    assert str(found.note).startswith("casts within forward are not widened: float64 does not run: AssertionError")
+    assert all(torch.equal(call.reference[0], call.eager[0].double()) for call in found.calls)
+
+
+class Narrow(nn.Module):
+    """Keeps what it has seen in a list, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [torch.zeros(4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen[0].copy_(x.sum(0))
+        return x + self.seen[0]
+
+
+def test_a_model_that_writes_into_less_than_float64_is_not_said_to_run_in_it() -> None:
+    found = run_reference(subject_of(Narrow(), {"x": X}))
+    assert (found.float64, found.why_not) == (False, "float64 does not run throughout: forward makes torch.float32 (copy_) of it")
+
+
+def test_tensors_that_show_one_another_are_not_parted_by_float64() -> None:
+    found = run_reference(subject_of(Shown(), {"x": X}))
+    assert (found.stateful, found.float64) == (True, False)
+    assert "write into tensors that lie over one another in memory" in str(found.why_not)
+
+
+def add_in_batches_of_four(x: Tensor) -> Tensor:
+    return x.add_(1) if len(x) == BATCH.max else x + 1
+
+
+def test_inputs_that_a_model_writes_into_now_and_then_stay_what_they_are() -> None:
+    subject = subject_of(Calling(add_in_batches_of_four), {"x": X}, {"x": {0: BATCH}})
+    before = [item.cloned() for item in subject.sets]
+    run_reference(subject)
+    assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
+    assert torch.equal(X, random_inputs(2, 4))
+
+
+def test_a_constant_that_changes_with_the_inputs_is_refused() -> None:
+    subject = subject_of(Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X}, {"x": {0: BATCH}})
+    with pytest.raises(JudgeError, match="a constant in it, changes from call to call") as caught:
+        run_reference(subject)
+    assert caught.value.code == "CP-OUTPUTS"
+    fixed = subject_of(Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X})
+    assert len(run_reference(fixed).calls) > 8
+
+
+def test_a_dtype_s_least_value_is_the_reference_s_too() -> None:
+    def fills(x: Tensor) -> Tensor:
+        return x.masked_fill(x < 0, torch.finfo(x.dtype).min)
+
+    call = run_reference(subject_of(Calling(fills), {"x": X})).calls[0]
+    assert call.reference[0].dtype == torch.float64
+    assert (call.reference[0] == torch.finfo(torch.float32).min).any()
+    assert call.reference[0].abs().max() <= torch.finfo(torch.float32).max

@@ -1,0 +1,133 @@
+"""How many threads a process may use: real files in a tree of their own, and a real control group where one may be made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freezer.hardware.cgroups import available_cpus, cpu_quota, thread_budget
+from freezer.hardware.machine import available_threads
+
+AFFINITY = len(os.sched_getaffinity(0))
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = "35 30 0:31 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+MEMORY = "36 30 0:32 / /sys/fs/cgroup/memory rw shared:10 - cgroup cgroup rw,memory\n"
+DOCKER = "733 722 0:26 /docker/abc /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n"
+
+
+def tree(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
+    """A root folder with this process's groups, what is mounted, and files of the groups."""
+    for name, text in {"proc/self/cgroup": own, "proc/self/mountinfo": mounts, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+GROUPS = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    ("own", "mounts", "files", "quota"),
+    [
+        pytest.param("0::/\n", V2, {}, None, id="v2-no-file"),
+        pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "max 100000\n"}, None, id="v2-max"),
+        pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "150000 100000\n"}, 1.5, id="v2"),
+        pytest.param(
+            "0::/a/b\n", V2, {f"{GROUPS}/a/cpu.max": "200000 100000\n", f"{GROUPS}/a/b/cpu.max": "max 100000\n"}, 2.0, id="v2-above"
+        ),
+        pytest.param("0::/docker/abc\n", DOCKER, {f"{GROUPS}/cpu.max": "50000 100000\n"}, 0.5, id="v2-mounted-from-below"),
+        pytest.param("0::/host/name\n", V2, {f"{GROUPS}/cpu.max": "300000 100000\n"}, 3.0, id="v2-of-another-namespace"),
+        pytest.param(
+            "4:memory:/m\n3:cpu,cpuacct:/x\n",
+            MEMORY + V1,
+            {f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "400000\n", f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n"},
+            4.0,
+            id="v1",
+        ),
+        pytest.param(
+            "3:cpu,cpuacct:/x\n",
+            V1,
+            {f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "-1\n", f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n"},
+            None,
+            id="v1-none",
+        ),
+        pytest.param(
+            "3:cpu,cpuacct:/x\n0::/a\n",
+            V1 + V2,
+            {
+                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "300000\n",
+                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
+                f"{GROUPS}/a/cpu.max": "max 100000\n",
+            },
+            3.0,
+            id="both",
+        ),
+        pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "many 100000\n"}, None, id="unreadable"),
+    ],
+)
+def test_the_least_quota_of_a_group_and_all_above_it_counts(
+    tmp_path: Path, own: str, mounts: str, files: dict[str, str], quota: float | None
+) -> None:
+    assert cpu_quota(tree(tmp_path, own, mounts, files)) == quota
+
+
+def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    assert available_cpus(tmp_path) == AFFINITY
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("50000", 1), ("100000", 1), ("150000", 1), ("9900000", AFFINITY)])
+def test_whole_cpus_of_a_quota_count_and_at_least_one(tmp_path: Path, quota: str, expected: int) -> None:
+    root = tree(tmp_path, "0::/a\n", V2, {f"{GROUPS}/a/cpu.max": f"{quota} 100000\n"})
+    assert available_cpus(root) == expected
+
+
+def test_the_budget_is_what_torch_is_set_to_but_no_more_than_the_cpus(tmp_path: Path) -> None:
+    assert thread_budget(1, tmp_path) == 1
+    assert thread_budget(AFFINITY + 7, tmp_path) == AFFINITY
+    one = tree(tmp_path, "0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "100000 100000\n"})
+    assert thread_budget(AFFINITY + 7, one) == 1
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Path]:
+    """A control group of this machine with a quota of one CPU; the test is skipped where none may be made."""
+    made = None
+    try:
+        if (Path("/sys/fs/cgroup/cgroup.controllers")).exists():
+            made = Path(f"/sys/fs/cgroup/coldpress-test-{os.getpid()}")
+            made.mkdir()
+            (made / "cpu.max").write_text("100000 100000")
+        else:
+            made = Path(f"/sys/fs/cgroup/cpu/coldpress-test-{os.getpid()}")
+            made.mkdir()
+            (made / "cpu.cfs_period_us").write_text("100000")
+            (made / "cpu.cfs_quota_us").write_text("100000")
+    except OSError as error:
+        if made is not None and made.exists():
+            made.rmdir()
+        pytest.skip(f"no control group with a quota can be made here: {error}")
+    yield made
+    made.rmdir()
+
+
+def test_a_real_quota_is_seen(limited_group: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "from freezer.hardware.cgroups import available_cpus, cpu_quota\n"
+        "print(cpu_quota(), available_cpus())\n"
+    )
+    command = [sys.executable, "-c", code, str(limited_group / "cgroup.procs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["1.0", "1"]
+
+
+def test_a_worker_counts_the_same() -> None:
+    assert available_threads() == available_cpus()

@@ -1,0 +1,73 @@
+"""What artifacts for GPUs need, and why they are refused: from JSON alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from freezer.artifact.manifest import Manifest, Payload, PayloadKind
+from freezer.hardware.cuda_requirements import CudaHere, cuda_needs, least_driver
+from freezer.hardware.device_classes import DEVICE_CLASSES
+from freezer.hardware.machine import describe_host
+from freezer.serving.compatibility import out_of_reach, refuse_by_cuda
+from tests.freezer.hosts import A100, H100, INTEL, x86
+from tests.steps import manifest_of
+
+SM90 = DEVICE_CLASSES["cuda-sm90"]
+HERE = CudaHere(devices=(("cuda:0", 90), ("cuda:1", 80)), runtime="12.8", driver="550.54.15")
+
+
+def manifest(kind: PayloadKind = "inductor", **changes: Any) -> Manifest:
+    payload = Payload(path="payloads/all.pt2", digest="sha256:0", size_bytes=1, kind=kind, num_threads=None)
+    needs = {"torch": "2.11", "machine": None, **cuda_needs(SM90, "12.8")}
+    return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
+
+
+def test_what_is_needed_is_in_the_manifest_and_survives_json() -> None:
+    found = Manifest.from_bytes(manifest().to_bytes(), origin="test")
+    assert found.needs["cuda"] == {"capability": "9.0", "runtime": "12.8", "driver": "525.60.13", "host": "cpu-x86-64-v3"}
+    assert cuda_needs(DEVICE_CLASSES["cpu-x86-64-v3"], None) == {}
+    assert cuda_needs(DEVICE_CLASSES["cuda-sm100"], "13.0")["cuda"]["capability"] == "10.0"
+    assert (least_driver("13.0"), least_driver("99.1"), least_driver(None)) == ("580.65.06", None, None)
+
+
+@pytest.mark.parametrize(
+    ("here", "reason", "got"),
+    [
+        (HERE, None, ""),
+        (replace(HERE, runtime="12.9"), None, ""),
+        (replace(HERE, runtime="13.0", driver="580.65.06"), None, ""),
+        (replace(HERE, driver=None), None, ""),
+        (CudaHere(why_not="torch 2.13.0 is built without CUDA"), "no_cuda", "torch 2.13.0 is built without CUDA"),
+        (replace(HERE, devices=(("cuda:1", 80),)), "capability_mismatch", "cuda:1 of 8.0"),
+        (replace(HERE, devices=(("cuda:0", 100),)), "capability_mismatch", "cuda:0 of 10.0"),
+        (replace(HERE, runtime="12.6"), "cuda_too_old", "a torch for CUDA 12.6"),
+        (replace(HERE, runtime="11.8"), "cuda_too_old", "a torch for CUDA 11.8"),
+        (replace(HERE, driver="470.82.01"), "driver_too_old", "driver 470.82.01"),
+    ],
+)
+def test_a_rung_is_refused_by_name(here: CudaHere, reason: str | None, got: str) -> None:
+    found = refuse_by_cuda(manifest(), here)
+    assert (found.reason if found else None) == reason
+    assert found is None or (found.rung == "cuda-sm90" and got in found.got), found
+
+
+def test_torch_s_own_kernels_need_no_newer_cuda() -> None:
+    assert refuse_by_cuda(manifest("torchscript"), replace(HERE, runtime="12.6")) is None
+    assert refuse_by_cuda(manifest("exported"), replace(HERE, runtime="12.6")) is None
+    assert refuse_by_cuda(manifest_of(manifest().payloads[0]), CudaHere()) is None, "a portable one needs no GPU"
+
+
+def test_published_classes_for_gpus_that_a_machine_with_gpus_does_not_serve_are_told() -> None:
+    published = ("cpu-x86-64-v3", "cuda-sm80", "cuda-sm90", "cuda-sm999", "portable")
+    ampere = describe_host(x86("haswell", INTEL, gpus=(A100,)), {})
+    (told,) = out_of_reach(published, ampere)
+    assert str(told) == "cuda-sm90: capability_mismatch: got cuda-sm80, expected cuda-sm90"
+    old_cpu = describe_host(x86("ivybridge", INTEL, gpus=(H100,)), {})
+    (told,) = out_of_reach(["cuda-sm90"], old_cpu)
+    assert (told.reason, told.expected) == ("host_mismatch", "a CPU of cpu-x86-64-v3")
+    assert "its host code is made for cpu-x86-64-v3" in told.got
+    assert out_of_reach(published, describe_host(x86("haswell", INTEL), {})) == [], "without a GPU they are nothing to it"
+    assert out_of_reach(published, describe_host(x86("haswell", INTEL, gpus=(A100, H100)), {})) == []

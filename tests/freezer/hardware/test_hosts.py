@@ -1,0 +1,133 @@
+"""Which class of a store serves which machine: described hosts, each with what the ladder takes there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from freezer.artifact.manifest import Manifest, Payload
+from freezer.hardware.device_classes import DEVICE_CLASSES, can_run
+from freezer.hardware.host import Gpu, Host
+from freezer.hardware.machine import describe_host
+from freezer.serving.compatibility import refuse_by_isa, rungs
+from tests.freezer import hosts
+from tests.freezer.hosts import A100, AMD, H100, INTEL, x86
+from tests.steps import manifest_of
+
+V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+ALL = tuple(DEVICE_CLASSES)
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+def packed(device_class: str, dtype: str) -> Manifest:
+    """The manifest of an artifact of the class, with weights packed as that class packs them."""
+    made = DEVICE_CLASSES[device_class]
+    payload = Payload(
+        path="payloads/all.pt2",
+        digest=f"sha256:{'0' * 64}",
+        size_bytes=1,
+        kind="exported" if made.kind == "portable" else "inductor",
+        num_threads=None if made.kind == "portable" else 2,
+        layouts={dtype: made.layouts[dtype]} if made.kind == "cpu" else {},
+    )
+    return manifest_of(payload, device_class=device_class)
+
+
+def taken(
+    host: Host, environ: Mapping[str, str], published: tuple[str, ...] = tuple(DEVICE_CLASSES), dtype: str = "float32"
+) -> str:
+    """The class that serves: the first rung that JSON alone does not refuse."""
+    machine = describe_host(host, environ)
+    return next(name for name in rungs(published, machine) if refuse_by_isa(packed(name, dtype), machine) is None)
+
+
+@pytest.mark.parametrize(
+    ("host", "environ", "expected"),
+    [
+        pytest.param(hosts.IVY_BRIDGE, {}, "portable", id="AVX alone"),
+        pytest.param(hosts.HASWELL, {}, V3, id="Haswell"),
+        pytest.param(hosts.ALDER_LAKE, {}, V3, id="AVX-VNNI without AVX-512"),
+        pytest.param(hosts.ZEN2, {}, V3, id="Zen 2"),
+        pytest.param(hosts.SKYLAKE_SERVER, {}, V4, id="Skylake server"),
+        pytest.param(hosts.CASCADE_LAKE, {}, "cpu-cascadelake", id="Cascade Lake"),
+        pytest.param(hosts.CASCADE_LAKE_GUEST, {}, V4, id="v4 without VNNI"),
+        pytest.param(hosts.CASCADE_LAKE_MASKED, {}, V3, id="AVX-512 masked"),
+        pytest.param(hosts.CASCADE_LAKE, AVX2, V3, id="Cascade Lake held to AVX2"),
+        pytest.param(hosts.CASCADE_LAKE, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, V4, id="Cascade Lake held to AVX-512"),
+        pytest.param(hosts.CASCADE_LAKE, {"ATEN_CPU_CAPABILITY": "avx2"}, "portable", id="ATen alone held to AVX2"),
+        pytest.param(hosts.CASCADE_LAKE, {"ONEDNN_MAX_CPU_ISA": "SSE41"}, "portable", id="oneDNN held to SSE4.1"),
+        pytest.param(hosts.COOPER_LAKE, {}, "cpu-cooperlake", id="Cooper Lake"),
+        pytest.param(hosts.ICE_LAKE, {}, "cpu-cascadelake", id="Ice Lake"),
+        pytest.param(hosts.SAPPHIRE_RAPIDS, {}, "cpu-sapphirerapids", id="Sapphire Rapids"),
+        pytest.param(hosts.OF_TOMORROW, {}, "cpu-sapphirerapids", id="newer than archspec"),
+        pytest.param(hosts.ZEN4_GUEST, {}, "cpu-zen4", id="Zen 4 behind a hypervisor"),
+        pytest.param(hosts.ZEN5, {}, "cpu-zen4", id="Zen 5"),
+        pytest.param(hosts.GRAVITON2, {}, "cpu-aarch64", id="Neoverse N1"),
+        pytest.param(hosts.GRAVITON3, {}, "cpu-neoverse-v1", id="Neoverse V1"),
+        pytest.param(hosts.GRAVITON4, {}, "cpu-neoverse-v2", id="Neoverse V2"),
+        pytest.param(hosts.A64FX, {}, "portable", id="SVE of 512 bits"),
+        pytest.param(hosts.RISCV, {}, "portable", id="neither x86 nor Arm"),
+        pytest.param(x86("zen4", AMD, gpus=(H100,)), {}, "cuda-sm90", id="GPU"),
+        pytest.param(x86("zen4", AMD, gpus=(H100,)), {"CUDA_VISIBLE_DEVICES": ""}, "cpu-zen4", id="GPU hidden"),
+        pytest.param(x86("zen4", AMD, gpus=(A100, H100)), {"CUDA_VISIBLE_DEVICES": "GPU-h100"}, "cuda-sm90", id="GPU by UUID"),
+        pytest.param(
+            x86("zen4", AMD, gpus=(A100, H100)),
+            {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            "cuda-sm90",
+            id="unlike GPUs by number",
+        ),
+        pytest.param(x86("zen4", AMD, gpus=(A100, H100)), {"CUDA_VISIBLE_DEVICES": "1"}, "cpu-zen4", id="number of unknown order"),
+        pytest.param(x86("zen4", AMD, gpus=(Gpu("GPU-new", 120),)), {}, "cpu-zen4", id="GPU of no class"),
+        pytest.param(x86("ivybridge", INTEL, gpus=(H100,)), {}, "portable", id="GPU beside a CPU without AVX2"),
+    ],
+)
+def test_a_store_of_all_classes_serves_each_host_with_the_best(host: Host, environ: dict[str, str], expected: str) -> None:
+    assert taken(host, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "published", "dtype", "expected"),
+    [
+        pytest.param(hosts.SAPPHIRE_RAPIDS, (V4, "portable"), "float32", V4, id="float32 is packed alike in all of AVX-512"),
+        pytest.param(hosts.SAPPHIRE_RAPIDS, (V4, "portable"), "bfloat16", "portable", id="AMX packs bfloat16 otherwise"),
+        pytest.param(hosts.ZEN5, (V4, "portable"), "float32", V4, id="another vendor's AVX-512"),
+        pytest.param(hosts.ZEN5, (V4, "portable"), "bfloat16", "portable", id="AVX-512 with bfloat16"),
+        pytest.param(hosts.CASCADE_LAKE, (V4, "portable"), "bfloat16", V4, id="VNNI does not change bfloat16"),
+        pytest.param(hosts.CASCADE_LAKE, (V4, "portable"), "int8", "portable", id="VNNI packs int8 otherwise"),
+        pytest.param(hosts.CASCADE_LAKE, (V3, "portable"), "float32", "portable", id="AVX2's layout on AVX-512"),
+        pytest.param(hosts.ALDER_LAKE, (V3, "portable"), "int8", "portable", id="AVX-VNNI packs int8 otherwise"),
+        pytest.param(hosts.ZEN5, ("cpu-cascadelake", "portable"), "float32", "portable", id="Intel's classes are not AMD's"),
+        pytest.param(hosts.GRAVITON3, ("cpu-aarch64", "portable"), "float32", "portable", id="NEON's layout on SVE"),
+        pytest.param(hosts.GRAVITON4, ("cpu-neoverse-v1", "portable"), "float32", "portable", id="SVE of another length"),
+    ],
+)
+def test_a_lesser_class_stands_in_where_weights_are_packed_alike(
+    host: Host, published: tuple[str, ...], dtype: str, expected: str
+) -> None:
+    assert taken(host, {}, published, dtype) == expected
+
+
+HOSTS = [value for value in vars(hosts).values() if isinstance(value, Host)]
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=[name for name, value in vars(hosts).items() if isinstance(value, Host)])
+def test_a_host_runs_all_that_its_classes_run_best_first(host: Host) -> None:
+    classes = describe_host(host, {}).classes
+    for name in classes:
+        assert {other for other in DEVICE_CLASSES if can_run(other, name)} <= set(classes)
+    for place, name in enumerate(classes):
+        assert not any(can_run(name, other) for other in classes[place + 1 :]), "the more special come first"
+
+
+@pytest.mark.parametrize("name", [name for name, found in DEVICE_CLASSES.items() if found.kind == "cpu" and found.limits])
+def test_under_the_limits_of_a_class_every_better_cpu_packs_as_that_class(name: str) -> None:
+    made = DEVICE_CLASSES[name]
+    able = [host for host in HOSTS if name in describe_host(host, {}).classes]
+    assert able
+    for host in able:
+        machine = describe_host(host, made.limits)
+        assert machine.layouts == made.layouts
+        assert machine.classes[0] == name
+        limited = {other for other, reason in machine.why_not.items() if reason.endswith("limits this process")}
+        assert not any(can_run(other, name) for other in limited)

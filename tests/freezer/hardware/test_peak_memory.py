@@ -1,0 +1,191 @@
+"""Peak memory of a block, and weights that are given back."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from freezer.freezing.models.release import give_back, is_large, let_go
+from freezer.hardware.peak_memory import PeakMemory, peak_bytes
+from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors
+from tests.models import mlp
+from tests.steps import python
+
+MB = 1_000_000
+
+
+_IN_A_FRESH_PROCESS = """
+import json, sys, time
+from pathlib import Path
+from freezer.hardware.peak_memory import PeakMemory, own_process, peak_bytes
+
+def take(size_mb, seconds=0.0):
+    held = b"x" * size_mb * 1_000_000
+    time.sleep(seconds)
+
+own, before_mb, within_mb, seconds = json.loads(sys.argv[1])
+if own:
+    own_process()
+take(before_mb)
+record = peak_bytes()
+with PeakMemory() as peak:
+    take(within_mb, seconds)
+print(json.dumps([peak.bytes / 1e6, (peak_bytes() - record) / 1e6]))
+"""
+
+
+def peak_mb(*, own: bool, before_mb: int, within_mb: int, seconds: float = 0.0) -> tuple[float, float]:
+    """The peak of a block in a fresh process, and how far the process's own record of its peak is from what it was before it."""
+    peak, moved = json.loads(python(_IN_A_FRESH_PROCESS, json.dumps([own, before_mb, within_mb, seconds])))
+    return peak, moved
+
+
+def test_a_peak_that_is_the_processs_highest_is_seen_though_it_is_over() -> None:
+    peak, moved = peak_mb(own=False, before_mb=0, within_mb=200)
+    assert 195 <= peak < 210
+    assert 195 <= moved < 210
+
+
+def test_a_lower_peak_of_a_callers_process_is_looked_for_and_the_processs_own_record_stays() -> None:
+    peak, moved = peak_mb(own=False, before_mb=300, within_mb=100, seconds=0.5)
+    assert 95 <= peak < 110
+    assert moved == 0
+
+
+def test_a_peak_of_a_process_of_its_own_is_seen_though_a_higher_one_was_before() -> None:
+    peak, moved = peak_mb(own=True, before_mb=300, within_mb=100)
+    assert 95 <= peak < 110
+    assert -205 < moved < -190, "its record begins anew"
+
+
+def test_what_was_held_before_is_not_counted() -> None:
+    held = torch.ones(50 * MB)
+    with PeakMemory() as peak:
+        pass
+    assert peak.bytes is not None
+    assert peak.bytes < 20 * MB
+    del held
+
+
+def test_memory_of_children_is_counted_and_told() -> None:
+    child = "import time; held = bytearray(b'x') * 200_000_000; time.sleep(0.5)"
+    with PeakMemory() as peak:
+        subprocess.run([sys.executable, "-c", child], check=True)
+    assert peak.bytes is not None
+    assert 200 * MB <= peak.children_bytes < 300 * MB
+    assert peak.bytes >= 200 * MB
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_that_has_not_begun_a_program_of_its_own_is_not_counted() -> None:
+    held = torch.ones(50 * MB)
+    with PeakMemory() as peak:
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.5)
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert peak.children_bytes < held.nbytes / 2
+
+
+def test_where_the_system_does_not_tell_there_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr("freezer.hardware.peak_memory._SELF", tmp_path)
+    with PeakMemory() as peak:
+        pass
+    assert peak.bytes is None
+
+
+def test_a_peak_is_the_processs_own_and_not_that_of_what_started_it() -> None:
+    held = torch.ones(100 * MB)
+    assert peak_bytes() >= held.nbytes
+    assert float(python("from freezer.hardware.peak_memory import peak_bytes; print(peak_bytes())")) < held.nbytes / 2
+
+
+def test_weights_are_given_back_and_what_is_in_use_is_kept() -> None:
+    ours, theirs = torch.ones(1000), torch.ones(1000)
+    assert give_back([ours, theirs], in_use=[theirs[3:]]) == 4000
+    assert ours.untyped_storage().nbytes() == 0
+    assert torch.equal(theirs, torch.ones(1000))
+
+
+def test_weights_that_numpy_has_seen_are_let_go() -> None:
+    model = mlp()
+    kept = [parameter.detach().numpy() for parameter in model.parameters()]
+    assert give_back(program_tensors(model)) == sum(array.nbytes for array in kept)
+    assert all(parameter.numel() == 0 for parameter in model.parameters())
+
+
+def test_tensors_that_share_memory_are_told_from_those_that_do_not() -> None:
+    one, other = torch.ones(4), torch.ones(4)
+    assert addresses_of([one]) < addresses_of([other, one[1:]])
+    assert not addresses_of([one]) & addresses_of([other])
+    assert addresses_of([torch.empty(0), torch.eye(3).to_sparse()]) == frozenset()
+    assert address_of(torch.eye(3).to_sparse()) is None
+
+
+def test_a_large_model_is_told_from_a_small_one() -> None:
+    assert not is_large(mlp())
+    with torch.device("meta"):
+        assert is_large(nn.Linear(20_000, 20_000))
+
+
+class Weights:
+    """What a local variable holds."""
+
+
+def failing(held: list[weakref.ref[Weights]]) -> None:
+    weights = Weights()
+    held.append(weakref.ref(weights))
+    raise ValueError("first")
+
+
+def failing_on(held: list[weakref.ref[Weights]]) -> None:
+    weights = Weights()
+    held.append(weakref.ref(weights))
+    try:
+        failing(held)
+    except ValueError as error:
+        try:
+            failing(held)
+        except ValueError as other:
+            raise KeyError("second") from ExceptionGroup("both", [error, other])
+
+
+def test_an_error_that_is_kept_lets_go_of_what_its_functions_held_and_prints_as_before() -> None:
+    held: list[weakref.ref[Weights]] = []
+    try:
+        failing_on(held)
+    except KeyError as error:
+        kept = error
+    assert [ref() is None for ref in held] == [False] * 3, "an error holds the variables of the functions that it went through"
+    printed = traceback.format_exception(kept)
+    assert any("raise KeyError" in line for line in printed)
+    let_go(kept)
+    gc.collect()
+    assert [ref() is None for ref in held] == [True] * 3
+    assert traceback.format_exception(kept) == printed
+
+
+def test_an_error_that_the_caller_is_handling_is_left_alone() -> None:
+    theirs: list[weakref.ref[Weights]] = []
+    ours: list[weakref.ref[Weights]] = []
+    try:
+        failing(theirs)
+    except ValueError as handled:
+        try:
+            failing(ours)
+        except ValueError as error:
+            let_go(error, handled)
+            left = [ref() is not None for ref in (*theirs, *ours)]
+    assert left == [True, False]

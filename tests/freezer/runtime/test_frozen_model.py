@@ -1,0 +1,183 @@
+"""The input contract: what a frozen model refuses, and that what it takes is taken right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import freezer
+from freezer.artifact.manifest import Payload
+from freezer.errors import ContractError
+from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.pytree import NamedOutput, flatten, output_specs
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import ConstantSpec, TensorSpec
+from tests.conftest import Frozen
+from tests.steps import BATCH, random_inputs
+
+LENGTH = Dim(name="length", min=2, max=8)
+SPEC = InputSpec(
+    inputs=(
+        TensorSpec(name="x", dtype="float32", shape=("batch", 3)),
+        TensorSpec(name="y", dtype="int64", shape=("batch", "length")),
+        ConstantSpec(name="rate", value=16),
+    ),
+    dims=(BATCH, LENGTH),
+)
+
+
+def payload_for(batch: int | None = None, num_threads: int | None = None) -> Payload:
+    dims = (BATCH, LENGTH) if batch is None else (Dim(name="batch", min=batch, max=batch), LENGTH)
+    return Payload(path=f"payloads/{batch}", digest="", size_bytes=0, kind="inductor", num_threads=num_threads, dims=dims)
+
+
+def model_of(run: Callable[..., Any], *payloads: Payload) -> FrozenModel:
+    """A frozen model whose payloads are Python functions that take the flat tensors."""
+    example = {"x": torch.zeros(1, 3), "y": torch.zeros(1, 2, dtype=torch.int64)}
+    structure, leaves = flatten(dict(zip(("x", "y"), run(*example.values()), strict=True)))
+    opened = [OpenPayload(payload=payload, run=run) for payload in payloads or (payload_for(),)]
+    return FrozenModel(spec=SPEC, outputs=output_specs(structure, leaves), structure=structure, payloads=opened)
+
+
+@pytest.fixture
+def echo() -> FrozenModel:
+    return model_of(lambda x, y: [x, y])
+
+
+X, Y = torch.arange(6.0).reshape(2, 3), torch.arange(8).reshape(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {"x": X, "y": Y}),
+        ((X, Y), {}),
+        ((X,), {"y": Y}),
+        ((X, Y, 16), {}),
+        ((), {"y": Y, "rate": 16, "x": X}),
+    ],
+)
+def test_inputs_are_given_by_name_or_by_position(echo: FrozenModel, args: Any, kwargs: Any) -> None:
+    got = echo(*args, **kwargs)
+    assert torch.equal(got["x"], X)
+    assert torch.equal(got["y"], Y)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {"x": X}, r"input 'y': got nothing, expected a tensor of int64 \['batch', 'length'\]"),
+        ((), {"x": X, "y": None}, "input 'y': got nothing"),
+        ((), {"x": X, "y": [1]}, "input 'y': got list, expected a tensor"),
+        ((), {"x": X, "y": Y, "z": X}, "input 'z' is unknown; expected x, y, rate"),
+        ((X,), {"x": X, "y": Y}, "input 'x' is given twice"),
+        ((X, Y, 16, 17), {}, "got 4 positional inputs, expected at most 3: x, y, rate"),
+        ((X.double(), Y), {}, r"input 'x': got dtype float64, expected float32; convert it with \.to\(torch\.float32\)"),
+        ((X, Y.int()), {}, "input 'y': got dtype int32, expected int64"),
+        ((X.to("meta"), Y), {}, r"input 'x': got device meta, expected cpu; move it with \.cpu\(\)"),
+        ((X[0], Y), {}, r"input 'x': got shape \[3\], expected \['batch', 3\]"),
+        ((X[None], Y), {}, r"input 'x': got shape \[1, 2, 3\]"),
+        ((X[:, :2], Y), {}, r"input 'x': got shape \[2, 2\], expected \['batch', 3\] with batch from 1 to 4, length from 2 to 8"),
+        ((torch.zeros(5, 3), Y), {}, r"got shape \[5, 3\], expected \['batch', 3\] with batch from 1 to 4"),
+        ((torch.zeros(0, 3), Y), {}, r"got shape \[0, 3\]"),
+        ((X, Y[:, :1]), {}, r"input 'y': got shape \[2, 1\]"),
+        ((X, Y[:1]), {}, r"input 'y': got shape \[1, 4\].*\{'batch': 2\} in the inputs before it"),
+        ((X, Y, 17), {}, "input 'rate': got 17, but 16 was baked in when the model was frozen"),
+        ((X, Y, "16"), {}, "got '16', but 16 was baked in"),
+        ((X, Y, torch.tensor([16, 16])), {}, "but 16 was baked in"),
+        ((X.to_sparse(), Y), {}, r"input 'x': got layout torch.sparse_coo, expected a dense tensor; use \.to_dense\(\)"),
+    ],
+)
+def test_what_breaks_the_contract_is_refused(echo: FrozenModel, args: Any, kwargs: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        echo(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "awkward",
+    [
+        pytest.param(lambda x: x.transpose(2, 3).contiguous().transpose(2, 3), id="transposed"),
+        pytest.param(lambda x: x.contiguous(memory_format=torch.channels_last), id="channels-last"),
+        pytest.param(lambda x: torch.cat([x, x], 3)[..., :16], id="sliced"),
+        pytest.param(lambda x: x[:1].expand(2, 3, 16, 16), id="expanded"),
+        pytest.param(lambda x: torch.cat([x.flatten(), x.flatten()])[1:][: x.numel()].view(x.shape), id="shifted"),
+        pytest.param(lambda x: x._neg_view(), id="negative"),
+        pytest.param(lambda x: torch.complex(x, x).conj().imag, id="conjugate"),
+        pytest.param(lambda x: x.clone().requires_grad_(), id="with-gradient"),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_awkward_memory_gives_right_numbers(inductor: Frozen, awkward: Callable[[Tensor], Tensor], batch: int) -> None:
+    x = awkward(random_inputs(2, 3, 16, 16, seed=5))[:batch]
+    got = freezer.load(inductor.artifact.folder, canary=False)(x)
+    torch.testing.assert_close(got, inductor.model(x.detach().resolve_neg().clone()).detach())
+    assert not got.requires_grad
+
+
+def test_inputs_reach_the_payload_contiguous_and_in_order() -> None:
+    seen: list[Tensor] = []
+
+    def run(x: Tensor, y: Tensor) -> list[Tensor]:
+        seen[:] = [x, y]
+        return [x, y]
+
+    model = model_of(run)
+    model(y=Y, x=X.t().contiguous().t())
+    assert [tensor.is_contiguous() for tensor in seen] == [True, True]
+    assert torch.equal(seen[0], X)
+
+
+def test_the_most_special_payload_serves() -> None:
+    model = model_of(lambda x, y: [x, y], payload_for(batch=1), payload_for())
+    assert model.payload_for({"batch": 1, "length": 2}).path == "payloads/1"
+    assert model.payload_for({"batch": 2, "length": 2}).path == "payloads/None"
+    only_one = model_of(lambda x, y: [x, y], payload_for(batch=1))
+    with pytest.raises(ContractError, match=r"no payload serves \{'batch': 2, 'length': 4\}"):
+        only_one(X, Y)
+
+
+def test_a_call_runs_with_the_payloads_threads_and_puts_the_processs_own_back() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def run(x: Tensor, y: Tensor) -> list[Tensor]:
+        seen.append(torch.get_num_threads())
+        if len(seen) > 2:
+            raise RuntimeError("payload")
+        return [x, y]
+
+    model = model_of(run, payload_for(num_threads=before + 1))
+    model(X, Y)
+    assert seen[-1] == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError, match="payload"):
+        model(X, Y)
+    assert torch.get_num_threads() == before
+
+
+def test_gradients_are_off_within_a_call() -> None:
+    model = model_of(lambda x, y: [x * 1, y])
+    assert not model(X.clone().requires_grad_(), Y)["x"].requires_grad
+
+
+def test_the_result_has_the_sources_form(echo: FrozenModel) -> None:
+    assert type(echo(X, Y)) is dict
+    assert [spec.name for spec in echo.outputs] == ["x", "y"]
+    structure, leaves = flatten(NamedOutput(x=X, y=Y))
+    named = FrozenModel(
+        spec=SPEC,
+        outputs=output_specs(structure, leaves),
+        structure=structure,
+        payloads=[OpenPayload(payload=payload_for(), run=lambda x, y: [x, y])],
+    )(X, Y)
+    assert named.x is named["x"] is named[0]
+
+
+def test_it_says_what_it_is(inductor: Frozen, echo: FrozenModel) -> None:
+    loaded = freezer.load(inductor.artifact.folder, canary=False)
+    assert repr(loaded) == f"FrozenModel(conv for {inductor.artifact.manifest.device_class}; x)"
+    assert repr(echo) == "FrozenModel(a candidate; x, y, rate)"

@@ -1,0 +1,82 @@
+"""Full precision of float32, whatever a process has set: while something is built or judged, and not a moment longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.runtime.precision import plain_precision
+from tests.models import seeded
+from tests.steps import candidate_of, judgement_of, random_inputs, subject_of
+
+OPERATIONS = ("matmul", "conv", "rnn")
+
+
+def by_operation() -> None:
+    for operation in OPERATIONS:
+        getattr(torch.backends.mkldnn, operation).fp32_precision = "bf16"
+
+
+def for_all() -> None:
+    torch._C._set_fp32_precision_setter("mkldnn", "all", "bf16")
+
+
+def by_the_older_name() -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+def precisions() -> dict[str, str]:
+    return {name: torch._C._get_fp32_precision_getter("mkldnn", name) for name in (*OPERATIONS, "all")}
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    yield
+    for name in (*OPERATIONS, "all"):
+        torch._C._set_fp32_precision_setter("mkldnn", name, "none")
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("lessened", [by_operation, for_all, by_the_older_name])
+def test_a_block_computes_in_full_precision_and_the_process_goes_on_as_it_was(lessened: Callable[[], None]) -> None:
+    lessened()
+    before = precisions()
+    assert "bf16" in before.values()
+    with plain_precision():
+        assert not {"bf16", "tf32"} & {value for name, value in precisions().items() if name != "all"}
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert precisions() == before
+    torch._C._set_fp32_precision_setter("mkldnn", "all", "none")
+    inherited = set() if lessened is for_all else {"bf16"}
+    assert set(precisions().values()) - {"none", "ieee"} == inherited, "what is set for all operations is set for none of its own"
+
+
+SEEN: list[str] = []
+
+
+class Looking(nn.Module):
+    """Notes what precision its products would have, whenever Python runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(torch._C._get_fp32_precision_getter("mkldnn", "matmul"))
+        out: Tensor = self.linear(x)
+        return out
+
+
+def test_eager_is_judged_in_full_precision(tmp_path: Path) -> None:
+    """Its error would be large otherwise, and any candidate's small beside it."""
+    subject = subject_of(seeded(Looking), {"x": random_inputs(2, 4)})
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "candidate")
+    by_operation()
+    SEEN.clear()
+    judgement_of(subject, [candidate])
+    assert SEEN
+    assert set(SEEN) == {"ieee"}

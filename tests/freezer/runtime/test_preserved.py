@@ -1,0 +1,349 @@
+"""What freezing preserved: attributes are read and set, methods called, at the model and at its submodules; the rest is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact.manifest import Payload
+from freezer.errors import BuildError, ContractError, NotPreservedError
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.freeze import example_spec
+from freezer.freezing.lowering.torchscript import torchscript
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import target_here
+from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.preserved import REFUSED
+from freezer.runtime.pytree import flatten, output_specs
+from freezer.runtime.torchscript_loader import open_torchscript
+from freezer.spec.outputs import OutputStructure
+from tests.freezer.models_state import Constant, Number, Versioned
+from tests.models import seeded
+from tests.steps import random_inputs
+
+X = random_inputs(2, 3, 8, 8)
+KINDS = ("torchscript-exact", "torchscript-frozen", "torchscript-optimized", "portable")
+NAMES = ("version", "title", "enabled", "bias", "inputs", "names", "sizes", "offset", "sub.version", "sub.scale")
+METHODS = ("encode", "describe", "upgrade")
+
+
+def lowered(model: nn.Module, preserve: Sequence[str], settings: Mapping[str, Any], path: Path) -> None:
+    """A payload of the model's script, made as a recipe's settings say."""
+    with torchscript_deprecations_silenced():
+        program = torch.jit.script(copy.deepcopy(model))
+    captured = Captured(name="script", program=program, convention="native", preserve=tuple(preserve))
+    torchscript.build(captured, path, target_here("portable", 1), settings)
+
+
+def served(
+    model: nn.Module, x: Tensor, preserve: Sequence[str], recipe: str, folder: Path, num_threads: int | None = None
+) -> FrozenModel:
+    """The frozen model of one input, without build and judge."""
+    settings, path = RECIPES[recipe].settings, folder / "all.pt"
+    lowered(model, preserve, settings, path)
+    spec, _ = example_spec({"x": x}, {})
+    structure, leaves = flatten(copy.deepcopy(model)(x).detach())
+    payload = Payload(path="all.pt", digest="", size_bytes=0, kind="torchscript", num_threads=num_threads, convention="native")
+    opened = [OpenPayload(payload=payload, run=open_torchscript(path, settings))]
+    outputs = output_specs(structure, leaves)
+    return FrozenModel(spec=spec, outputs=outputs, structure=structure, payloads=opened, preserve=tuple(preserve))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def versioned(kind: str, tmp_path: Path) -> FrozenModel:
+    return served(seeded(Versioned), X, (*NAMES, *METHODS), kind, tmp_path)
+
+
+def source_of(model: type[nn.Module]) -> Any:
+    """The source, whose attributes and methods mypy does not follow."""
+    return seeded(model)
+
+
+def near(kind: str, got: Tensor, expected: Tensor) -> None:
+    """Exact, unless batch norms were folded or oneDNN's layouts taken."""
+    if kind in ("torchscript-exact", "portable"):
+        assert torch.equal(got, expected)
+    else:
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+# Attributes
+
+
+def test_attributes_are_read_as_the_sources(versioned: FrozenModel) -> None:
+    assert (versioned.version, versioned.title, versioned.enabled, versioned.bias) == (1, "first", True, 0.5)
+    assert (versioned.names, versioned.sizes) == (["a", "b"], {"a": 1})
+    assert torch.equal(versioned.offset, torch.zeros(4))
+    assert (versioned.sub.version, versioned.sub.scale) == (3, 2.0)
+    assert list(versioned.preserved) == [*NAMES, *METHODS]
+    assert {"version", "sub", "encode"} <= set(dir(versioned))
+
+
+def test_what_is_set_is_what_later_calls_compute_with(kind: str, versioned: FrozenModel) -> None:
+    source = source_of(Versioned)
+    near(kind, versioned(X), source(X).detach())
+    for model in (versioned, source):
+        model.version = 2
+        model.title = "second"
+        model.bias = 1.5
+        model.offset = torch.arange(4.0)
+        model.names = ["c"]
+        model.sub.scale = 3.0
+    near(kind, versioned(X), source(X).detach())
+    assert versioned.describe() == source.describe() == ("second", 2)
+    assert versioned.names == ["c"]
+    assert (versioned.sub.scale, versioned.preserved["sub.scale"]) == (3.0, 3.0)
+    versioned.offset.add_(1)
+    source.offset.add_(1)
+    near(kind, versioned(X), source(X).detach())
+
+
+def test_a_name_of_the_frozen_models_own_is_reached_by_index(kind: str, versioned: FrozenModel) -> None:
+    source = source_of(Versioned)
+    assert versioned.inputs is not versioned.preserved["inputs"]
+    assert versioned.preserved["inputs"] == 7
+    versioned.preserved["inputs"] = 2
+    source.inputs = 2
+    near(kind, versioned(X), source(X).detach())
+    with pytest.raises(
+        ContractError, match=r"'inputs' of a frozen model cannot be set: .* use model\.preserved\['inputs'\]"
+    ) as caught:
+        versioned.inputs = 3  # type: ignore[assignment]
+    assert caught.value.code == "CP-FROZEN"
+    with pytest.raises(ContractError, match=r"'ladder' of a frozen model cannot be set: it is the frozen model's own$"):
+        versioned.ladder = ()
+
+
+def test_attributes_two_submodules_down_are_reached(kind: str, tmp_path: Path) -> None:
+    model = served(seeded(Versioned), X, ("holder.part.scale", "sub.version"), kind, tmp_path)
+    source = source_of(Versioned)
+    assert model.holder.part.scale == 2.0
+    model.holder.part.scale = source.holder.part.scale = 4.0
+    near(kind, model(X), source(X).detach())
+    assert repr(model.holder) == "PreservedPart(holder)"
+    with pytest.raises(
+        NotPreservedError, match=r"no attribute or method 'holder\.part\.version'; it kept holder\.part\.scale, sub\.v"
+    ):
+        _ = model.holder.part.version
+    with pytest.raises(NotPreservedError, match=r"'holder\.other'"):
+        model.holder.other = 1
+
+
+def test_what_was_not_preserved_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    model = served(seeded(Versioned), X, ("version", "describe"), "torchscript-frozen", tmp_path)
+    message = r"no attribute or method 'title'; it kept version, describe\. Freeze the model anew with `preserve: \[title\]`"
+    with pytest.raises(AttributeError, match=message) as caught:
+        _ = model.title
+    assert isinstance(caught.value, NotPreservedError)
+    assert caught.value.code == "CP-NOT-PRESERVED"
+    assert not hasattr(model, "title")
+    assert not hasattr(model, "__array__")
+    with pytest.raises(
+        NotPreservedError, match=r"no attribute 'title'; what can be set is version\. Freeze .* `preserve: \[title\]`"
+    ):
+        model.title = "second"
+    with pytest.raises(NotPreservedError, match="'title'"):
+        _ = model.preserved["title"]
+    assert "title" not in model.preserved
+    assert (len(model.preserved), repr(model.preserved)) == (2, "Preserved(version, describe)")
+
+
+def test_a_model_that_kept_nothing_says_so(tmp_path: Path) -> None:
+    model = served(seeded(Versioned), X, (), "torchscript-frozen", tmp_path)
+    with pytest.raises(NotPreservedError, match=r"'version'; it kept none of its source's\. Freeze"):
+        model.version = 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("version", "two", "'version': got str, expected what it is now: int"),
+        ("offset", 1.0, "'offset': got float, expected what it is now: Tensor"),
+        ("names", [1], "'names': got list, expected what it is now: list"),
+        ("encode", None, "'encode' is a method of the frozen model, which cannot be set; call it"),
+    ],
+)
+def test_a_value_of_another_type_cannot_be_set(versioned: FrozenModel, name: str, value: object, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        setattr(versioned, name, value)
+
+
+# Methods
+
+
+def test_methods_take_and_give_what_the_sources_do(kind: str, versioned: FrozenModel) -> None:
+    source = source_of(Versioned)
+    near(kind, versioned.encode(X), source.encode(X).detach())
+    near(kind, versioned.encode(X, factor=2.0), source.encode(X, 2.0).detach())
+    assert versioned.describe() == ("first", 1)
+    assert (versioned.upgrade(3), versioned.upgrade(by=2), versioned.version) == (4, 6, 6)
+    assert not versioned.encode(X.clone().requires_grad_()).requires_grad
+
+
+def test_methods_run_with_the_payloads_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    model = served(seeded(Number), random_inputs(2, 4), ("reset",), "torchscript-frozen", tmp_path, num_threads=before + 1)
+    seen: list[int] = []
+
+    class Watched(nn.Module):
+        def reset(self) -> None:
+            seen.append(torch.get_num_threads())
+
+    model.preserved._module = Watched()
+    model.reset()
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_a_payload_that_lacks_what_it_should_have_does_not_open(tmp_path: Path) -> None:
+    model = served(seeded(Number), random_inputs(2, 4), (), "torchscript-frozen", tmp_path)
+    opened, structure = model._payloads, OutputStructure(kind="tensor")
+    with pytest.raises(NotPreservedError, match="'reset' should be preserved, but the payload lacks it"):
+        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened, preserve=("reset",))
+    with pytest.raises(ContractError, match="reset: preserved by one payload, but 2 are open"):
+        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened * 2, preserve=("reset",))
+
+
+# The lowering
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-exact", "torchscript-frozen"])
+def test_preserved_methods_are_optimized_as_forward_is(recipe: str, tmp_path: Path) -> None:
+    model = served(seeded(Versioned), X, ("encode",), recipe, tmp_path)
+    module = model.preserved._module
+    folded = recipe == "torchscript-frozen"
+    assert ("batch_norm" not in str(module.forward.graph)) is folded
+    assert ("batch_norm" not in str(module.encode.graph)) is folded
+    assert list(module.parameters()) == []
+
+
+def test_what_is_optimized_at_load_keeps_what_was_preserved(tmp_path: Path) -> None:
+    model = served(seeded(Versioned), X, ("encode", "version", "sub.version"), "torchscript-optimized", tmp_path)
+    assert (model.version, model.sub.version) == (1, 3)
+    graphs = [str(method.graph) for method in (model.preserved._module.forward, model.preserved._module.encode)]
+    assert "mkldnn" in graphs[0]
+    assert "batch_norm" not in graphs[1]
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+@pytest.mark.parametrize("name", ["tokenizer", "plain", "sub.bump"])
+def test_what_no_graph_keeps_is_told(recipe: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=rf"{name} is not in the graph that .* gave, and cannot be preserved") as caught:
+        lowered(seeded(Versioned), (name,), RECIPES[recipe].settings, tmp_path / "all.pt")
+    assert caught.value.code == "CP-PRESERVE"
+    assert not (tmp_path / "all.pt").exists()
+
+
+def test_a_constant_is_read_and_cannot_be_set(kind: str, tmp_path: Path) -> None:
+    model = served(seeded(Constant), X, ("rate",), kind, tmp_path)
+    assert model.rate == 16
+    with pytest.raises(ContractError, match=r"'rate' is a constant \(Final\) of the source, which can be read alone"):
+        model.rate = 8
+
+
+def test_a_script_in_training_mode_is_put_into_eval(tmp_path: Path) -> None:
+    source = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9)).train()
+    x = random_inputs(2, 4)
+    lowered(source, (), RECIPES["torchscript-frozen"].settings, tmp_path / "all.pt")
+    assert torch.equal(open_torchscript(tmp_path / "all.pt", {})(x), source[0](x))
+    assert source.training
+
+
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "torchscript-optimized"])
+def test_a_module_that_came_frozen_is_frozen_again_and_keeps_what_is_asked_for(recipe: str, tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        frozen = torch.jit.freeze(torch.jit.script(seeded(Versioned)), preserved_attrs=["version", "describe"])
+    settings = RECIPES[recipe].settings
+    captured = Captured(name="as-is", program=frozen, convention="native", preserve=("version", "describe"))
+    torchscript.build(captured, tmp_path / "all.pt", target_here("portable", 1), settings)
+    opened = open_torchscript(tmp_path / "all.pt", settings)
+    assert opened.describe() == ("first", 1)  # type: ignore[attr-defined]
+    near(recipe, opened(X), seeded(Versioned)(X).detach())
+    with pytest.raises(BuildError, match="title is not in the graph that as-is gave") as caught:
+        torchscript.build(
+            Captured(name="as-is", program=frozen, convention="native", preserve=("title",)),
+            tmp_path / "other.pt",
+            target_here("portable", 1),
+            settings,
+        )
+    assert caught.value.code == "CP-PRESERVE"
+
+
+def test_a_module_that_was_optimized_for_inference_is_refused(tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        optimized = torch.jit.optimize_for_inference(
+            torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval())
+        )
+    with pytest.raises(BuildError, match=r"optimize_for_inference was applied to the module, .* give the module from before"):
+        torchscript.build(
+            Captured(name="as-is", program=optimized, convention="native"),
+            tmp_path / "all.pt",
+            target_here("portable", 1),
+            RECIPES["torchscript-frozen"].settings,
+        )
+
+
+# What a frozen model refuses
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> FrozenModel:
+    return served(seeded(Number), random_inputs(2, 4), ("calls",), "torchscript-frozen", tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda m: m.to("cuda"), r"no \.to\(\): its weights are constants .* load the artifact of the other device class"),
+        (lambda m: m.cuda(), r"no \.cuda\(\): .* freeze the source model for it"),
+        (lambda m: m.half(), r"no \.half\(\): .* convert the source model and freeze it anew"),
+        (lambda m: m.type(torch.float64), r"no \.type\(\): .* dtype"),
+        (lambda m: m.train(), r"no \.train\(\): it is in eval mode for good"),
+        (lambda m: m.requires_grad_(), r"no \.requires_grad_\(\): it is in eval mode for good"),
+        (lambda m: list(m.parameters()), r"no \.parameters\(\): .* ask the source model for them"),
+        (lambda m: m.state_dict(), r"no \.state_dict\(\): .* `preserve: \[name\]`"),
+        (lambda m: m.load_state_dict({}, strict=False), r"no \.load_state_dict\(\)"),
+        (lambda m: m.apply(print), r"no \.apply\(\): its graph is compiled"),
+        (lambda m: m.compile(), r"no \.compile\(\)"),
+        (lambda m: m.register_forward_hook(print), r"no \.register_forward_hook\(\): .* no Python runs"),
+        (lambda m: m.forward(X), r"no \.forward\(\): it is called itself"),
+        (lambda m: setattr(m, "training", True), "'training' of a frozen model cannot be set"),
+        (copy.copy, "cannot be copied or pickled: its payload is open in this process; call freezer.load where it is needed"),
+        (copy.deepcopy, "cannot be copied or pickled"),
+        (pickle.dumps, "cannot be copied or pickled"),
+    ],
+)
+def test_what_a_frozen_model_cannot_do_is_refused_with_the_remedy(plain: FrozenModel, refused: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message) as caught:
+        refused(plain)
+    assert caught.value.code == "CP-FROZEN"
+
+
+def test_every_public_method_of_a_module_is_refused_or_answered(plain: FrozenModel) -> None:
+    # Other libraries add methods of their own to the class.
+    theirs = {
+        name
+        for name, member in vars(nn.Module).items()
+        if not name.startswith("_") and "torch" in getattr(member, "__module__", "")
+    }
+    assert "to" in theirs
+    assert theirs - set(REFUSED) <= {"eval", "extra_repr", "T_destination"}
+    assert all(callable(getattr(plain, name)) for name in REFUSED)
+
+
+def test_eval_mode_is_what_it_is_in(plain: FrozenModel) -> None:
+    assert plain.eval() is plain.train(False) is plain
+    assert plain.training is False

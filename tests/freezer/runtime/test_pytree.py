@@ -1,0 +1,117 @@
+"""Outputs: taken apart, put together again, and what a named output may be asked for."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from freezer.errors import CaptureError
+from freezer.runtime.pytree import NamedOutput, flatten, leaves_of, output_specs, unflatten
+
+A, B = torch.zeros(2), torch.ones(3, dtype=torch.int64)
+
+
+@dataclass
+class Plain:
+    logits: Tensor
+    loss: Tensor | None = None
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def model_output() -> Any:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=A, hidden_states=(A, B))
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: A, ["output"]),
+        (lambda: (A, B), ["0", "1"]),
+        (lambda: [A, (B, None)], ["0", "1.0"]),
+        (lambda: {"a": A, "b": {"c": B}, "d": 3, "e": "text", "f": None, "g": True}, ["a", "b.c"]),
+        (lambda: (), []),
+        (lambda: Plain(logits=A), ["logits"]),
+        (lambda: Pair(A, B), ["first", "second"]),
+        (lambda: OrderedDict(z=A, a=B), ["z", "a"]),
+        (model_output, ["last_hidden_state", "hidden_states.0", "hidden_states.1"]),
+    ],
+)
+def test_a_result_is_put_together_as_it_was(make: Callable[[], Any], names: list[str]) -> None:
+    result = make()
+    structure, leaves = flatten(result)
+    again = unflatten(structure, leaves)
+    assert [spec.name for spec in output_specs(structure, leaves)] == names
+    if type(result) in (Tensor, tuple, list, dict):
+        assert type(again) is type(result)
+    elif isinstance(result, Pair):
+        first, second = again
+        assert (type(again).__name__, again._fields, again.first is first, again.second is second) == (
+            "Pair",
+            Pair._fields,
+            True,
+            True,
+        )
+    else:
+        assert type(again) is NamedOutput
+    assert flatten(again)[0].items == structure.items
+    assert all(one is other for one, other in zip(leaves_of(again), leaves, strict=True))
+
+
+def test_specs_tell_dtype_and_rank() -> None:
+    structure, leaves = flatten({"a": A, "b": B.reshape(1, 3)})
+    assert [(spec.dtype, spec.rank) for spec in output_specs(structure, leaves)] == [("float32", 1), ("int64", 2)]
+
+
+def test_a_named_output_has_attributes_keys_and_positions() -> None:
+    output = unflatten(*flatten(Plain(logits=A, loss=B)))
+    assert output.logits is output["logits"] is output[0] is A
+    assert output[-1] is output.loss is B
+    assert list(output) == ["logits", "loss"]
+    with pytest.raises(AttributeError, match="the output has no 'hidden'; it has logits, loss"):
+        output.hidden  # noqa: B018 - the access itself is under test
+    with pytest.raises(KeyError):
+        output["hidden"]
+    with pytest.raises(IndexError):
+        output[2]
+    assert not hasattr(output, "hidden")
+
+
+def test_fields_that_are_none_keep_their_place() -> None:
+    output = unflatten(*flatten(Plain(logits=A)))
+    assert output.loss is None
+    assert output[1] is None
+
+
+def test_a_named_output_pickles_and_copies() -> None:
+    output = unflatten(*flatten(Plain(logits=A, loss=B)))
+    for again in (pickle.loads(pickle.dumps(output)), copy.deepcopy(output)):
+        assert type(again) is NamedOutput
+        assert torch.equal(again.logits, A)
+        assert torch.equal(again[1], B)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({A}, "output is a builtins.set; expected tensors"),
+        ({"a": [A, {1, 2}]}, r"output\.a\.1 is a builtins.set"),
+        ({"a": {1: A}}, r"output\.a has the key 1 of type int; expected texts as keys"),
+    ],
+)
+def test_what_no_json_could_hold_is_refused(result: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        flatten(result)

@@ -1,0 +1,113 @@
+"""The canary: the golden inputs, run again where they are served and held to the gate's formula."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import freezer
+from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.errors import CanaryError, IncompatibleError
+from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.serving.canary import canary_figures, run_canary
+from freezer.serving.load import open_artifact
+from tests.conftest import Frozen
+from tests.steps import copy_of, rewritten
+
+
+def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> Artifact:
+    """A copy whose golden outputs were published differently, digests and all."""
+    copied = copy_of(artifact, folder)
+    path = folder / GOLDEN_OUTPUTS
+    outputs = load_file(path)
+    path.unlink()
+    save_file(outputs | change, path)
+    files = tuple(
+        file_ref(folder, item.path, MEDIA_SAFETENSORS) if item.path == GOLDEN_OUTPUTS else item for item in copied.manifest.files
+    )
+    return rewritten(copied, files=files)
+
+
+def answering(artifact: Artifact, change: float = 0.0, factor: float = 1.0) -> FrozenModel:
+    """The artifact's model on a machine that computes it a little otherwise."""
+    model = open_artifact(artifact, torch.get_num_threads(), canary=False)
+    payload = artifact.manifest.payloads[0]
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        return [model(*tensors) * factor + change]
+
+    manifest = artifact.manifest
+    return FrozenModel(
+        spec=manifest.inputs,
+        outputs=manifest.outputs,
+        structure=manifest.structure,
+        payloads=[OpenPayload(payload=payload, run=run)],
+        manifest=manifest,
+    )
+
+
+@pytest.mark.parametrize("which", ["portable", "scripted", "inductor"])
+def test_the_machine_that_made_it_passes(which: str, request: pytest.FixtureRequest) -> None:
+    frozen: Frozen = request.getfixturevalue(which)
+    artifact = frozen.artifact
+    figures = run_canary(artifact, open_artifact(artifact, torch.get_num_threads(), canary=False))
+    assert [figure.set_index for figure in figures] == list(range(len(artifact.manifest.golden)))
+    assert all(figure.problem is None for figure in figures)
+    assert all(figure.error_ratio is not None and figure.error_ratio < 3 for figure in figures)
+
+
+def test_small_differences_pass_and_larger_ones_do_not(portable: Frozen) -> None:
+    assert not any(figure.problem for figure in canary_figures(portable.artifact, answering(portable.artifact, factor=1 + 2e-6)))
+    with pytest.raises(CanaryError, match=r"mlp for portable: golden set 0, output 'output': rmse .* > .* do not serve it here"):
+        run_canary(portable.artifact, answering(portable.artifact, factor=1 + 1e-3))
+    with pytest.raises(CanaryError):
+        run_canary(portable.artifact, answering(portable.artifact, change=1e-3))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_nan_and_inf_are_found(portable: Frozen, wrong: float) -> None:
+    with pytest.raises(CanaryError, match="NaN or Inf at other places"):
+        run_canary(portable.artifact, answering(portable.artifact, change=wrong))
+
+
+def test_an_infinity_of_the_other_sign_is_found(portable: Frozen, tmp_path: Path) -> None:
+    golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
+    infinite = {name: torch.full_like(tensor, float("inf")) for name, tensor in golden.items()}
+    artifact = with_golden(portable.artifact, tmp_path / "copy", infinite)
+    assert not any(figure.problem for figure in canary_figures(artifact, answering(artifact, change=float("inf"))))
+    with pytest.raises(CanaryError, match="Inf at other places"):
+        run_canary(artifact, answering(artifact, change=float("-inf")))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "problem"),
+    [((1, 4), torch.float32, r"expected torch.float32 \[1, 4\]"), (None, torch.float64, "expected torch.float64")],
+)
+def test_other_shapes_and_dtypes_are_found(
+    portable: Frozen, tmp_path: Path, shape: tuple[int, ...] | None, dtype: torch.dtype, problem: str
+) -> None:
+    golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)["0/output"]
+    changed = {"0/output": golden.to(dtype) if shape is None else torch.zeros(shape, dtype=dtype)}
+    artifact = with_golden(portable.artifact, tmp_path / "copy", changed)
+    with pytest.raises(CanaryError, match=problem):
+        run_canary(artifact, answering(artifact))
+
+
+def test_where_the_reference_was_eager_the_bound_is_relative(portable: Frozen, tmp_path: Path) -> None:
+    artifact = copy_of(portable.artifact, tmp_path / "copy", reference="eager")
+    run_canary(artifact, answering(artifact, factor=1 + 5e-4))
+    with pytest.raises(CanaryError):
+        run_canary(artifact, answering(artifact, factor=1 + 5e-3))
+
+
+def test_load_refuses_an_artifact_that_fails_its_canary(portable: Frozen, tmp_path: Path) -> None:
+    golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
+    artifact = with_golden(portable.artifact, tmp_path / "copy", {name: tensor + 1 for name, tensor in golden.items()})
+    with pytest.raises(IncompatibleError, match=r"portable: canary: got .*golden set 0") as caught:
+        freezer.load(artifact.folder)
+    assert caught.value.ladder[0].reason == "canary"
+    assert freezer.load(artifact.folder, canary=False).ladder == (), "unless it is told that another check stands in"

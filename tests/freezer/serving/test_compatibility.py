@@ -1,0 +1,115 @@
+"""The ladder: which published class serves which machine, and why one is refused. Machines are described, not needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from freezer.artifact.manifest import Manifest, Payload, version_tuple
+from freezer.errors import Refusal
+from freezer.hardware.machine import Machine, describe_host
+from freezer.serving.compatibility import refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
+from tests.freezer import hosts
+from tests.steps import manifest_of
+
+V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+ALL = ("portable", "cuda-sm80", V3, "cuda-sm90", V4)
+AVX2_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+AVX512 = describe_host(hosts.SKYLAKE_SERVER, {})
+AVX512_LIMITED = describe_host(hosts.SKYLAKE_SERVER, AVX2_LIMIT)
+AVX2 = describe_host(hosts.HASWELL, {})
+OLD = describe_host(hosts.IVY_BRIDGE, {})
+GPU = describe_host(hosts.x86("skylake_avx512", hosts.INTEL, gpus=(hosts.H100,)), {})
+
+
+@pytest.mark.parametrize(
+    ("machine", "published", "expected"),
+    [
+        (AVX512, ALL, [V4, V3, "portable"]),
+        (AVX512_LIMITED, ALL, [V3, "portable"]),
+        (AVX2, ALL, [V3, "portable"]),
+        (OLD, ALL, ["portable"]),
+        (GPU, ALL, ["cuda-sm90", V4, V3, "portable"]),
+        (AVX512, (V3,), [V3]),
+        (AVX2, (V4,), []),
+        (AVX2, (), []),
+        (AVX512, ("portable", "cpu-of-tomorrow", V4), [V4, "portable"]),
+    ],
+)
+def test_rungs_are_most_specific_first(machine: Machine, published: tuple[str, ...], expected: list[str]) -> None:
+    assert rungs(published, machine) == expected
+
+
+def made(device_class: str, *threads: int | None) -> Manifest:
+    payloads = tuple(
+        Payload(path=f"payloads/{i}", digest=f"sha256:{'0' * 64}", size_bytes=1, kind="inductor", num_threads=count)
+        for i, count in enumerate(threads)
+    )
+    return manifest_of(payloads[0], payloads=payloads, device_class=device_class)
+
+
+@pytest.mark.parametrize(
+    ("device_class", "threads", "machine", "refused"),
+    [
+        (V3, 2, AVX512, True),
+        (V3, 2, AVX512_LIMITED, False),
+        (V3, 2, AVX2, False),
+        (V4, 2, AVX512, False),
+        (V3, None, AVX512, False),
+        ("portable", None, AVX512, False),
+    ],
+)
+def test_packed_weights_of_a_lesser_class_are_refused(
+    device_class: str, threads: int | None, machine: Machine, refused: bool
+) -> None:
+    found = refuse_by_isa(made(device_class, threads), machine)
+    assert (found is not None) is refused
+    if found:
+        assert found.reason == "isa_mismatch"
+        assert found.got == "oneDNN packing for avx512 (float32) here"
+        assert found.expected.startswith("weights packed for avx2 (float32) (ONEDNN_MAX_CPU_ISA=AVX2 ")
+        assert found.expected.endswith(" before torch's first operation; load(..., limit_isa=True) sets it)")
+
+
+def test_where_no_limit_helps_none_is_named() -> None:
+    found = refuse_by_isa(made("cpu-aarch64", 2), describe_host(hosts.GRAVITON3, {}))
+    assert found is not None
+    assert (found.got, found.expected) == ("oneDNN packing for sve-256 (float32) here", "weights packed for neon (float32)")
+
+
+@pytest.mark.parametrize(
+    ("threads", "here", "refused"),
+    [((2,), 2, False), ((1, 4), 4, False), ((1, 4), 2, False), ((4, 3), 2, True), ((None,), 7, False), ((4, None), 2, False)],
+)
+def test_payloads_of_larger_thread_counts_alone_are_refused(threads: tuple[int | None, ...], here: int, refused: bool) -> None:
+    found = refuse_by_threads(made(V4, *threads), here)
+    assert (found is not None) is refused
+    if found:
+        assert found == Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected="3 or 4 (load(..., threads=N))")
+
+
+@pytest.mark.parametrize(
+    ("here", "refused"), [("2.10.1", True), ("1.13", True), ("2.11.0+cpu", False), ("2.13.0a0+git1", False), ("3.0", False)]
+)
+def test_an_older_torch_is_refused(here: str, refused: bool) -> None:
+    manifest = made(V4, 2)
+    assert manifest.needs["torch"] == "2.11"
+    found = refuse_by_torch(manifest, here)
+    assert (found is not None) is refused
+    if found:
+        assert str(found) == f"{V4}: torch_too_old: got torch {here}, expected torch >= 2.11"
+
+
+def test_a_newer_torch_is_for_the_canary_to_decide_where_code_was_compiled() -> None:
+    compiled = made(V4, 2)
+    assert refuse_by_torch(compiled, "2.12.0") is None
+    found = refuse_by_torch(compiled, "2.12.0", canary=False)
+    assert str(found) == (f"{V4}: torch_untried: got torch 2.12.0, and no canary, expected torch 2.11, or load(..., canary=True)")
+    assert refuse_by_torch(compiled, "2.11.3", canary=False) is None
+    scripted = manifest_of(replace(compiled.payloads[0], kind="torchscript"), device_class=V4)
+    assert refuse_by_torch(scripted, "2.12.0", canary=False) is None
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert version_tuple("2.9.1") < version_tuple("2.13.0+cpu")

@@ -1,0 +1,343 @@
+"""Diff: the outputs that artifacts keep, and how far the classes of a version are from each other and from the reference."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import freezer
+from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, OWN_OUTPUTS, Artifact, file_ref
+from freezer.artifact.manifest import GoldenSet
+from freezer.cli.app import main
+from freezer.errors import IntegrityError
+from freezer.numerics import judge_rmse
+from freezer.runtime.recorded_outputs import OWN_OUTPUT_BYTES, kept_of, within, write_own_outputs
+from freezer.runtime.tensor_files import load_tensors, save_tensors
+from freezer.serving.diff import diff
+from freezer.serving.diff_result import Difference, DiffRow, Pair, matrix, problem, sentences
+from freezer.spec.outputs import OutputSpec
+from freezer.store.store import Store
+from tests.conftest import Frozen
+from tests.steps import HERE, copy_of, flip_a_byte, rewritten
+
+OTHER = "cpu-neoverse-v9"
+"""A class that no release knows: diff runs nothing, so it may be of any hardware."""
+
+
+def tensors_of(artifact: Artifact, path: str) -> dict[str, Tensor]:
+    return load_tensors(artifact.folder / path)
+
+
+def with_tensors(artifact: Artifact, folder: Path, files: Mapping[str, Mapping[str, Tensor]], **changes: Any) -> Artifact:
+    """A copy some of whose tensor files were published differently, digests and all."""
+    copied = copy_of(artifact, folder)
+    for path, tensors in files.items():
+        (folder / path).unlink()
+        save_tensors(tensors, folder / path)
+    refs = tuple(file_ref(folder, item.path, item.media_type) for item in copied.manifest.files)
+    return rewritten(copied, **{"files": refs, **changes})
+
+
+def without_outputs(artifact: Artifact, folder: Path, **changes: Any) -> Artifact:
+    """A copy as releases before this one published it."""
+    copied = copy_of(artifact, folder)
+    (folder / OWN_OUTPUTS).unlink()
+    return rewritten(copied, files=tuple(item for item in copied.manifest.files if item.path != OWN_OUTPUTS), **changes)
+
+
+def diffed(folder: Path, *artifacts: Artifact) -> Difference:
+    """What diff finds in a store with these classes, and every form of it."""
+    store = Store.open(str(folder / "store"), create=True)
+    store.publish("mlp", source_key="key", artifacts={item.manifest.device_class: item for item in artifacts}, carried={})
+    found = diff("mlp", store=str(store.root))
+    assert matrix(found).row_count == len(found.classes)
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["apart"] == found.apart
+    return found
+
+
+def only(found: Difference) -> Pair:
+    (pair,) = found.pairs
+    return pair
+
+
+def worst(pair: Pair) -> DiffRow:
+    assert pair.worst is not None
+    return pair.worst
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
+def test_every_artifact_keeps_what_it_answered_when_it_was_judged(which: str, request: pytest.FixtureRequest) -> None:
+    artifact = request.getfixturevalue(which).artifact
+    assert artifact.file(OWN_OUTPUTS).media_type == MEDIA_SAFETENSORS
+    inputs, own = tensors_of(artifact, GOLDEN_INPUTS), tensors_of(artifact, OWN_OUTPUTS)
+    assert sorted(own) == sorted(tensors_of(artifact, GOLDEN_OUTPUTS))
+    model = freezer.load(artifact.folder)
+    for index in range(len(artifact.manifest.golden)):
+        answer = model(inputs[f"{index}/x"])
+        torch.testing.assert_close(own[f"{index}/output"], answer, rtol=1e-6, atol=1e-6)
+    assert any(not torch.equal(own[name], golden) for name, golden in tensors_of(artifact, GOLDEN_OUTPUTS).items()), "its own"
+
+
+def test_outputs_are_kept_least_first_within_the_bound(tmp_path: Path) -> None:
+    third = torch.zeros(OWN_OUTPUT_BYTES // 3)  # of 4 bytes each: more than the bound
+    assert kept_of(["large", "small"], [third, torch.zeros(3)]).keys() == {"small"}
+    part = torch.zeros(OWN_OUTPUT_BYTES // 12)
+    assert within({"a": part, "b": torch.zeros(1), "c": part, "d": part, "e": part}, OWN_OUTPUT_BYTES) == {"b", "a", "c", "d"}
+    write_own_outputs([{"big": part, "small": torch.ones(1)}] * 4, tmp_path)
+    kept = load_tensors(tmp_path / OWN_OUTPUTS)
+    assert sorted(kept) == ["0/big", "0/small", "1/big", "1/small", "2/small", "3/small"]
+    write_own_outputs([{}], tmp_path)
+    assert load_tensors(tmp_path / OWN_OUTPUTS) == {}, "all outputs are too large"
+
+
+def test_what_was_too_large_is_said(portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
+    own = tensors_of(portable.artifact, OWN_OUTPUTS)
+    del own["1/output"]
+    found = diffed(tmp_path, scripted.artifact, with_tensors(portable.artifact, tmp_path / "copy", {OWN_OUTPUTS: own}))
+    assert "portable: 1 of 3 outputs are left out, being above the 8 MB that an artifact keeps: 1/output" in sentences(found)
+    assert [row.set_index for row in only(found).rows] == [0, 2]
+
+
+# Figures
+
+
+def test_the_figures_are_those_of_the_gate(published: Store, scripted: Frozen, portable: Frozen) -> None:
+    found = diff("mlp:1", store=str(published.root))
+    assert (found.model, found.version, found.classes) == ("mlp", 1, (HERE, "portable"))
+    assert [str(item) for item in found.sets] == ["batch 2", "batch 1", "batch 4"]
+    assert (found.apart, found.not_compared, found.notes) == (False, {}, ())
+    one, other, golden = (
+        torch.cat([tensor.flatten().double() for _, tensor in sorted(tensors_of(artifact, path).items())])
+        for artifact, path in (
+            (scripted.artifact, OWN_OUTPUTS),
+            (portable.artifact, OWN_OUTPUTS),
+            (portable.artifact, GOLDEN_OUTPUTS),
+        )
+    )
+    rmse, rms = (float(tensor.square().mean().sqrt()) for tensor in (one - other, golden))
+    natives = [item.artifact.manifest.golden[0].native_rmse["output"] for item in (scripted, portable)]
+    held = [judge_rmse(rmse, native, rms, dtype=torch.float32, num_elements=3, error_ratio_max=3.0) for native in natives]
+    for row in only(found).rows:  # of so few elements that they are pooled over the sets
+        assert row.rmse == pytest.approx(rmse)
+        assert row.error_ratio == pytest.approx(min(ratio for ratio, _ in held))
+        assert row.bound == pytest.approx(sum(bound for _, bound in held))
+    for pair, artifact in zip(found.to_reference, (scripted.artifact, portable.artifact), strict=True):
+        assert (pair.one, pair.other) == (artifact.manifest.device_class, "reference")
+        assert pair.error_ratio == pytest.approx(artifact.manifest.drift["error_ratio"], rel=0.5)
+
+
+def moved(artifact: Artifact, folder: Path, by: float, **changes: Any) -> Artifact:
+    """Another class that answers what this one does, and a little more."""
+    own = {name: tensor.double() + by for name, tensor in tensors_of(artifact, OWN_OUTPUTS).items()}
+    narrow = {name: tensor.float() for name, tensor in own.items()}
+    return with_tensors(artifact, folder, {OWN_OUTPUTS: narrow}, **{"device_class": OTHER, **changes})
+
+
+@pytest.mark.parametrize(("share", "apart"), [(0.8, False), (1.25, True)])
+def test_two_classes_may_differ_by_the_sum_of_their_bounds(portable: Frozen, tmp_path: Path, share: float, apart: bool) -> None:
+    same = diffed(tmp_path / "same", portable.artifact, copy_of(portable.artifact, tmp_path / "c", device_class=OTHER))
+    bound = worst(only(same)).bound
+    assert bound is not None
+    assert worst(only(same)).rmse == 0
+    found = diffed(tmp_path, portable.artifact, moved(portable.artifact, tmp_path / "copy", share * bound))
+    assert worst(only(found)).rmse == pytest.approx(share * bound, rel=0.2)
+    assert (found.apart, only(found).apart) == (apart, apart)
+    if apart:
+        assert f"{OTHER} and portable: output 'output', golden set" in problem(found)
+
+
+def test_the_worst_pair_of_three_is_told(portable: Frozen, tmp_path: Path) -> None:
+    near = moved(portable.artifact, tmp_path / "near", 1e-8, device_class="a-near")
+    far = moved(portable.artifact, tmp_path / "far", 1e-2, device_class="b-far")
+    found = diffed(tmp_path, portable.artifact, near, far)
+    assert [pair.apart for pair in found.pairs] == [True, False, True]
+    assert found.worst is not None
+    assert "b-far" in (found.worst.one, found.worst.other)
+    assert any(line.startswith("furthest apart: ") and "b-far" in line and "max abs err 0.01" in line for line in sentences(found))
+    assert all(pair.error_ratio is not None for pair in found.to_reference), "which is shown, and fails nothing"
+    assert "a-near and portable" not in problem(found)
+
+
+def integers(artifact: Artifact, folder: Path, change: int, **changes: Any) -> Artifact:
+    """A copy whose output is of integers; so many elements of each set are others."""
+    outputs = {name: torch.arange(tensor.numel()) for name, tensor in tensors_of(artifact, GOLDEN_OUTPUTS).items()}
+    own = {name: torch.where(tensor < change, tensor + 7, tensor) for name, tensor in outputs.items()}
+    files = {GOLDEN_OUTPUTS: outputs, OWN_OUTPUTS: own}
+    spec = (OutputSpec(name="output", dtype="int64", rank=1),)
+    golden = tuple(GoldenSet(point=item.point, native_rmse={}) for item in artifact.manifest.golden)
+    return with_tensors(artifact, folder, files, outputs=spec, golden=golden, **changes)
+
+
+def test_integers_must_be_equal(portable: Frozen, tmp_path: Path) -> None:
+    plain = integers(portable.artifact, tmp_path / "plain", 0)
+    found = diffed(tmp_path / "equal", plain, integers(portable.artifact, tmp_path / "copy", 0, device_class=OTHER))
+    assert (found.apart, only(found).error_ratio, only(found).num_differing) == (False, None, 0)
+    assert any(line.endswith("all 6 elements are equal") for line in sentences(found))
+    found = diffed(tmp_path / "apart", plain, integers(portable.artifact, tmp_path / "others", 2, device_class=OTHER))
+    assert (found.apart, only(found).num_differing) == (True, 6)
+    assert "2 of 6 elements differ" in problem(found)
+
+
+def test_nan_at_other_places_is_apart(portable: Frozen, tmp_path: Path) -> None:
+    own = tensors_of(portable.artifact, OWN_OUTPUTS)
+    own["2/output"][0, 0] = math.nan
+    other = with_tensors(portable.artifact, tmp_path / "copy", {OWN_OUTPUTS: own}, device_class=OTHER)
+    found = diffed(tmp_path, portable.artifact, other)
+    assert found.apart
+    assert worst(only(found)).problem == "NaN or Inf at other places"
+    assert found.to_json()["pairs"][0]["worst"]["problem"] == "NaN or Inf at other places"
+
+
+def test_where_the_reference_was_eager_the_bound_is_relative(portable: Frozen, tmp_path: Path) -> None:
+    plain = copy_of(portable.artifact, tmp_path / "plain", reference="eager")
+    found = diffed(tmp_path, plain, moved(portable.artifact, tmp_path / "copy", 1e-4, reference="eager"))
+    assert not found.apart
+    assert f"{OTHER}: its reference is eager itself, since float64 cannot run: the bounds are relative, and wider" in found.notes
+    assert diffed(tmp_path / "strict", portable.artifact, moved(portable.artifact, tmp_path / "other", 1e-4)).apart
+
+
+def test_answers_of_a_model_that_draws_are_held_to_its_noise(portable: Frozen, tmp_path: Path) -> None:
+    golden = tuple(GoldenSet(point=item.point, native_rmse={"output": 0.1}) for item in portable.artifact.manifest.golden)
+    changes: dict[str, Any] = {"golden": golden, "drift": {**portable.artifact.manifest.drift, "deterministic": False}}
+    plain = copy_of(portable.artifact, tmp_path / "plain", **changes)
+    found = diffed(tmp_path, plain, moved(portable.artifact, tmp_path / "copy", 0.1, **changes))
+    assert not found.apart
+    assert only(found).error_ratio == pytest.approx(1.0, rel=1e-3)
+    assert any("draws by chance" in note for note in found.notes)
+
+
+# What can be compared
+
+
+def test_artifacts_from_before_are_named_and_the_others_compared(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+    old = without_outputs(portable.artifact, tmp_path / "old", device_class=OTHER)
+    found = diffed(tmp_path, scripted.artifact, portable.artifact, old)
+    assert (only(found).one, only(found).other) == (HERE, "portable")
+    assert f"{OTHER}: published before outputs were kept; freeze the model anew to compare it" in sentences(found)
+    found = diffed(tmp_path / "all", old)
+    assert (found.classes, found.pairs, found.apart) == ((), (), False)
+    assert list(sentences(found))[-1] == "0 classes with outputs: there is no pair to compare"
+
+
+def test_one_class_is_held_against_the_reference_alone(portable: Frozen, tmp_path: Path) -> None:
+    found = diffed(tmp_path, portable.artifact)
+    assert [pair.other for pair in found.to_reference] == ["reference"]
+    assert list(sentences(found)) == ["1 class with outputs: there is no pair to compare"]
+
+
+def test_sets_are_matched_by_what_their_inputs_hold(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+    """A class that was judged with fewer golden sets, in another order."""
+    order = [2, 0]
+    files = {
+        path: {f"{position}/{name}": tensors_of(portable.artifact, path)[f"{index}/{name}"] for position, index in enumerate(order)}
+        for path, name in ((GOLDEN_INPUTS, "x"), (GOLDEN_OUTPUTS, "output"), (OWN_OUTPUTS, "output"))
+    }
+    golden = tuple(portable.artifact.manifest.golden[index] for index in order)
+    other = with_tensors(portable.artifact, tmp_path / "copy", files, golden=golden)
+    found, whole = diffed(tmp_path, scripted.artifact, other), diffed(tmp_path / "w", scripted.artifact, portable.artifact)
+    assert [item.classes for item in found.sets] == [(HERE, "portable"), (HERE,), (HERE, "portable")]
+    of_all = {row.set_index: row.max_abs_err for row in only(whole).rows}
+    assert {row.set_index: row.max_abs_err for row in only(found).rows} == {0: of_all[0], 2: of_all[2]}
+    assert f"golden set 1 (batch 1) is of {HERE} alone: the others were judged with other inputs" in sentences(found)
+
+
+def test_classes_without_common_inputs_are_not_compared(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+    inputs = {name: tensor + 1 for name, tensor in tensors_of(portable.artifact, GOLDEN_INPUTS).items()}
+    found = diffed(tmp_path, scripted.artifact, with_tensors(portable.artifact, tmp_path / "copy", {GOLDEN_INPUTS: inputs}))
+    assert (only(found).rows, only(found).error_ratio, found.apart) == ((), None, False)
+    assert any("nothing tells how far they are apart" in line for line in sentences(found))
+    assert all(pair.rows for pair in found.to_reference)
+
+
+# The command
+
+
+@pytest.fixture
+def coldpress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `coldpress diff` in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["coldpress", "diff", *(str(argument) for argument in arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        found = capsys.readouterr()
+        return int(caught.value.code or 0), found.out, found.err
+
+    return run
+
+
+def test_the_command_for_people_and_for_programs(coldpress: Callable[..., tuple[int, str, str]], published: Store) -> None:
+    code, out, err = coldpress("mlp", "--store", published.root)
+    assert (code, err) == (0, "")
+    header, columns, first, second, furthest = out.splitlines()
+    assert header == "mlp:1, 3 golden sets"
+    assert columns.split() == ["error", "ratio", "1", "2", "reference"]
+    assert (first.split()[:3], second.split()[:2], second.split()[3]) == (["1", HERE, "-"], ["2", "portable"], "-")
+    assert furthest.startswith(f"furthest apart: {HERE} and portable: output 'output', golden set ")
+    code, out, err = coldpress("mlp:1", "--store", published.root, "--json")
+    found = json.loads(out)
+    assert (code, err, found["apart"], found["classes"]) == (0, "", False, [HERE, "portable"])
+    assert [(pair["one"], pair["other"]) for pair in found["reference"]] == [(HERE, "reference"), ("portable", "reference")]
+    assert found["pairs"][0]["worst"]["output"] == "output"
+
+
+def test_the_exit_codes_of_the_command(
+    coldpress: Callable[..., tuple[int, str, str]], published: Store, portable: Frozen, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    assert diffed(tmp_path, portable.artifact, moved(portable.artifact, tmp_path / "copy", 1e-2)).apart
+    for as_json in ((), ("--json",)):
+        code, out, err = coldpress("mlp", "--store", store, *as_json)
+        assert (code, "CP-APART: mlp:1 answers differently on different device classes" in err) == (1, True)
+        assert json.loads(out)["apart"] if as_json else " apart" in out
+    code, _, err = coldpress(portable.artifact.folder)
+    assert (code, "is a folder, which holds one class" in err) == (2, True)
+    code, _, err = coldpress("mlp:9", "--store", published.root)
+    assert (code, "has no version '9'" in err) == (1, True)
+    code, _, err = coldpress("mlp", "--store", tmp_path / "none")
+    assert (code, "is not there" in err) == (3, True)
+
+
+# What is read
+
+
+def blob(store: Store, device_class: str, path: str) -> Path:
+    manifest = store.manifest(store.version("mlp"), device_class)
+    digest = next(item.digest for item in manifest.contents if item.path == path)
+    return store.root / "mlp" / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+def test_only_the_golden_outputs_and_the_own_ones_are_read(store: Store) -> None:
+    needed = {blob(store, name, path) for name in (HERE, "portable") for path in (GOLDEN_OUTPUTS, OWN_OUTPUTS)}
+    manifests = {name: store.manifest(store.version("mlp"), name) for name in (HERE, "portable")}
+    for name, manifest in manifests.items():
+        for item in manifest.contents:
+            if (path := blob(store, name, item.path)) not in needed:
+                path.unlink(missing_ok=True)
+    assert not diff("mlp", store=str(store.root)).apart
+
+
+@pytest.mark.parametrize("path", [GOLDEN_OUTPUTS, OWN_OUTPUTS])
+def test_damage_is_found_before_anything_is_opened(store: Store, path: str) -> None:
+    flip_a_byte(blob(store, HERE, path))
+    with pytest.raises(IntegrityError, match="changed or damaged"):
+        diff("mlp", store=str(store.root))
+
+
+def test_rows_are_ordered_by_how_bad_they_are() -> None:
+    row = DiffRow(output="o", set_index=0, num_elements=1)
+    rows = [replace(row, problem="NaN"), replace(row, error_ratio=2.0, problem="p"), replace(row, error_ratio=9.0), row]
+    assert sorted(rows, key=lambda row: row.severity, reverse=True) == rows
+    assert worst(Pair(one="a", other="b", rows=tuple(rows[::-1]))) == rows[0]

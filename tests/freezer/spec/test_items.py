@@ -1,0 +1,153 @@
+"""Nested inputs as data: declared, in JSON, taken apart and put together again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from freezer.errors import ContractError, SpecError
+from freezer.spec.inputs import InputSpec
+from freezer.spec.items import ConstantSpec, InputItem, NestedSpec, TensorSpec, put_together, take_apart
+from freezer.spec.parse import declared_spec
+
+NESTED: dict[str, Any] = {
+    "x": {"shape": ["batch", 4]},
+    "state": {"tuple": [{"shape": [2, "batch"]}, {"list": [{"shape": []}, {"value": 3}]}]},
+    "opts": {
+        "dict": {"scale": {"shape": [1]}, "mode": {"value": "fast"}, "deep": {"dict": {"a": {"shape": [1], "dtype": "bool"}}}}
+    },
+    "none": {"list": []},
+}
+SPEC = declared_spec(NESTED, {"batch": {"max": 4}})
+
+
+def item(name: str) -> InputItem:
+    return next(found for found in SPEC.inputs if found.name == name)
+
+
+def test_leaves_are_named_by_their_path_in_order() -> None:
+    assert [tensor.name for tensor in SPEC.tensors] == ["x", "state.0", "state.1.0", "opts.scale", "opts.deep.a"]
+    assert SPEC.constants == {"state.1.1": 3, "opts.mode": "fast"}
+    assert [found.name for found in SPEC.inputs] == ["x", "state", "opts", "none"]
+    assert SPEC.tensors[1].shape == (2, "batch")
+
+
+def test_a_list_of_inputs_may_hold_nested_ones_with_names() -> None:
+    spec = declared_spec([{"tuple": [{"shape": [1]}]}, {"name": "opts", "dict": {"a": {"shape": [2]}}}], {})
+    assert [tensor.name for tensor in spec.tensors] == ["input_0.0", "opts.a"]
+
+
+def test_json_round_trip_keeps_the_order_of_keys_whatever_sorts_them() -> None:
+    spec = declared_spec(
+        {"d": {"dict": {"b": {"shape": [1]}, "a": {"shape": [2], "range": [0, 1]}}}, **NESTED}, {"batch": {"max": 4}}
+    )
+    read = InputSpec.from_json(json.loads(json.dumps(spec.to_json(), sort_keys=True)))
+    assert read == spec
+    assert [tensor.name for tensor in read.tensors][:2] == ["d.b", "d.a"]
+
+
+def test_a_flat_spec_is_written_as_it_always_was() -> None:
+    spec = declared_spec(
+        {"ids": {"shape": ["batch"], "dtype": "int64", "range": [0, 9]}, "k": {"value": None}}, {"batch": {"max": 4}}
+    )
+    assert spec.to_json() == {
+        "style": "keyword",
+        "dims": {"batch": {"min": 1, "max": 4}},
+        "inputs": [{"name": "ids", "dtype": "int64", "shape": ["batch"], "range": [0, 9]}, {"name": "k", "value": None}],
+    }
+
+
+def test_points_reach_every_leaf() -> None:
+    fixed = SPEC.at({"batch": 3})
+    assert fixed.dims == ()
+    assert [tensor.shape for tensor in fixed.tensors] == [(3, 4), (2, 3), (), (1,), (1,)]
+    ranged = SPEC.with_ranges({"state.1.0": (0, 7)})
+    assert [tensor.range for tensor in ranged.tensors] == [None, None, (0, 7), None, None]
+    assert ranged.dims == SPEC.dims
+
+
+def test_values_are_put_together_as_declared_and_taken_apart_again() -> None:
+    leaves = {tensor.name: f"<{tensor.name}>" for tensor in SPEC.tensors}
+    values = {name: put_together(item(name), leaves) for name in ("x", "state", "opts", "none")}
+    assert values == {
+        "x": "<x>",
+        "state": ("<state.0>", ["<state.1.0>", 3]),
+        "opts": {"scale": "<opts.scale>", "mode": "fast", "deep": {"a": "<opts.deep.a>"}},
+        "none": [],
+    }
+    assert dict(take_apart(item("state"), ["<state.0>", ("<state.1.0>", 3)])) == {
+        "state.0": "<state.0>",
+        "state.1.0": "<state.1.0>",
+        "state.1.1": 3,
+    }
+    assert dict(take_apart(item("opts"), {"deep": {"a": 1}, "scale": 2})) == {"opts.scale": 2, "opts.deep.a": 1}
+    assert dict(take_apart(item("none"), ())) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("state", None, "input 'state': got nothing, expected a tuple of 2"),
+        ("state", 3, "input 'state': got int, expected a tuple of 2"),
+        ("state", (1,), "input 'state': got 1 items, expected a tuple of 2"),
+        ("state", (1, {"0": 1}), "input 'state.1': got dict, expected a list of 2"),
+        ("opts", (1,), "input 'opts': got tuple, expected a dict with scale, mode, deep"),
+        ("opts", {"scael": 1}, "input 'opts': the key 'scael' is unknown; expected scale, mode, deep"),
+        ("opts", {"deep": {1: 1}}, "input 'opts.deep': the key 1 is unknown; expected a"),
+        ("none", [1], "input 'none': got 1 items, expected a list of 0"),
+    ],
+)
+def test_what_does_not_fit_is_named_by_its_path(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        dict(take_apart(item(name), value))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"x": {"tuple": {"shape": [1]}}}, "input 'x': got a tuple that is a dict, expected a list of inputs"),
+        ({"x": {"list": 3}}, "input 'x': got a list that is a int"),
+        ({"x": {"dict": [1]}}, r"input 'x': got the dict \[1\], expected inputs by keys that are texts"),
+        ({"x": {"dict": {1: {"shape": [1]}}}}, "expected inputs by keys that are texts"),
+        ({"x": {"tuple": [], "shape": [1]}}, "input 'x': field 'shape' is unknown; expected tuple"),
+        ({"x": {"tuple": [{"shape": [1], "name": "y"}]}}, r"input 'x\.0': field 'name' is unknown"),
+        ({"x": {"tuple": [3]}}, r"input 'x\.0': got a int, expected a mapping"),
+        ({"x": {"dict": {"a": {"shape": ["n"]}}}}, r"input 'x\.a': dim 'n' is unbound"),
+        ({"x": {"dict": {"a": {"value": float("nan")}}}}, r"input 'x\.a': got the constant nan"),
+        ({"x": {"dict": {"a.b": {"shape": [1]}, "a": {"dict": {"b": {"shape": [1]}}}}}}, r"input 'x\.a\.b' is given twice"),
+        ({"x": {"tuple": [{"shape": [1]}]}, "x.0": {"shape": [1]}}, r"input 'x\.0' is given twice"),
+    ],
+)
+def test_what_is_declared_wrong_is_named_by_its_path(inputs: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        declared_spec(inputs, {})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low_high", "message"),
+    [
+        ("uint8", [0, 256], r"got range \[0, 256\], expected whole numbers from 0 to 255 \(uint8\)"),
+        ("int8", [-129, 0], "expected whole numbers from -128 to 127"),
+        ("int64", [0.5, 2], r"got range \[0.5, 2\], expected whole numbers"),
+        ("int64", [0, float("inf")], "expected whole numbers"),
+        ("bool", [0, 2], "from 0 to 1"),
+        ("float16", [0, 1e6], r"expected numbers from -65504.0 to 65504.0 \(float16\)"),
+        ("float32", [float("-inf"), 0], "expected numbers"),
+        ("complex64", [0, 1], "a range means nothing for complex64"),
+    ],
+)
+def test_a_range_that_the_dtype_does_not_hold_is_refused(dtype: str, low_high: list[float], message: str) -> None:
+    with pytest.raises(SpecError, match=f"input 'x': .*{message}"):
+        declared_spec({"x": {"shape": [1], "dtype": dtype, "range": low_high}}, {})
+
+
+def test_a_nested_record_that_contradicts_itself_is_refused() -> None:
+    leaf = TensorSpec(name="y.0", dtype="float32", shape=())
+    with pytest.raises(SpecError, match=r"its parts are \['y\.0'\], expected their paths"):
+        NestedSpec(name="x", kind="tuple", items=(leaf,))
+    with pytest.raises(SpecError, match="got the kind 'set'"):
+        InputSpec.from_json({"style": "keyword", "dims": {}, "inputs": [{"name": "x", "kind": "set", "items": []}]})
+    with pytest.raises(SpecError, match="expected their paths"):
+        NestedSpec(name="x", kind="dict", items=(ConstantSpec(name="x.a", value=1),), keys=("b",))

@@ -1,0 +1,188 @@
+"""Files of samples by their headers: what is read without torch, and that it says what reading the tensors says."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from freezer.errors import SpecError
+from freezer.freezing.models.samples import match_samples
+from freezer.runtime.tensor_files import read_samples
+from freezer.spec.inputs import InputSpec
+from freezer.spec.items import DTYPES, TensorSpec
+from freezer.spec.parse import declared_spec
+from freezer.spec.sample_headers import match_headers, read_header
+from tests.steps import python
+
+SPEC = declared_spec(
+    {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}}, {"batch": {"max": 9}}
+)
+
+
+@pytest.fixture(params=[".safetensors", ".npz"])
+def suffix(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], *, compressed: bool = False) -> Path:
+    if path.suffix == ".npz":
+        save = np.savez_compressed if compressed else np.savez
+        save(path, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+    else:
+        save_file(tensors, path)
+    return path
+
+
+def headers_of(sets: list[dict[str, torch.Tensor]]) -> list[dict[str, Any]]:
+    return [{name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in given.items()} for given in sets]
+
+
+def test_a_header_says_what_reading_the_tensors_says(tmp_path: Path, suffix: str) -> None:
+    lacks = "complex128" if suffix == ".safetensors" else "bfloat16"
+    tensors = {dtype: torch.zeros(2, 3, dtype=getattr(torch, dtype)) for dtype in DTYPES if dtype != lacks}
+    path = write(tmp_path / f"all{suffix}", {**tensors, "scalar": torch.tensor(1.5), "none": torch.zeros(0, 4)})
+    assert read_header(path) == headers_of(read_samples(path))
+    several = {f"{index}/state.0": torch.zeros(index + 1) for index in range(11)}
+    path = write(tmp_path / f"several{suffix}", several, compressed=True)
+    assert read_header(path) == headers_of(read_samples(path))
+    assert read_header(path)[10] == {"state.0": ("float32", (11,))}
+
+
+def test_big_tensors_are_not_read(tmp_path: Path) -> None:
+    """A file whose tensors lie in a hole of the disk: reading them would need far more memory than there is."""
+    header = b'{"x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
+    path = tmp_path / "huge.safetensors"
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 4 * 2**40)
+    assert read_header(path) == [{"x": ("float32", (2**40,))}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04 is how a zip begins", b"\x10\x00\x00\x00\x00\x00\x00\x00{}", b"\xff" * 64],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"bad{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=f"samples .*bad{suffix}.*expected a readable") as caught:
+        read_header(path)
+    assert caught.value.code == "CP-SAMPLES"
+    with pytest.raises(SpecError, match="No such file"):
+        read_header(tmp_path / f"none{suffix}")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_file_that_was_cut_off_or_damaged_in_the_middle_is_refused(tmp_path: Path, suffix: str, compressed: bool) -> None:
+    whole = write(tmp_path / f"whole{suffix}", {"x": torch.arange(1000.0)}, compressed=compressed).read_bytes()
+    path = tmp_path / f"cut{suffix}"
+    for size in (len(whole) // 2, len(whole) - 1, 100, 9):
+        path.write_bytes(whole[:size])
+        with pytest.raises(SpecError, match="expected a readable"):
+            read_header(path)
+    if compressed and suffix == ".npz":
+        path.write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
+        for read in (read_header, read_samples):
+            with pytest.raises(SpecError, match="expected a readable"):
+                read(path)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([object()], dtype=object), "'x' holds pickled objects"),
+        (np.array(["a"]), "'x' is an array of <U1, expected numbers or bools"),
+        (np.zeros(2, ">f4"), "'x' is an array of >f4"),
+        (np.zeros(2, "M8[s]"), "'x' is an array of <M8"),
+        (np.zeros(2, [("a", "f4")]), "'x' is an array of"),
+    ],
+)
+def test_arrays_that_are_no_tensors_are_refused(tmp_path: Path, array: Any, message: str) -> None:
+    path = tmp_path / "odd.npz"
+    np.savez(path, x=array)
+    with pytest.raises(SpecError, match=message):
+        read_header(path)
+    with pytest.raises(SpecError, match="expected a readable"):
+        read_samples(path)
+
+
+def test_other_members_of_an_npz_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "text")
+    with pytest.raises(SpecError, match=r"'notes\.txt' is no array"):
+        read_header(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "x.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }".ljust(128) + b"1"
+        )
+    with pytest.raises(SpecError, match=r"'x' holds fewer or more numbers than its shape \[3\]"):
+        read_header(path)
+    with pytest.raises(SpecError, match=r"suffix '\.txt' is unknown"):
+        read_header(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("0/x", "y"), "mix `<index>/<name>` with plain names"),
+        (("0/x", "2/x"), r"set indices are \[0, 2\]; expected 0 to 1"),
+        (("0/x", "00/x"), "input 'x' is twice in set 0"),
+    ],
+)
+def test_keys_must_form_sets(tmp_path: Path, suffix: str, keys: tuple[str, ...], message: str) -> None:
+    path = write(tmp_path / f"file{suffix}", {key: torch.zeros(1) for key in keys})
+    for read in (read_header, read_samples):
+        with pytest.raises(SpecError, match=message) as caught:
+            read(path)
+        assert caught.value.code == "CP-SAMPLES"
+
+
+def given(**tensors: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    return [{"x": torch.zeros(2, 4), "ids": torch.tensor([3, 4])} | tensors]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ([{"x": torch.zeros(2, 4)}], r"sample set 0: got tensors \['x'\], expected the inputs \['ids', 'x'\]"),
+        (given(x=torch.zeros(2, 4).double()), "sample set 0, input 'x': got dtype float64, expected float32"),
+        (given(x=torch.zeros(2)), r"got shape \[2\], expected \['batch', 4\]"),
+        (given(x=torch.zeros(2, 5)), r"got shape \[2, 5\]"),
+        (given(x=torch.zeros(3, 4)), "input 'ids': dim 'batch' is 2, expected one size for all inputs, 1 to 9"),
+        (given(x=torch.zeros(10, 4), ids=torch.zeros(10, dtype=torch.int64)), "dim 'batch' is 10"),
+        ([*given(), *given(x=torch.zeros(2, 4).half())], "sample set 1, input 'x': got dtype float16"),
+    ],
+)
+def test_headers_and_samples_are_held_against_the_spec_in_the_same_words(sets: Any, message: str) -> None:
+    for match in (lambda: match_headers(headers_of(sets), SPEC), lambda: match_samples(sets, SPEC)):
+        with pytest.raises(SpecError, match=message) as caught:
+            match()
+        assert caught.value.code == "CP-SAMPLES"
+
+
+def test_headers_that_fit_give_the_points() -> None:
+    sets = [*given(), *given(x=torch.zeros(9, 4), ids=torch.zeros(9, dtype=torch.int64))]
+    assert match_headers(headers_of(sets), SPEC) == [{"batch": 2}, {"batch": 9}]
+    fixed = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(0, 4)),))
+    assert match_headers([{"x": ("float32", (0, 4))}], fixed) == [{}]
+    assert match_headers([{}], InputSpec(inputs=())) == [{}]
+
+
+def test_headers_are_read_without_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from freezer.spec.sample_headers import match_headers, read_header
+assert "numpy" not in sys.modules
+print([read_header(Path(path)) for path in sys.argv[1:]], "torch" in sys.modules)
+"""
+    paths = [write(tmp_path / name, {"x": torch.zeros(2)}) for name in ("a.npz", "a.safetensors")]
+    header = [{"x": ("float32", (2,))}]
+    assert python(code, *paths).strip() == f"{[header, header]} False"

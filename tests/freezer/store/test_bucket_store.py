@@ -1,0 +1,465 @@
+"""Stores in buckets: the same layout over S3's protocol, through a real server; what is cut off, damaged or overtaken is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+import freezer
+from freezer.artifact.folder import Artifact
+from freezer.errors import (
+    IncompatibleError,
+    IntegrityError,
+    MissingDependencyError,
+    NotPublishedError,
+    StoreUnreachableError,
+    UsageError,
+)
+from freezer.files import buckets
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.serving.diff import diff
+from freezer.serving.verify import verify
+from freezer.store.oci_layout import Layout
+from freezer.store.store import Store, Version
+from tests.buckets import Wire, cached_files, objects, overwrite
+from tests.conftest import Frozen
+from tests.steps import HERE, flip_a_byte, write_plain_artifact
+
+V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks settle soon on the loopback address, and what cannot be reached is not tried often."""
+    monkeypatch.setattr("freezer.store.bucket.SETTLE_S", 0.1)
+    monkeypatch.setattr("freezer.store.bucket.POLL_S", 0.05)
+    monkeypatch.setattr(buckets, "ATTEMPTS", 2)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Artifact:
+    return write_plain_artifact(tmp_path / "one", b"one" * 1000)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Artifact:
+    return write_plain_artifact(tmp_path / "two", b"two" * 1000, device_class=V4)
+
+
+@pytest.fixture
+def mlp(bucket: str, scripted: Frozen, portable: Frozen) -> str:
+    """The URI of a store in a bucket that holds `mlp`."""
+    made = {HERE: scripted.artifact, "portable": portable.artifact}
+    Store.open(bucket).publish("mlp", source_key="key", artifacts=made, carried={})
+    return bucket
+
+
+def publish(store: Store, *artifacts: Artifact, key: str = "key") -> Version:
+    made = {artifact.manifest.device_class: artifact for artifact in artifacts}
+    return store.publish("tiny", source_key=key, artifacts=made, carried={}, judged=set(made))
+
+
+def payload_of(place: str, artifact: Artifact, model: str = "tiny") -> str:
+    return f"{place}/{model}/blobs/sha256/{artifact.manifest.payloads[0].digest.removeprefix('sha256:')}"
+
+
+def served(model: FrozenModel) -> str:
+    assert model.manifest is not None
+    return model.manifest.device_class
+
+
+def place_of(uri: str) -> str:
+    return uri.removeprefix("s3://")
+
+
+# The same as in a folder
+
+
+def test_a_bucket_holds_byte_for_byte_what_a_folder_does(
+    bucket: str, s3_address: str, one: Artifact, two: Artifact, tmp_path: Path
+) -> None:
+    local = Store.open(str(tmp_path / "store"), create=True)
+    for store in (local, Store.open(bucket, create=True)):
+        publish(store, one, two)
+        assert publish(store, one, two).number == 1
+        assert publish(store, one, key="other").number == 2
+    in_folder = {
+        str(path.relative_to(local.root)): path.read_bytes() for path in (local.root / "tiny").rglob("*") if path.is_file()
+    }
+    in_bucket = {name: content for name, content in objects(s3_address, place_of(bucket)).items() if name.startswith("tiny/")}
+    assert in_bucket == in_folder
+    assert list(objects(s3_address, place_of(bucket))) == list(in_bucket), "no lock is left"
+
+
+def test_what_is_published_comes_back(bucket: str, one: Artifact, two: Artifact, tmp_path: Path) -> None:
+    store = Store.open(bucket)
+    assert store.models() == []
+    version = publish(store, one, two)
+    again = Store.open(f"{bucket}/")
+    assert again.models() == ["tiny"]
+    assert again.version("tiny") == version
+    pulled = again.pull(version, V4, tmp_path / "pulled")
+    assert (pulled.folder / "payloads/all.pt2").read_bytes() == b"two" * 1000
+    assert again.pull(version, V4, tmp_path / "pulled").folder == pulled.folder
+    assert cached_files(tmp_path / "cache") == [], "a pulled folder is no cache's"
+    assert again.file(version, two.manifest.files[0]).read_bytes() == (two.folder / two.manifest.files[0].path).read_bytes()
+    with pytest.raises(NotPublishedError, match=rf"model 'other' is not in store {bucket}/; published are: tiny"):
+        again.version("other")
+    with pytest.raises(NotPublishedError, match="has no version '7'"):
+        again.version("tiny:7")
+
+
+def test_endpoint_and_region_may_stand_in_the_uri(
+    bucket: str, s3_address: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(Store.open(bucket), one)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    uri = f"{bucket}?region=us-east-1&scheme=http&endpoint_override={s3_address.removeprefix('http://')}"
+    assert Store.open(uri).version("tiny").number == 1
+    assert Store.open(uri).uri == uri
+    with pytest.raises(StoreUnreachableError, match=r"ACCESS_DENIED.*that this process has credentials for it"):
+        Store.open(f"{uri}&anonymous=true").version("tiny")
+
+
+# Loading
+
+
+def test_a_model_is_loaded_from_a_bucket(mlp: str, tmp_path: Path, scripted: Frozen) -> None:
+    x = torch.randn(2, 4)
+    model = freezer.load("mlp", store=mlp)
+    assert served(model) == HERE
+    expected = freezer.load(scripted.artifact.folder)(x)
+    assert torch.equal(model(x), expected)
+    needed = {item.digest.removeprefix("sha256:") for item in scripted.artifact.manifest.contents}
+    kept = cached_files(tmp_path / "cache")
+    assert 0 < len(kept) < len(needed)
+    assert {path.name for path in kept} <= needed, "only what is opened, and evidence is not"
+    before = {path: path.stat().st_ino for path in kept}
+    assert torch.equal(freezer.load("mlp:1", store=mlp)(x), expected)
+    assert {path: path.stat().st_ino for path in cached_files(tmp_path / "cache")} == before, "nothing was fetched again"
+
+
+def test_a_damaged_copy_in_the_cache_is_fetched_again(mlp: str, tmp_path: Path) -> None:
+    freezer.load("mlp", store=mlp)
+    for path in cached_files(tmp_path / "cache"):
+        path.chmod(0o644)
+        flip_a_byte(path)
+    model = freezer.load("mlp", store=mlp)
+    assert served(model) == HERE
+    assert model.ladder == ()
+
+
+def test_a_cache_that_cannot_be_written_is_named(mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(StoreUnreachableError, match="set XDG_CACHE_HOME to a folder that can") as caught:
+        freezer.load("mlp", store=mlp)
+    assert caught.value.code == "CP-CACHE"
+
+
+def test_two_processes_may_load_at_once(mlp: str, tmp_path: Path) -> None:
+    code = "import sys, freezer, torch; sys.stdin.readline(); print(freezer.load('mlp', store=sys.argv[1]).manifest.device_class)"
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, mlp], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [child.communicate("go\n", timeout=120)[0].strip() for child in children]
+    assert said == [HERE, HERE]
+    assert not [path for path in cached_files(tmp_path / "cache") if path.name.startswith(".")]
+
+
+def test_a_corrupted_blob_is_refused(mlp: str, s3_address: str, scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+    store, path = Store.open(mlp), payload_of(place_of(mlp), scripted.artifact, "mlp")
+    content = bytearray((scripted.artifact.folder / scripted.artifact.manifest.payloads[0].path).read_bytes())
+    content[-1] ^= 1
+    overwrite(s3_address, path, bytes(content))
+    with pytest.raises(IntegrityError, match="changed or damaged"):
+        store.pull(store.version("mlp"), HERE, tmp_path / "pulled")
+    assert not (tmp_path / "pulled").exists()
+    with pytest.raises(IntegrityError, match=r"s3://.* is not what was published"):
+        verify("mlp", store=mlp, device_class=HERE)
+    model = freezer.load("mlp", store=mlp)
+    assert served(model) == "portable"
+    assert "is not what was published" in str(model.ladder[0])
+    with pytest.raises(IncompatibleError, match="is not what was published"):
+        freezer.load("mlp", store=mlp, strict=True)
+    assert payload_of("", scripted.artifact, "mlp").rpartition("/")[2] not in {
+        path.name for path in cached_files(tmp_path / "cache")
+    }
+
+
+def test_damaged_or_missing_json_is_told(bucket: str, s3_address: str, one: Artifact) -> None:
+    store = Store.open(bucket)
+    version = publish(store, one)
+    image = f"{place_of(bucket)}/tiny/blobs/sha256/{version.images['portable']['digest'].removeprefix('sha256:')}"
+    overwrite(s3_address, image, b"{}")
+    with pytest.raises(IntegrityError, match="does not have the digest it is named by"):
+        store.manifest(version, "portable")
+    assert store.remote is not None
+    store.remote.remove(f"tiny/blobs/sha256/{image.rpartition('/')[2]}")
+    with pytest.raises(IntegrityError, match="is missing; the store is damaged"):
+        store.manifest(version, "portable")
+    overwrite(s3_address, f"{place_of(bucket)}/tiny/index.json", b"{")
+    with pytest.raises(IntegrityError, match=rf"{bucket}/tiny/index\.json is damaged"):
+        store.version("tiny")
+
+
+def test_the_commands_work_from_a_bucket(mlp: str, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pub").write_bytes(public)
+
+    def coldpress(*arguments: object) -> str:
+        command = [sys.executable, "-m", "freezer.cli", *map(str, arguments), "--store", mlp]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "mlp:1" in coldpress("pull", "mlp", "--dest", tmp_path / "pulled")
+    assert Artifact.read(tmp_path / "pulled").manifest.device_class == HERE
+    assert json.loads(coldpress("inspect", "mlp", "--json"))["model"] == "mlp"
+    assert coldpress("inspect", "mlp", "--code")
+    assert "signed" in coldpress("sign", "mlp", "--key", tmp_path / "key.pem")
+    assert "signed by this key before" in coldpress("sign", "mlp", "--key", tmp_path / "key.pem")
+    assert f"{HERE} answers right here" in coldpress("verify", "mlp", "--key", tmp_path / "key.pub")
+    assert not diff("mlp", store=mlp).apart
+    assert served(freezer.load("mlp", store=mlp, trusted_keys=[tmp_path / "key.pub"])) == HERE
+
+
+# What cannot be reached
+
+
+def test_what_cannot_be_reached_is_told_in_bounded_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreUnreachableError, match="there is no bucket 'none-such'; make it"):
+        Store.open("s3://none-such/models")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(StoreUnreachableError, match=r"cannot be reached: .*check the network.*AWS_ENDPOINT_URL"):
+        Store.open(bucket)
+    with pytest.raises(StoreUnreachableError, match="cannot be reached"):
+        freezer.load("mlp", store=bucket)
+    assert time.monotonic() - started < 30
+
+
+def test_a_store_that_goes_away_is_unreachable(mlp: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Wire(s3_address) as wire:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
+        store = Store.open(mlp)
+        version = store.version("mlp")
+        item = store.manifest(version, HERE).files[0]
+        wire.is_cut = True
+        for read in (
+            lambda: store.version("mlp"),
+            lambda: store.pull(version, HERE, tmp_path / "pulled"),
+            lambda: store.file(version, item),
+        ):
+            with pytest.raises(StoreUnreachableError, match=r"cannot be read: .*check the network"):
+                read()
+        assert not (tmp_path / "pulled").exists()
+
+
+def test_uris_that_are_none_are_usage_errors(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="names no bucket; expected s3://BUCKET/PREFIX"):
+        Store.open("s3:///models")
+    with pytest.raises(UsageError, match="unknown option regoin; expected region, endpoint_override"):
+        Store.open("s3://bucket/models?regoin=eu-west-1")
+    with pytest.raises(UsageError, match="holds credentials, and a store's URI is printed and kept") as caught:
+        Store.open("s3://KEY:SECRET@bucket/models")
+    assert "SECRET@" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"scheme 'oci' is none of a store; .*copied by skopeo"):
+        Store.open("oci://registry/models")
+
+
+def test_without_pyarrow_the_install_command_is_named() -> None:
+    code = "import sys; sys.modules['pyarrow'] = None\nfrom freezer.store.store import Store\nStore.open('s3://bucket/models')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert MissingDependencyError.__name__ in done.stderr
+    assert "pip install 'coldpress[stores]'" in done.stderr
+
+
+# Faults and rivals
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 4, 7])
+def test_a_server_that_dies_in_mid_publish_leaves_no_half_version(
+    bucket: str, s3_address: str, one: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
+) -> None:
+    first = publish(Store.open(bucket), one)
+    newer = write_plain_artifact(tmp_path / "newer", b"newer")
+    with Wire(s3_address) as wire:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
+        store = Store.open(bucket)
+        wire.cut_at = cut_at
+        with pytest.raises(StoreUnreachableError, match="cannot be written"):
+            publish(store, newer, key="new key")
+        assert wire.num_written >= cut_at, "the last of them is index.json"
+        wire.mend()
+        assert store.versions("tiny") == [1]
+        assert store.version("tiny") == first
+        store.pull(first, "portable", tmp_path / "pulled").verify()
+        monkeypatch.setattr("freezer.store.bucket.EXPIRY_S", 0.3)  # the lock of the publisher that was cut off
+        second = publish(store, newer, key="new key")
+        assert second.number == 2
+        assert (store.pull(second, "portable", tmp_path / "second").folder / "payloads/all.pt2").read_bytes() == b"newer"
+
+
+PUBLISH = """
+import sys
+from pathlib import Path
+from freezer.artifact.folder import Artifact
+from freezer.store.store import Store
+store, artifact = Store.open(sys.argv[1]), Artifact.read(Path(sys.argv[2]))
+name = artifact.manifest.device_class
+print("ready", flush=True)
+sys.stdin.readline()
+print(store.publish("tiny", source_key="key", artifacts={name: artifact}, carried={}, judged={name}).number)
+"""
+
+
+def test_two_processes_that_publish_two_classes_at_once_lose_nothing(bucket: str, one: Artifact, two: Artifact) -> None:
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PUBLISH, bucket, str(artifact.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for artifact in (one, two)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    assert sorted(int(child.communicate(timeout=60)[0]) for child in children) == [1, 2]
+    store = Store.open(bucket)
+    assert store.versions("tiny") == [1, 2]
+    assert sorted(store.version("tiny").images) == [V4, "portable"]
+
+
+def test_who_is_overtaken_begins_again(bucket: str, one: Artifact, two: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rival that heeds no lock writes index.json over this publisher's."""
+    store, rival = Store.open(bucket), Store.open(bucket)
+    write_tags = Layout.write_tags
+    rivals: list[str] = []
+
+    def overtaken(layout: Layout, tags: object) -> None:
+        write = store._files.write
+
+        def then_the_rival(path: str, data: bytes) -> None:
+            write(path, data)
+            if path.endswith("index.json") and not rivals:
+                rivals.append(path)
+                monkeypatch.setattr(store._files, "write", write)
+                Layout(rival._files, "tiny").write_tags({})
+
+        monkeypatch.setattr(store._files, "write", then_the_rival if not rivals else write)
+        write_tags(layout, tags)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Layout, "write_tags", overtaken)
+    assert publish(store, one).number == 1
+    assert rivals == ["tiny/index.json"]
+    assert store.versions("tiny") == [1]
+
+
+def test_who_is_overtaken_again_and_again_says_so(bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(bucket)
+    tags = Layout.tags
+    monkeypatch.setattr(Layout, "tags", lambda layout: {k: v for k, v in tags(layout).items() if k != "1"})
+    with pytest.raises(StoreUnreachableError, match=r"index\.json was written by another at the same time, and lacks 1: try again"):
+        publish(store, one)
+
+
+def test_a_lock_keeps_others_out_until_its_holder_ends_or_dies(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Store.open(bucket)._files, Store.open(bucket)._files
+    order: list[str] = []
+
+    def second() -> None:
+        with two.locked("tiny"):
+            order.append("second")
+
+    with one.locked("tiny"):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(1)
+        order.append("first")
+    waiting.join(30)
+    assert order == ["first", "second"]
+    one._lock(".coldpress/locks/tiny", "tiny")  # type: ignore[attr-defined]  # and is killed
+    monkeypatch.setattr("freezer.store.bucket.PATIENCE_S", 0.5)
+    with pytest.raises(OSError, match="'tiny' is locked by others for more than 0 s"), two.locked("tiny"):
+        pass
+    monkeypatch.setattr("freezer.store.bucket.EXPIRY_S", 0.3)
+    monkeypatch.setattr("freezer.store.bucket.PATIENCE_S", 30)
+    with two.locked("tiny"):
+        order.append("third")
+    assert order[-1] == "third"
+
+
+def test_what_is_written_meanwhile_is_read_whole(bucket: str, s3_address: str) -> None:
+    """An object that is written and removed all the time, each time of another size, is read as it was at some time."""
+    files, path = Store.open(bucket)._files, f"{place_of(bucket)}/tiny/index.json"
+    ended = threading.Event()
+
+    def write() -> None:
+        rival = Store.open(bucket).remote
+        assert rival is not None
+        while not ended.is_set():
+            for size in (10, 300, 20, 5000):
+                overwrite(s3_address, path, json.dumps({"": "x" * size}).encode())
+            rival.remove("tiny/index.json")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = []
+    try:
+        for _ in range(150):
+            try:
+                found.append(len(json.loads(files.read("tiny/index.json"))[""]))
+            except FileNotFoundError:
+                found.append(0)
+    finally:
+        ended.set()
+        writer.join(30)
+    assert set(found) <= {0, 10, 300, 20, 5000}
+    assert len(set(found)) > 1
+
+
+def test_an_object_of_which_the_server_never_says_the_size_that_it_gives_is_told(
+    bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one that is stored packed, and unpacked on the way."""
+    store = Store.open(bucket)
+    publish(store, one)
+    monkeypatch.setattr("freezer.store.bucket.RemoteFiles._size", lambda *_: 1)
+    with pytest.raises(OSError, match=rf"{bucket}/tiny/index\.json: 50 reads .* upload it without Content-Encoding"):
+        store._files.read("tiny/index.json")
+
+
+# Google
+
+
+def test_a_store_in_a_bucket_of_google(gs: str, scripted: Frozen, portable: Frozen, one: Artifact, tmp_path: Path) -> None:
+    store = Store.open(gs)
+    made = {HERE: scripted.artifact, "portable": portable.artifact}
+    version = store.publish("mlp", source_key="key", artifacts=made, carried={})
+    publish(store, one)
+    assert store.models() == ["mlp", "tiny"]
+    assert store.version("mlp") == version
+    store.pull(version, HERE, tmp_path / "pulled").verify()
+    model = freezer.load("mlp", store=gs)
+    assert served(model) == HERE
+    with pytest.raises(NotPublishedError, match="published are: mlp, tiny"):
+        store.version("none")
+    with pytest.raises(StoreUnreachableError, match="there is no bucket 'none'"):
+        Store.open(gs.replace("bucket/", "none/"))

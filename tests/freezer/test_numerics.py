@@ -1,0 +1,46 @@
+"""Distances from golden outputs: fill values, and the bounds where the reference was eager."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freezer.numerics import errors, exact_problem, golden_bound, golden_problem, pooled
+from tests.steps import random_inputs
+
+GATE = {"error_ratio_max": 3.0}
+
+
+def masked(fill: float = -1e9) -> Tensor:
+    x = random_inputs(8, 16)
+    return x.masked_fill(x > 1, fill)
+
+
+def problem(r: Tensor, c: Tensor, reference: str) -> str | None:
+    rmse, rms, _ = errors(r, c)
+    ratio, bound = golden_bound(rmse, 1e-8, rms, r, gate=GATE, reference=reference)
+    return golden_problem(r, c, rmse, bound, ratio, reference=reference)
+
+
+def test_fill_values_hide_no_error_of_the_others() -> None:
+    r = masked()
+    wrong = torch.where(r > -1e8, r * 1.01, r)
+    assert exact_problem(r, wrong) is None
+    assert problem(r, r, "float64") is None
+    assert "error_ratio" in str(problem(r, wrong, "float64"))
+    assert "error_ratio" in str(problem(r, wrong, "eager"))
+    assert pooled([r, r], [r, wrong])[0] > 1e-3
+
+
+def test_fill_values_may_be_off_by_their_rounding() -> None:
+    r = masked()
+    assert exact_problem(r, torch.where(r < -1e8, r + 64, r)) is None
+    assert exact_problem(r, torch.where(r < -1e8, r * 0.9, r)) == "the greatest values, of 1e+09, are off by 1e+08"
+
+
+def test_where_the_reference_was_eager_what_the_gate_let_pass_passes() -> None:
+    r = random_inputs(100) * 1e-3
+    assert problem(r, r + 3e-5, "eager") is None, "below 1e-4, and of the same direction"
+    assert problem(r, r + 3e-5, "float64") is not None
+    assert problem(r, r + 3e-4, "eager") is not None
+    assert problem(torch.zeros(100), torch.full((100,), 1e-3), "eager") is not None

@@ -1,0 +1,116 @@
+"""Following a job: Ctrl-C at a terminal, answered in every way; and connections that break, for a while and for good."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster.jobs_api import job_prefix
+from tests.jobs.test_submit import CATALOG, HANGS, write_catalog
+from tests.pipeline.heads import Head, Line, Terminal, started_head
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+CTRL_C, END_OF_INPUT = "\x03", "\x04"
+ASKED = "leave it running] "
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    with started_head(tmp_path_factory.mktemp("home"), {"RAY_AUTH_MODE": "disabled"}) as found:
+        yield found
+
+
+def job_of(head: Head, folder: Path) -> str:
+    """How the job of campaign `c` stands, as jobs.status tells."""
+    places = ["c", "--store", str(folder / "store"), "--address", head.address, "--json"]
+    command = [sys.executable, "-W", "ignore", "-m", "jobs.status", *places]
+    done = subprocess.run(command, env=head.environ, capture_output=True, text=True, timeout=120, check=True)
+    status: str = json.loads(done.stdout)["job"]["status"]
+    return status
+
+
+def test_ctrl_c_asks_whether_to_stop_the_job_and_does_as_it_is_told(head: Head, tmp_path: Path) -> None:
+    write_catalog(tmp_path, HANGS)
+    command = head.command(tmp_path, "catalog.yaml", "--campaign", "c")
+    job = f"{job_prefix('c', str(tmp_path / 'store'))}1"
+    left = f"job {job} goes on; python -m jobs.status c --store {tmp_path / 'store'} --address {head.address}"
+
+    with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
+        terminal.until(f"submitted {job}")
+        terminal.until("build hangs portable")
+        terminal.type(CTRL_C)
+        assert f"stop job {job} too? [y: stop it" in terminal.until(ASKED)
+        terminal.type("n\n")  # goes on following
+        time.sleep(3)
+        assert terminal.running, terminal.said
+        terminal.type(CTRL_C)
+        terminal.until(ASKED)
+        terminal.type(CTRL_C)
+        terminal.until(left)
+        assert terminal.ended() == 130
+        assert terminal.said.count("build hangs portable") == 1, "what was shown is not shown again"
+    assert job_of(head, tmp_path) == "RUNNING"
+
+    with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
+        terminal.until(f"is running already as {job}; attached to it")
+        terminal.until("build hangs portable")
+        terminal.type(CTRL_C)
+        terminal.until(ASKED)
+        terminal.type(END_OF_INPUT)
+        terminal.until(left)
+        assert terminal.ended() == 130
+    assert job_of(head, tmp_path) == "RUNNING"
+
+    with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
+        terminal.until("build hangs portable")
+        terminal.type(CTRL_C)
+        terminal.until(ASKED)
+        terminal.type("y\n")
+        terminal.until(f"stopping job {job}; it keeps what is finished")
+        terminal.until(f"job {job}: stopped")
+        assert terminal.ended() == 130
+        assert "Traceback" not in terminal.said
+    assert job_of(head, tmp_path) == "STOPPED"
+
+
+@pytest.fixture
+def line(head: Head) -> Iterator[Line]:
+    found = Line(int(head.address.rpartition(":")[2]))
+    yield found
+    found.close()
+
+
+def test_a_log_whose_connection_breaks_is_gone_on_with_where_it_broke(head: Head, line: Line, tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG.replace("raises", "slow_to_build").replace("[1, 16]", "[1, 8]"))
+    command = head.command(tmp_path, "catalog.yaml", "--campaign", "c", address=line.address)
+    with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
+        terminal.until("build slow_to_build portable")
+        line.cut()
+        time.sleep(5)
+        line.mend()
+        terminal.until("outcome slow_to_build portable")
+        assert terminal.ended() in (0, 1)
+    lines = [text for text in terminal.said.splitlines() if text.strip()]
+    assert len([text for text in lines if re.search("build slow_to_build portable", text)]) == 1, terminal.said
+    assert "Traceback" not in terminal.said
+
+
+def test_a_connection_that_stays_broken_is_told_with_how_to_look(head: Head, line: Line, tmp_path: Path) -> None:
+    write_catalog(tmp_path, HANGS)
+    command = head.command(tmp_path, "catalog.yaml", "--campaign", "c", address=line.address)
+    with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
+        terminal.until("build hangs portable")
+        line.cut()
+        assert terminal.ended(limit_s=120) == 3
+    assert re.search(r"CP-RAY: Ray's dashboard at \S+ does not answer .* may be going on", terminal.said)
+    assert "see `python -m jobs.status`" in terminal.said
+    assert "Traceback" not in terminal.said
+    assert job_of(head, tmp_path) == "RUNNING"

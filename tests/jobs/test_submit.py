@@ -1,0 +1,302 @@
+"""jobs.submit and jobs.status on a real head with its dashboard and token authentication; and what is refused before that."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import freezer
+from freezer.errors import UsageError
+from freezer.store.store import Store, one_spelling
+from jobs.submit import checked_options
+from pipeline.cluster import working_dir
+from pipeline.cluster.jobs_api import Job, job_prefix
+from pipeline.cluster.locations import is_relative
+from pipeline.cluster.working_dir import gather, stage
+from pipeline.ledger.campaign_record import CampaignRecord, Member
+from pipeline.ledger.ledger import Ledger
+from tests.buckets import ENVIRONMENT
+from tests.pipeline.heads import Head, started_head
+
+ROOT = Path(__file__).parents[2]
+PLACES = ["--store", "/shared/store", "--tracking-uri", "http://127.0.0.1:5000"]
+
+CATALOG = """
+defaults: {recipes: [torchscript-frozen], device_classes: [portable]}
+models:
+  - {name: raises, source: "python:campaign_models:raises", inputs: [{shape: [1, 16]}]}
+"""
+WORKS = """
+defaults: {recipes: [torchscript-frozen], device_classes: [portable]}
+models:
+  - name: works
+    source: "python:campaign_models:slow_to_build"
+    args: {width: 16, seconds: 0.0}
+    inputs: [{shape: [1, 16]}]
+"""
+HANGS = CATALOG.replace("raises", "hangs")
+
+
+def write_catalog(folder: Path, text: str, name: str = "catalog.yaml") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).parent / "models" / "campaign_models.py", folder)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+# What is refused before anything is submitted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["c.yaml"], r"--store '\./store' is relative: a job runs in a temporary folder"),
+        (["c.yaml", "--store", "/s"], r"--tracking-uri 'sqlite:///mlflow.db' is relative.*sqlite:////PATH"),
+        (["c.yaml", *PLACES, "--json", "out.json"], r"--json 'out.json' is relative"),
+        (["c.yaml", *PLACES, "--bogus"], r"No such option: --bogus"),
+        (PLACES, r"(?i)missing argument 'catalog'"),
+        (["c.yaml", *PLACES, "--recipe", "nonsense"], r"nonsense"),
+        (["c.yaml", *PLACES, "--device-class", "cpu-z80"], r"--device-class cpu-z80: expected one of auto, "),
+    ],
+)
+def test_what_would_fail_on_the_cluster_is_refused_here(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        checked_options(arguments)
+
+
+def test_the_options_are_those_of_optimize() -> None:
+    options = checked_options(["c.yaml", *PLACES, "--recipe", "torchscript-frozen", "--only", "a*", "--keep-going"])
+    assert (options["catalog"], options["recipe"], options["only"], options["keep_going"]) == (
+        "c.yaml",
+        ["torchscript-frozen"],
+        "a*",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("location", "relative"),
+    [
+        *[("store", True), ("./store", True), ("file:store", True), ("sqlite:///mlflow.db", True), ("sqlite+x:///a", True)],
+        *[("/store", False), ("file:///store", False), ("sqlite:////db", False), ("http://127.0.0.1", False), ("s3://b", False)],
+    ],
+)
+def test_relative_locations_are_told_from_absolute_ones(location: str, relative: bool) -> None:
+    assert is_relative(location) == relative
+
+
+def test_a_job_refuses_relative_places_itself(tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
+    command = [sys.executable, "-W", "ignore", "-m", "jobs.optimize", "catalog.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "CP-USAGE: --store './store' is relative" in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_packages_and_the_catalogs_folder_travel_and_what_is_no_source_does_not(tmp_path: Path) -> None:
+    write_catalog(tmp_path / "proj", CATALOG)
+    for name in (".git/config", "store/.coldpress/x", "env/pyvenv.cfg", "__pycache__/m.pyc", "data/weights.bin", ".gitignore"):
+        path = tmp_path / "proj" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("data/\n")
+    (tmp_path / "more.txt").write_text("more")
+    files, within = gather("proj/catalog.yaml", ["more.txt"], tmp_path)
+    assert within == "proj/catalog.yaml"
+    stage(files, tmp_path / "staged")
+    found = {str(path.relative_to(tmp_path / "staged")) for path in (tmp_path / "staged").rglob("*") if path.is_file()}
+    mine = {name for name in found if not name.startswith(working_dir.PACKAGES)}
+    assert mine == {"proj/catalog.yaml", "proj/campaign_models.py", "proj/data/weights.bin", "more.txt"}
+    assert {"freezer/__init__.py", "pipeline/run.py", "jobs/optimize.py"} <= found
+    assert gather(str(tmp_path / "proj" / "catalog.yaml"), [], tmp_path / "proj" / "data")[1] == "catalog/catalog.yaml"
+    assert gather("/on/the/cluster.yaml", [], tmp_path)[1] == "/on/the/cluster.yaml"
+    with pytest.raises(UsageError, match=r"catalog 'nowhere.yaml' is not there"):
+        gather("nowhere.yaml", [], tmp_path)
+
+
+def test_what_is_too_large_to_travel_is_named(tmp_path: Path) -> None:
+    write_catalog(tmp_path / "proj", CATALOG)
+    with (tmp_path / "proj" / "weights.bin").open("wb") as file:
+        file.truncate(working_dir.MAX_BYTES + 1)  # it takes no room
+    with pytest.raises(UsageError, match=r"has 52\d MB, expected at most 524; the largest are proj/weights.bin \(524 MB\), "):
+        gather("proj/catalog.yaml", [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "verdict"),
+    [
+        *[("SUCCEEDED", 0, 0), ("FAILED", 1, 1), ("FAILED", 2, 2), ("FAILED", 130, 130)],
+        *[("FAILED", 137, 3), ("FAILED", None, 3), ("STOPPED", None, 130)],
+    ],
+)
+def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: int) -> None:
+    job = Job(id="j", status=status, message="", exit_code=code, started=None, ended=None, entrypoint="")
+    assert job.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ("/s/t", "/s/t/", "/s//t", "/s/./t", "file:/s/t", "file:///s/t", "file:///s/t/", "file://localhost/s/%74"),
+        ("/other/t", "file:///other/t"),
+        ("s3://b/p", "s3://b/p/", "s3://b/p?region=eu-west-1", "s3://b/p/?anonymous=true"),
+        ("s3://b/p?endpoint_override=h:1", "s3://b/p/?region=eu-west-1&endpoint_override=h:1"),
+        ("gs://b/p", "gs://b/p/", "gs://anonymous@b/p"),
+    ],
+)
+def test_a_store_is_one_however_it_is_spelled(spellings: tuple[str, ...]) -> None:
+    prefixes = {job_prefix("c", spelling) for spelling in spellings}
+    assert len(prefixes) == 1
+    others = {job_prefix("c", other) for other in ("/s", "s3://b", "s3://b/pp", "gs://b", "s3://b/p?endpoint_override=h:2")}
+    assert prefixes.isdisjoint({*others, job_prefix("d", spellings[0])})
+
+
+def test_a_spelling_is_of_what_is_opened(tmp_path: Path) -> None:
+    for spelling in (f"{tmp_path}/s/", f"file:{tmp_path}/s", f"file://{tmp_path}//s/."):
+        assert Store.open(spelling, create=True).uri == one_spelling(spelling) == str(tmp_path / "s")
+    with pytest.raises(UsageError, match="scheme 'ftp' is none of a store"):
+        one_spelling("ftp://h/s")
+
+
+# Status
+
+
+def status(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "jobs.status", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_status_of_a_campaign_that_runs_that_died_and_that_ended(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path), create=True)
+    members = tuple(Member(judge_key=f"k{i}", model=f"m{i}", device_class="portable", cached=False) for i in range(3))
+    record = CampaignRecord(catalog="c.yaml", started=time.time(), members=members)
+    with Ledger(store, "c") as ledger:
+        ledger.append("campaign", "c", model="", device_class="", data=record.to_json())
+        ledger.append("build", "b", model="m0", device_class="portable", data={"failure": None})
+        shown = status("c", "--store", str(tmp_path), "--json")
+        assert shown.returncode == 0, shown.stderr
+        found: dict[str, Any] = json.loads(shown.stdout)
+        lease = (ledger.folder / "lease-c.json").read_text()
+    assert (found["state"], found["planned"], found["reached"], found["built"]) == ("running", 3, 0, 1)
+    assert str(os.getpid()) in found["driver"]
+    dead = json.loads(lease) | {"pid_started": 1}
+    (ledger.folder / "lease-c.json").write_text(json.dumps(dead))
+    text = status("c", "--store", str(tmp_path)).stdout
+    assert re.search(r"campaign c of c.yaml: dead\n", text)
+    assert "0 of 3 outcomes: none yet" in text
+    assert "its driver is dead: `python -m jobs.optimize c.yaml --campaign c --store " in text
+    unknown = status("d", "--store", str(tmp_path))
+    assert (unknown.returncode, "knows no campaign 'd'; it knows: c" in unknown.stderr) == (2, True)
+    assert status("c", "--store", str(tmp_path / "none")).returncode == 3
+
+
+# On a head
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    with started_head(tmp_path_factory.mktemp("home"), token) as found:
+        yield found
+
+
+@pytest.mark.cluster
+def test_a_wrong_token_and_a_wrong_address_are_told_in_a_sentence(head: Head, tmp_path: Path) -> None:
+    write_catalog(tmp_path, CATALOG)
+    wrong = head.submit(tmp_path, "catalog.yaml", RAY_AUTH_TOKEN="f" * 64)
+    assert wrong.returncode == 3
+    assert re.fullmatch(
+        r"CP-RAY-TOKEN: Ray at http://\S+ does not take this token \(.*\); set RAY_AUTH_MODE=token .*\n", wrong.stderr
+    )
+    head.address, address = "http://127.0.0.1:9", head.address
+    nowhere = head.submit(tmp_path, "catalog.yaml")
+    head.address = address
+    assert (nowhere.returncode, "CP-RAY: Ray's dashboard at http://127.0.0.1:9 does not answer" in nowhere.stderr) == (3, True)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_job_is_attached_to_while_it_runs_and_submitted_anew_when_it_has_ended(head: Head, tmp_path: Path) -> None:
+    write_catalog(tmp_path, HANGS)
+    prefix = job_prefix("c", str(tmp_path / "store"))
+    first = head.submit(tmp_path, "catalog.yaml", "--campaign", "c", "--detach")
+    assert (first.returncode, f"submitted {prefix}1" in first.stdout) == (0, True), first.stdout + first.stderr
+    spelled = f"file://{tmp_path}/store/"
+    second = head.submit(tmp_path, "catalog.yaml", "--campaign", "c", "--keep-going", "--detach", store=spelled)
+    assert f"campaign c is running already as {prefix}1; attached to it, nothing was submitted" in second.stdout, second.stderr
+    assert "with other options" in second.stdout
+    places = ["c", "--store", str(tmp_path / "store"), "--address", head.address]
+    for _ in range(60):
+        found = json.loads(status(*places, "--json", environ=head.environ).stdout)
+        assert found["job"]["status"] in ("PENDING", "RUNNING"), "it is shown from the first moment"
+        if found.get("planned"):
+            break
+        time.sleep(1)
+    assert (found["state"], found["planned"], found["job"]["status"]) == ("running", 1, "RUNNING")
+    stop = [sys.executable, "-c", "import sys; from pipeline.cluster.jobs_api import Jobs; Jobs(sys.argv[1]).stop(sys.argv[2])"]
+    subprocess.run([*stop, head.address, f"{prefix}1"], env=head.environ, check=True)
+    for _ in range(60):
+        found = json.loads(status(*places, "--json", environ=head.environ).stdout)
+        if found["job"]["status"] == "STOPPED" and found["state"] != "running":  # the job is looked at some seconds later
+            break
+        time.sleep(1)
+    assert (found["job"]["status"], found["state"], found["exit_code"]) == ("STOPPED", "interrupted", 130)
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    again = head.submit(tmp_path, "catalog.yaml", "--campaign", "c")
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert f"submitted {prefix}2" in again.stdout
+    assert "outcome raises portable failed (source) - CP-SOURCE" in again.stdout
+    ended = status(*places, environ=head.environ).stdout
+    assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
+    assert "raises portable: failed: CP-SOURCE: " in ended
+    assert f"job {prefix}2: FAILED" in ended
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_job_publishes_to_a_bucket_with_the_credentials_that_it_is_given(
+    head: Head, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_catalog(tmp_path, WORKS)
+    credentials = {name: os.environ[name] for name in (*ENVIRONMENT, "AWS_ENDPOINT_URL")}
+    given = [word for name in credentials for word in ("--env", name)]
+    done = head.submit(tmp_path, "catalog.yaml", "--campaign", "far", *given, store=bucket, **credentials)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "outcome works portable published" in done.stdout
+    shown = status("far", "--store", bucket, "--address", head.address, "--json", environ={**head.environ, **credentials})
+    found = json.loads(shown.stdout)
+    assert (found["state"], found["verdicts"], found["job"]["status"]) == ("finished", {"published": 1}, "SUCCEEDED")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    assert freezer.load("works", store=bucket)(torch.ones(1, 16)).shape[0] == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_rays_own_command_submits_a_campaign_too_and_jobs_submit_goes_on_with_it(head: Head, tmp_path: Path) -> None:
+    write_catalog(tmp_path / "project", WORKS)
+    for package in working_dir.PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / "project" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    places = ["--store", str(tmp_path / "store"), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db", "--campaign", "plain"]
+    ray = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", head.address, "--working-dir", "."]
+    command = [*ray, "--", sys.executable, "-m", "jobs.optimize", "catalog.yaml", *places]
+    environ = {name: value for name, value in head.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path / "project", env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "outcome works portable published" in done.stdout
+    found = json.loads(status("plain", "--store", str(tmp_path / "store"), "--json").stdout)
+    assert (found["state"], found["verdicts"]) == ("finished", {"published": 1})
+    again = head.submit(tmp_path, "project/catalog.yaml", "--campaign", "plain")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"submitted {job_prefix('plain', str(tmp_path / 'store'))}1" in again.stdout
+    assert "outcome works portable unchanged: published" in again.stdout

@@ -1,0 +1,72 @@
+"""What `python -m jobs.worker_labels` tells of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import UsageError
+from freezer.hardware.device_classes import PORTABLE, device_class
+from freezer.hardware.machine import available_threads, detect
+from jobs.worker_labels import _memory_bytes, this_worker
+
+ROOT = Path(__file__).parents[2]
+OF_RAY = {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_threads())}
+CLASSES = [name for name in detect().classes if name != PORTABLE]
+
+
+def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jobs.worker_labels", *arguments]
+    return subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_arguments_label_every_class_of_the_machine_and_a_shell_can_take_them_apart() -> None:
+    done = printed()
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert words[0] == f"--labels={','.join(f'coldpress.dev/{name}=true' for name in CLASSES)}"
+    assert f"--num-cpus={available_threads()}" in words
+    assert all(word.startswith("--") for word in words)
+    found = json.loads(printed("--json").stdout)
+    assert found["arguments"] == words
+    assert 0 < found["memory_bytes"] <= 0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert found["environment"] == OF_RAY
+
+
+@pytest.mark.skipif(len(CLASSES) < 2, reason="needs a CPU of two classes, to be told to be of the lesser one")
+def test_a_worker_of_a_lesser_class_is_started_under_its_limits() -> None:
+    lesser = CLASSES[-1]
+    worker = this_worker([lesser])
+    assert worker.labels == {f"coldpress.dev/{lesser}": "true"}
+    limits = device_class(lesser).limits
+    assert worker.environment == {**OF_RAY, **limits}
+    assert printed("--device-class", lesser, "--environment").stdout.split() == [
+        f"{name}={value}" for name, value in worker.environment.items()
+    ]
+    assert detect({**os.environ, **limits}).classes == (lesser, PORTABLE), "which is what makes it one"
+
+
+def test_what_the_machine_cannot_serve_is_refused() -> None:
+    done = printed("--device-class", "cpu-neoverse-v1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("CP-DEVICE-CLASS: this machine cannot serve cpu-neoverse-v1: the ")
+    with pytest.raises(UsageError, match="unknown device class 'cpu-x86'"):
+        this_worker(["cpu-x86"])
+    with pytest.raises(UsageError, match="is of no device class but portable"):
+        this_worker([PORTABLE])
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_the_memory_is_that_of_the_container(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    everything = _memory_bytes(tmp_path)
+    path.write_text("123000000\n")
+    assert _memory_bytes(tmp_path) == 123_000_000
+    path.write_text("max\n")
+    assert _memory_bytes(tmp_path) == everything

@@ -1,0 +1,373 @@
+"""Catalogs: what is read, and that every mistake names the entry and the field."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from freezer.errors import CatalogError
+from freezer.spec.inputs import Dim
+from freezer.spec.items import ConstantSpec, TensorSpec
+from pipeline.catalog.catalog import read_catalog
+from pipeline.catalog.files import JSON_FIELDS, parquet_schema
+
+MODELS = Path(__file__).parents[1] / "models"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "catalog.yaml"
+    path.write_text(textwrap.dedent(text))
+    (folder / "campaign_models.py").write_text((MODELS / "campaign_models.py").read_text())
+    return path
+
+
+def entry(**fields: str) -> str:
+    """A catalog of one good entry, with some fields replaced; an empty value leaves a field out."""
+    base = {
+        "name": "good",
+        "source": "python:campaign_models:good",
+        "inputs": "[{shape: [batch, 16]}]",
+        "dims": "{batch: {min: 1, max: 8}}",
+    }
+    lines = [f"    {name}: {value}" for name, value in {**base, **fields}.items() if value]
+    return "models:\n  -\n" + "\n".join(lines) + "\n"
+
+
+def test_reads_an_entry_with_all_it_may_hold(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"1")
+    text = """
+        defaults: {recipes: [torchscript-frozen], limits: {speedup_min: 1.2, timeout_s: 60}}
+        models:
+          - name: good
+            source: python:campaign_models:good
+            args: {width: 32}
+            files: ["*.bin"]
+            inputs: {x: {shape: [batch, 16], dtype: float16, range: [0, 1]}, sr: {value: 16000}}
+            dims: {batch: {max: 8}}
+            task_metric: python:campaign_models:good
+            limits: {speedup_min: 1.5}
+            device_classes: [cpu-x86-64-v3]
+        """
+    (read,) = read_catalog(write(tmp_path, text)).entries
+    assert read.name == "good"
+    assert read.source.args == {"width": 32}
+    assert read.spec is not None
+    assert read.spec.inputs == (
+        TensorSpec(name="x", dtype="float16", shape=("batch", 16), range=(0, 1)),
+        ConstantSpec(name="sr", value=16000),
+    )
+    assert read.spec.dims == (Dim(name="batch", min=1, max=8),)
+    assert read.spec.style == "keyword"
+    assert (read.limits.speedup_min, read.limits.timeout_s) == (1.5, 60)
+    assert read.recipes == ("torchscript-frozen",)
+    assert read.device_classes == ("cpu-x86-64-v3",)
+    assert [path.name for path in read.files] == ["weights.bin"]
+    assert read.task_metric == "campaign_models:good"
+
+
+def test_threads_and_points_are_the_entrys_own_or_the_defaults(tmp_path: Path) -> None:
+    text = """
+        defaults: {threads: [1, 4], points: [{batch: 1}, {batch: 8}]}
+        models:
+          - {name: both, source: "python:campaign_models:good", inputs: {x: {shape: [batch, 16]}}, dims: {batch: {max: 8}}}
+          - {name: own, source: "python:campaign_models:good", inputs: {x: {shape: [2, 16]}}, threads: [2], points: null}
+        """
+    both, own = read_catalog(write(tmp_path, text)).entries
+    assert (both.threads, both.points) == ((1, 4), ({"batch": 1}, {"batch": 8}))
+    assert (own.threads, own.points) == ((2,), ())
+
+
+def test_inputs_in_a_list_are_positional(tmp_path: Path) -> None:
+    (read,) = read_catalog(write(tmp_path, entry())).entries
+    assert read.spec is not None
+    assert read.spec.style == "positional"
+
+
+NO_DIMS = {"inputs": "[{shape: [2, 16]}]", "dims": ""}
+
+BAD: list[tuple[dict[str, str], str, str, str]] = [
+    ({"name": "Good"}, "name", "NAME", "got 'Good', expected lower-case .*; write 'good'"),
+    ({"name": "a--b"}, "name", "NAME", "got 'a--b', expected lower-case .*; write 'a-b'"),
+    ({"name": ""}, "name", "FIELD", "the field is required; add it"),
+    ({"name": "3.5"}, "name", "FIELD", "got '3.5', expected a text; put it in quotes"),
+    ({"source": ""}, "source", "FIELD", "required"),
+    ({"source": "onnx:x"}, "source", "SOURCE", "got 'onnx:x', expected python:…, torchscript:…"),
+    ({"source": "model.pt"}, "source", "SOURCE", "a file needs its kind before it, as in torchscript:model.pt"),
+    ({"source": "python:campaign_models"}, "source", "SOURCE", "expected python:MODULE:FUNCTION"),
+    ({"source": "python:nowhere:good"}, "source", "SOURCE", "module 'nowhere' is not found; looked in"),
+    ({"source": "python:campaign_models:god"}, "source", "SOURCE", "has no function 'god'; did you mean 'good'\\?"),
+    ({"source": "python:no_models:text"}, "source", "SOURCE", "text returns a str, expected an nn.Module; return the model"),
+    ({"source": "python:no_models:forgotten"}, "source", "SOURCE", "forgotten returns nothing, expected an nn.Module"),
+    ({"source": "python:no_models:literal"}, "source", "SOURCE", "literal returns nothing but literals"),
+    ({"source": "python:no_models:later"}, "source", "SOURCE", "later is async; expected a plain function"),
+    ({"source": "python:bad_syntax:make"}, "source", "SOURCE", "bad_syntax.py:2: .*; mend the module"),
+    ({"args": "{depth: 3}"}, "source", "SOURCE", "good takes no argument 'depth'; it takes width"),
+    ({"source": "python:no_models:needs"}, "source", "SOURCE", "needs the argument 'width'; add it to `args:`"),
+    ({"source": "torchscript:none.pt"}, "source", "SOURCE", "none.pt is not there; paths are relative"),
+    ({"source": "export:none.pt2"}, "source", "SOURCE", "none.pt2 is not there"),
+    ({"source": "torchscript:no_models.py", "args": "{a: 1}"}, "source", "SOURCE", "'args' is for python and transformers sources"),
+    ({"source": "mlflow:digits"}, "source", "SOURCE", "expected mlflow:models:/NAME@ALIAS or"),
+    ({"method": "encode"}, "source", "SOURCE", "'method' is for torchscript and export sources, and this is python"),
+    ({"sha256": "abc"}, "sha256", "FIELD", "64 hexadecimal digits in lower case, as sha256sum prints them"),
+    ({"seed": "-1"}, "seed", "FIELD", "got '-1', expected a number of at least 0"),
+    ({"inputs": "", "dims": ""}, "inputs", "INPUTS", "got neither `inputs:` nor `samples:`; write `inputs: "),
+    ({"inputs": "{x: 3}"}, "inputs", "INPUTS", "input 'x': got a int, expected a mapping"),
+    ({"inputs": "{x: {dtype: float32}}"}, "inputs", "INPUTS", "field 'shape' is required"),
+    ({"inputs": "{x: {shape: [batch, 16], dtyp: int64}}"}, "inputs", "INPUTS", "field 'dtyp' is unknown"),
+    ({"inputs": "{x: {shape: [batch, 16], dtype: f32}}"}, "inputs", "INPUTS", "dtype 'f32' is unknown"),
+    ({"inputs": "{x: {shape: [batch, -1]}}"}, "inputs", "INPUTS", "got size -1"),
+    ({"inputs": "{x: {shape: [batch, 1.5]}}"}, "inputs", "INPUTS", "expected a list of sizes"),
+    ({"inputs": "{x: {shape: [batch, 4], range: [3, 1]}}"}, "inputs", "INPUTS", "low <= high"),
+    ({"inputs": "{x: {shape: [batch, 4], range: [3]}}"}, "inputs", "INPUTS", "expected \\[low, high\\]"),
+    ({"inputs": "{x: {shape: [batch, 4]}, y: {value: [1]}}"}, "inputs", "INPUTS", "got a value of type list"),
+    ({"inputs": "{x: {shape: [rows, 16]}}"}, "inputs", "INPUTS", "dim 'rows' is unbound"),
+    ({"dims": ""}, "inputs", "INPUTS", "dim 'batch' is unbound; add"),
+    ({"dims": "{batch: {min: 9, max: 8}}"}, "dims", "DIMS", "expected 1 <= min <= max"),
+    ({"dims": "{batch: {min: -2, max: 8}}"}, "dims", "DIMS", "got min -2, max 8; expected 1 <= min <= max"),
+    ({"dims": "{batch: {max: many}}"}, "dims", "DIMS", "expected whole numbers"),
+    ({"dims": "{batch: {min: 1}}"}, "dims", "DIMS", "field 'max' is required"),
+    ({"dims": "{batch: {max: 8}, rows: {max: 2}}"}, "dims", "DIMS", "dim 'rows' is used by no input"),
+    ({"samples": "none.npz"}, "samples", "SAMPLES", "none.npz is not there"),
+    ({"samples": "catalog.txt"}, "samples", "SAMPLES", "expected a file that ends in"),
+    ({"samples": "other.npz"}, "samples", "SAMPLES", "got tensors \\['y'\\], expected the inputs \\['input_0'\\]"),
+    ({"samples": "halves.npz"}, "samples", "SAMPLES", "got dtype float16, expected float32"),
+    ({"samples": "wide.npz"}, "samples", "SAMPLES", "got shape \\[2, 17\\], expected"),
+    ({"samples": "text.npz"}, "samples", "SAMPLES", "expected a readable .safetensors or .npz file"),
+    ({"files": "[none.bin]"}, "files", "FILES", "matches nothing"),
+    ({"recipes": "[fast]"}, "recipes", "RECIPE", "unknown recipe 'fast'"),
+    ({"recipes": "[]"}, "recipes", "FIELD", "expected at least one"),
+    ({"device_classes": "[cpu-z80]"}, "device_classes", "CLASS", "unknown device class 'cpu-z80'"),
+    ({"task_metric": "accuracy"}, "task_metric", "SOURCE", "expected python:MODULE:FUNCTION"),
+    ({"task_metric": "python:campaign_models:accuracy"}, "task_metric", "SOURCE", "has no function 'accuracy'"),
+    ({"limits": "{speedup_min: -1}"}, "limits.speedup_min", "LIMITS", "got '-1', expected a number above 0"),
+    ({"limits": "{timeout_s: 1000000000.0}"}, "limits.timeout_s", "LIMITS", "expected a number of at most 604800"),
+    ({"limits": "{memory_gb: 0.001}"}, "limits.memory_gb", "LIMITS", "expected a number of at least 0.1"),
+    ({"limits": "{width: 1}"}, "limits.width", "LIMITS", "unknown; expected one of speedup_min"),
+    ({"limits": "{speedup_mim: 1}"}, "limits.speedup_mim", "LIMITS", "did you mean 'speedup_min'"),
+    ({"weights": "zeros"}, "weights", "FIELD", "got 'zeros', expected 'random'"),
+    ({"weights": "random"}, "source", "SOURCE", "'weights' is for transformers sources"),
+    ({"colour": "blue"}, "colour", "FIELD", "the field is unknown; expected one of name, source"),
+    ({"input": "{}"}, "input", "FIELD", "did you mean 'inputs'"),
+    ({"tags": "{team: 3}"}, "tags.team", "FIELD", "got '3', expected a text"),
+    ({"threads": "4"}, "threads", "FIELD", "got '4', expected a list"),
+    ({"threads": "[]"}, "threads", "FIELD", "expected at least one; remove the field"),
+    ({"threads": "[1, 0]"}, "threads.1", "FIELD", "got '0', expected a number of at least 1"),
+    ({"threads": "[1, 4, 1]"}, "threads", "THREADS", "got \\[1, 4, 1\\], expected each count once; the first decides"),
+    ({"points": "{batch: 1}"}, "points", "FIELD", "expected a list"),
+    ({"points": "[{batch: many}]"}, "points.0.batch", "FIELD", "got 'many', expected a whole number"),
+    ({"points": "[{batch: 1}]", **NO_DIMS}, "points", "POINTS", "'batch' is no declared dim; those are: none are declared"),
+    ({"points": "[{rows: 1}]"}, "points", "POINTS", "'rows' is no declared dim; those are: batch"),
+    ({"points": "[{batch: 1}, {batch: 9}]"}, "points", "POINTS", "got batch 9, expected batch from 1 to 8"),
+    ({"points": "[{batch: 1}, {}]"}, "points", "POINTS", "the sizes {'batch': 1} are given twice; remove one"),
+    ({"preserve": "[sub.2nd]"}, "preserve", "PRESERVE", "got 'sub.2nd', expected an attribute or method"),
+    ({"reset": "sub.reset"}, "reset", "PRESERVE", "expected the name of a method that takes nothing"),
+    ({"trust": "maybe"}, "trust", "FIELD", "got 'maybe', expected true or false"),
+]
+"""Fields that replace those of a good entry; the field, code and message of the one error."""
+
+PICKLE = {"source": "pickle:no_models.py"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what the bad entries name."""
+    (tmp_path / "no_models.py").write_text(
+        "def text() -> str: ...\n"
+        "def forgotten():\n    model = list()\n"
+        "def literal(flag=True):\n    if flag:\n        return {}\n    return None\n"
+        "async def later(): ...\n"
+        "def needs(width):\n    return width\n"
+    )
+    (tmp_path / "bad_syntax.py").write_text("\ndef make(:\n")
+    np.savez(tmp_path / "other.npz", y=np.zeros((2, 16), np.float32))
+    np.savez(tmp_path / "halves.npz", input_0=np.zeros((2, 16), np.float16))
+    np.savez(tmp_path / "wide.npz", input_0=np.zeros((2, 17), np.float32))
+    (tmp_path / "text.npz").write_text("no zip")
+    return tmp_path
+
+
+def as_json_lines(path: Path) -> Path:
+    """The same catalog as JSON Lines."""
+    models = yaml.safe_load(path.read_text())["models"]
+    lines = path.with_suffix(".jsonl")
+    lines.write_text("".join(json.dumps(model) + "\n" for model in models))
+    return lines
+
+
+def as_parquet(path: Path) -> Path | None:
+    """The same catalog as Parquet; None where its columns cannot hold it."""
+    models = [
+        {name: json.dumps(value) if name in JSON_FIELDS else value for name, value in model.items()}
+        for model in yaml.safe_load(path.read_text())["models"]
+    ]
+    schema = parquet_schema()
+    try:
+        table = pa.Table.from_pylist(models, schema=schema)
+    except (pa.ArrowException, TypeError):
+        return None
+    if not set(models[0]) <= set(schema.names):
+        return None
+    pq.write_table(table, path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "code", "message"), BAD, ids=[" ".join(f"{k}={v}" for k, v in bad[0].items()) for bad in BAD]
+)
+def test_a_bad_field_is_one_clear_error_in_every_format(
+    folder: Path, fields: dict[str, str], field: str, code: str, message: str
+) -> None:
+    path = write(folder, entry(**fields))
+    for form, place in (
+        (path, "catalog.yaml:3"),
+        (as_json_lines(path), "catalog.jsonl:1"),
+        (as_parquet(path), "catalog.parquet, row 1"),
+    ):
+        if form is None:
+            continue
+        catalog = read_catalog(form)
+        assert catalog.entries == ()
+        (problem,) = catalog.problems
+        assert (problem.field, problem.code) == (field, f"CP-ENTRY-{code}")
+        assert problem.entry is not None
+        assert str(problem).startswith(f"{place}, entry {problem.entry!r}, field {field!r}: ")
+        with pytest.raises(CatalogError, match=message):
+            raise problem
+
+
+def test_most_bad_entries_fit_into_parquet(folder: Path) -> None:
+    written = [as_parquet(write(folder, entry(**fields))) for fields, _, _, _ in BAD]
+    assert sum(path is not None for path in written) > 40
+
+
+def test_a_pickle_needs_trust(folder: Path) -> None:
+    (problem,) = read_catalog(write(folder, entry(**PICKLE))).problems
+    assert problem.code == "CP-TRUST"
+    assert "runs code when it is loaded; add `trust: true`" in str(problem)
+    (read,) = read_catalog(write(folder, entry(**PICKLE, trust="true"))).entries
+    assert read.source.trust
+
+
+LAUGHS = "a0: &a0 [" + "x," * 10 + "]\n" + "".join(f"a{i}: &a{i} [" + f"*a{i - 1}," * 10 + "]\n" for i in range(1, 9))
+"""A text of 500 bytes that stands for a billion values."""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("", "FORM", "got a NoneType, expected a mapping with `models:`"),
+        ("- a\n- b\n", "FORM", "got a list, expected a mapping"),
+        ("models: []\n", "EMPTY", "lists no models"),
+        ("models:\n", "EMPTY", "lists no models"),
+        ("models: {a: b}\n", "FORM", "got a dict, expected a list of entries"),
+        ("model: []\n", "FORM", "the field is unknown; expected defaults and models"),
+        ("defaults: 3\nmodels: [a]\n", "FORM", "got a int, expected a mapping"),
+        ("models: [\n", "SYNTAX", "is not YAML: .*line 2"),
+        ("models:\n\t- a\n", "SYNTAX", "is not YAML: .*line 2"),
+        ("models: *nothing\n", "SYNTAX", "is not YAML: .*undefined alias"),
+        ("models: !!python/object:os.system {}\n", "SYNTAX", "is not YAML: .*could not determine a constructor"),
+        ("models: [2001-99-99]\n", "SYNTAX", "is not YAML: month must be"),
+        ("models:\n  - name: a\n    name: b\n", "SYNTAX", "catalog.yaml:3: 'name' is given twice, first in line 2"),
+        ("models: &a [*a]\n", "EXPLODES", "catalog.yaml:1: an alias contains itself"),
+        (f"{LAUGHS}models: [*a8]\n", "EXPLODES", "holds more than 4,000,000 values; write it without aliases"),
+        (f"models: {'[' * 100_000}\n", "EXPLODES", "nested more than 64 deep"),
+    ],
+)
+def test_what_is_no_catalog_is_refused(tmp_path: Path, text: str, code: str, message: str) -> None:
+    (tmp_path / "catalog.yaml").write_text(text)
+    with pytest.raises(CatalogError, match=message) as caught:
+        read_catalog(tmp_path / "catalog.yaml")
+    assert caught.value.code == f"CP-CATALOG-{code}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "message"),
+    [
+        ("latin.yaml", "models: [é]".encode("latin-1"), "ENCODING", "is not UTF-8 text: .* at byte 9; save it as UTF-8"),
+        ("wide.yaml", "models: []".encode("utf-16"), "ENCODING", "is not UTF-8 text"),
+        ("catalog.toml", b"", "KIND", "got the suffix '.toml', expected .yaml, .yml, .json, .jsonl"),
+        ("big.yaml", b"# " + b"x" * 20_000_000, "SIZE", "got 20 MB of YAML, expected at most 17 MB; write it as JSON Lines"),
+        ("long.jsonl", b"x" * 2_000_000, "SIZE", "long.jsonl:1: the line is longer than 1 MB"),
+        ("latin.jsonl", b'{"name": "\xe9"}\n', "ENCODING", "latin.jsonl:1 is not UTF-8 text"),
+        ("half.jsonl", b'{"name": "a"}\n{"name": \n', "SYNTAX", "half.jsonl:2: got .*, which is not JSON: Expecting value"),
+        ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "SYNTAX", "'name' is given twice"),
+        ("nan.jsonl", b'{"limits": {"timeout_s": NaN}}\n', "SYNTAX", "NaN is no JSON number"),
+        ("deep.jsonl", b"[" * 200_000, "SYNTAX", "nested too deep"),
+        ("empty.jsonl", b"\n\n", "EMPTY", "lists no models"),
+        ("bad.parquet", b"PAR0", "SYNTAX", "bad.parquet is not Parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, code: str, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CatalogError, match=message) as caught:
+        read_catalog(tmp_path / name)
+    assert caught.value.code == f"CP-CATALOG-{code}"
+
+
+def test_a_catalog_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"none.yaml cannot be read: it is not there; name a catalog file"):
+        read_catalog(tmp_path / "none.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(CatalogError, match=r"it is a folder"):
+        read_catalog(tmp_path / "folder.yaml")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"name": ["a"], "colour": ["red"]}, "field 'colour': .*the column is unknown; expected name, source"),
+        ({"name": ["a"], "seed": ["x"]}, "field 'seed': .*got a column of string, expected int64"),
+        ({"name": ["a"], "inputs": [{"x": 1}]}, "field 'inputs': .*got a column of struct<x: int64>, expected string"),
+        ({"name": ["a"], "inputs": ["{x"]}, "catalog.parquet, row 1, field 'inputs': got '{x', which is not JSON"),
+    ],
+)
+def test_parquet_has_an_explicit_schema(tmp_path: Path, columns: dict[str, list[Any]], message: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "catalog.parquet")
+    with pytest.raises(CatalogError, match=message):
+        read_catalog(tmp_path / "catalog.parquet")
+
+
+PLACES = {"threads": "[2, 1]", "points": "[{batch: 3}]"}
+
+
+def test_all_formats_say_the_same(folder: Path) -> None:
+    path = write(folder, entry(tags="{team: vision}", limits="{speedup_min: 1.5}", seed="3", recipes="[portable]", **PLACES))
+    parquet = as_parquet(path)
+    assert parquet is not None
+    (first,), (second,), (third,) = (read_catalog(form).entries for form in (path, as_json_lines(path), parquet))
+    assert first == second == third
+    assert (first.tags, first.limits.speedup_min, first.source.seed) == ({"team": "vision"}, 1.5, 3)
+    assert (first.threads, first.points) == ((2, 1), ({"batch": 3},))
+
+
+def test_twenty_thousand_lines_are_read_in_seconds(tmp_path: Path) -> None:
+    line = json.dumps({"source": "transformers:BertModel", "weights": "random", "inputs": {"x": {"shape": [1, 8]}}})
+    with (tmp_path / "large.jsonl").open("w") as file:
+        file.writelines(f'{{"name": "m{index}", {line[1:]}\n' for index in range(20_000))
+    started = time.monotonic()
+    assert len(read_catalog(tmp_path / "large.jsonl").entries) == 20_000
+    assert time.monotonic() - started < 60
+
+
+def test_good_entries_are_kept_beside_bad_ones(tmp_path: Path) -> None:
+    text = entry() + entry(name="Bad").removeprefix("models:\n") + entry().removeprefix("models:\n")
+    catalog = read_catalog(write(tmp_path, text))
+    assert [read.name for read in catalog.entries] == ["good"]
+    assert [problem.entry for problem in catalog.problems] == ["Bad", "good"]
+    assert "given twice" in str(catalog.problems[1])
+
+
+def test_only_takes_matching_names(tmp_path: Path) -> None:
+    text = entry() + entry(name="other").removeprefix("models:\n")
+    assert [read.name for read in read_catalog(write(tmp_path, text), only="o*").entries] == ["other"]
+    with pytest.raises(CatalogError, match="no entry that matches 'z\\*'"):
+        read_catalog(write(tmp_path, text), only="z*")

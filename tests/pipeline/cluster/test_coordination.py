@@ -1,0 +1,100 @@
+"""Campaigns that share a cluster: who judges where, who lives, and who is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.cluster.coordination import BEAT_S, SILENCE_S, WORD_S, Turns
+
+
+class DictBoard:
+    """A board within this process."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, str] = {}
+        self.num_read = self.num_written = 0
+
+    def read(self, *, besides: str) -> Mapping[str, str]:
+        self.num_read += 1
+        return {key: value for key, value in self.rows.items() if key != besides}
+
+    def write(self, key: str, value: str) -> None:
+        self.num_written += 1
+        self.rows[key] = value
+
+    def erase(self, key: str) -> None:
+        self.rows.pop(key, None)
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def beat(*drivers: tuple[Turns, Clock]) -> None:
+    for turns, clock in drivers:
+        clock.now += BEAT_S
+        turns.tick()
+
+
+def test_a_claim_is_seen_by_the_others_until_it_is_given_back() -> None:
+    board, ours, theirs = DictBoard(), Clock(), Clock(1e6)
+    a, b = Turns(board, ours), Turns(board, theirs)
+    beat((a, ours), (b, theirs), (a, ours))
+    assert (a.others, b.others) == (True, True)
+    a.claim("n1")
+    beat((b, theirs))
+    assert b.claimed("n1")
+    assert not b.claimed("n2")
+    assert not a.claimed("n1"), "its own claim keeps nobody else's builds away"
+    a.release("n1")
+    beat((b, theirs))
+    assert not b.claimed("n1")
+    a.close()
+    beat((b, theirs))
+    assert not b.others
+    assert len(board.rows) == 1
+
+
+def test_a_driver_that_died_is_forgotten_by_the_readers_own_clock() -> None:
+    board, ours, theirs = DictBoard(), Clock(5e5), Clock()
+    dead, alive = Turns(board, theirs), Turns(board, ours)
+    dead.claim("n1")
+    beat((alive, ours))
+    assert alive.claimed("n1")
+    ours.now += SILENCE_S - BEAT_S
+    beat((alive, ours))
+    assert alive.claimed("n1"), "it may be publishing"
+    ours.now += 2 * BEAT_S
+    beat((alive, ours))
+    assert not alive.claimed("n1")
+    assert not alive.others
+    assert len(board.rows) == 1, "its row is gone"
+    theirs.now += WORD_S
+    beat((dead, theirs), (alive, ours))
+    assert alive.claimed("n1"), "it was only slow"
+
+
+def test_a_campaign_of_hours_asks_little_of_the_clusters_head() -> None:
+    board, clock = DictBoard(), Clock()
+    turns = Turns(board, clock)
+    for _ in range(round(60 / (BEAT_S / 10))):  # its loop turns more often than it has to look
+        clock.now += BEAT_S / 10
+        turns.tick()
+    assert 50 <= board.num_read <= 61
+    assert 10 <= board.num_written <= 13
+
+
+def test_a_driver_that_is_alone_needs_no_board() -> None:
+    turns = Turns(None)
+    turns.claim("n1")
+    turns.tick()
+    turns.release("n1")
+    turns.close()
+    assert not turns.others
+    assert not turns.claimed("n1")

@@ -1,0 +1,134 @@
+"""The machine that a campaign is driven from, with processes and a network of its own: it must have joined the cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from freezer.hardware.device_classes import PORTABLE
+from tests.pipeline.test_whole_campaigns import SLOW_CATALOG, drive, outcomes, run, write_catalog
+from tests.raylets import LOOPBACK, Network, RayCluster, free_port
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(not Network.allowed(), reason="needs the right to make namespaces, and iproute2"),
+]
+
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Runs a command that sees no process of this machine."""
+
+ENTRY = '  - {name: good, source: "python:campaign_models:good", inputs: [{shape: [1, 16]}]}'
+
+BESIDE_ANOTHER = ("bash", "-c", f'(exec -a raylet sh -c "sleep 600; :" --node_id={"5a" * 28}) & exec "$@"', "bash")
+"""Runs a command beside what looks as a raylet of another cluster does."""
+
+CONNECTS = "import sys; from pipeline.cluster import connect; connect.RAYLET_S = 1.0; connect.connect(sys.argv[1]).__enter__()"
+STANDS_ON = """
+from pipeline.cluster.connect import connect
+with connect(None) as c: print(c.home, *(node.node_id for node in c.nodes()))
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster of one node here, the port of its client server, and the network of another machine."""
+
+    cluster: RayCluster
+    network: Network
+    port: int
+
+    @property
+    def there(self) -> list[str]:
+        """Runs a command on the other machine."""
+        return ["ip", "netns", "exec", self.network.name, *APART]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with (
+        Network(f"cp{os.getpid() % 100_000}", 1 + os.getpid() % 250) as network,
+        RayCluster(tmp_path_factory.mktemp("cluster")) as cluster,
+    ):
+        cluster.ip, port = network.here, free_port()
+        cluster.start(num_cpus=2, classes=[PORTABLE], options=[f"--ray-client-server-port={port}"])
+        yield Site(cluster, network, port)
+
+
+def optimize(site: Site, folder: Path, *before: str) -> tuple[int, str, float]:
+    """A campaign on the other machine: its exit code, what it said, and after how long."""
+    write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
+    started = time.monotonic()
+    places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+    command = [sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), "--address", site.cluster.address, *places]
+    done = site.cluster.run([*site.there, *before, *command])
+    return done.returncode, done.stdout, time.monotonic() - started
+
+
+def test_where_no_raylet_runs_ray_is_not_asked(tmp_path: Path) -> None:
+    with socket.create_server((LOOPBACK, 0)) as head:
+        address = f"{LOOPBACK}:{head.getsockname()[1]}"
+        done = run([*APART, sys.executable, "-W", "ignore", "-c", CONNECTS, address], tmp_path)
+    assert f"InfrastructureError: no node of the Ray cluster at {address} runs on this machine" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_a_machine_that_has_not_joined_is_told_so_before_ray_would(site: Site, tmp_path: Path) -> None:
+    code, said, after_s = optimize(site, tmp_path)
+    assert code == 3, said
+    address, ip = re.escape(site.cluster.address), re.escape(site.network.here)
+    assert re.search(
+        rf"CP-RAY: no node of the Ray cluster at {address} runs on this machine, .* `ray start --address={address} --num-cpus=0`, "
+        rf"or .* `python -m jobs.submit CATALOG --address http://{ip}:8265`",
+        said,
+    ), said
+    assert after_s < 45, "Ray looks for a minute"
+
+
+@pytest.mark.slow
+def test_a_machine_that_has_joined_another_cluster_is_told_so_when_ray_has_looked(site: Site, tmp_path: Path) -> None:
+    code, said, _ = optimize(site, tmp_path, "env", "RAY_gcs_server_request_timeout_seconds=5", *BESIDE_ANOTHER)
+    assert code == 3, said
+    assert f"CP-RAY: no node of the Ray cluster at {site.cluster.address} runs on this machine" in said
+
+
+@pytest.mark.slow
+def test_a_node_that_is_still_starting_is_waited_for(site: Site) -> None:
+    ray = Path(sys.executable).with_name("ray")
+    joins = f"{ray} start --address={site.cluster.address} --node-ip-address={site.network.there} --num-cpus=0"
+    later = ["sh", "-c", f'(sleep 4; {joins} --object-store-memory=100000000 >&2) & exec "$@"', "sh"]
+    done = site.cluster.run([*site.there, *later, sys.executable, "-c", STANDS_ON])
+    home, worker = done.stdout.splitlines()[-1].split()
+    assert home != worker, done.stdout
+
+
+def drives(site: Site, folder: Path, *before: str) -> None:
+    """A campaign that finds one node and publishes."""
+    write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
+    done = site.cluster.run([*before, *drive(folder), PORTABLE])
+    assert done.returncode == 0, done.stdout
+    assert "Ray has 1 node(s) for portable" in done.stdout
+    assert outcomes(folder)["good", PORTABLE]["verdict"] == "published"
+
+
+@pytest.mark.slow
+def test_a_campaign_is_driven_from_a_machine_that_joined_without_cpus(site: Site, tmp_path: Path) -> None:
+    joined = site.cluster.start(num_cpus=0, network=site.network, before=APART)
+    there = ["nsenter", f"--target={joined.processes('raylet')[0].pid}", "--pid", "--mount", "--net"]
+    home, *workers = site.cluster.run([*there, sys.executable, "-c", STANDS_ON]).stdout.split()
+    assert len(workers) == 1
+    assert home not in workers
+    drives(site, tmp_path, *there)
+    joined.kill()
+
+
+@pytest.mark.slow
+def test_a_campaign_is_driven_through_a_client_server_from_a_machine_that_has_not_joined(site: Site, tmp_path: Path) -> None:
+    drives(site, tmp_path, *site.there, "env", f"RAY_ADDRESS=ray://{site.network.here}:{site.port}")

@@ -1,0 +1,115 @@
+"""The head of a cluster: whether it answers, and for how long a silent one is waited for."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import InfrastructureError
+from pipeline.cluster.head_monitor import ORDER_S, SILENCE_S, Head, check_answers
+
+ROOT = Path(__file__).parents[3]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def address_of(listening: socket.socket) -> str:
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_head_that_listens_answers(listening: socket.socket) -> None:
+    clock = Clock()
+    head = Head(address_of(listening), clock=clock)
+    for _ in range(3):
+        clock.now += 2 * SILENCE_S  # as of a driver that slept
+        assert head.answers()
+        head.look()
+        assert head.answers()
+        assert not head.is_silent
+
+
+def test_a_head_that_comes_back_in_time_is_waited_for(listening: socket.socket) -> None:
+    clock, address = Clock(), address_of(listening)
+    head = Head(address, clock=clock)
+    listening.close()
+    for _ in range(4):
+        head.look()
+        assert not head.answers()
+        assert head.is_silent
+        clock.now += SILENCE_S / 4
+    host, _, port = address.partition(":")
+    with socket.create_server((host, int(port))):
+        head.look()
+        clock.now += SILENCE_S
+        assert head.answers()
+        assert not head.is_silent
+
+
+def test_a_head_that_stays_silent_ends_the_campaign_with_a_remedy(listening: socket.socket) -> None:
+    clock, address = Clock(), address_of(listening)
+    ended: list[InfrastructureError] = []
+    head = Head(address, end=ended.append, clock=clock)
+    listening.close()
+    head.look()
+    clock.now += SILENCE_S + 1
+    head.look()
+    with pytest.raises(InfrastructureError, match=rf"{address} has not answered for 31 s; .*then the same command again") as raised:
+        head.answers()
+    assert raised.value.code == "CP-RAY"
+    assert ended == [], "there is time to end in order"
+    clock.now += ORDER_S
+    head.look()
+    assert [error.code for error in ended] == ["CP-RAY"]
+
+
+BLOCKED = """
+import sys, time
+from pipeline.cluster import head_monitor
+head.SILENCE_S, head.ORDER_S, head.LOOK_S = 0.1, 0.1, 0.05
+with head.Head(sys.argv[1]).watched():
+    print("within a call of Ray's", end="")
+    time.sleep(60)
+"""
+
+
+def test_a_driver_that_waits_for_a_dead_head_is_ended_with_a_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, address_of_closed()], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 3
+    assert done.stdout == "within a call of Ray's"
+    assert re.fullmatch(r"CP-RAY: the head of the Ray cluster at \S+ has not answered for 0 s; .*\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray", "127.0.0.1"])
+def test_an_address_without_a_port_is_left_to_ray(address: str) -> None:
+    check_answers(address)
+
+
+def test_a_scheme_is_no_part_of_the_host(listening: socket.socket) -> None:
+    check_answers(f"ray://{address_of(listening)}")
+    listening.close()
+    with pytest.raises(OSError, match="refused"):
+        check_answers(f"ray://{address_of_closed()}")
+
+
+def address_of_closed() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return address_of(found)

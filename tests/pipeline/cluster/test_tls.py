@@ -1,0 +1,106 @@
+"""Whether a driver and a server will understand each other: servers of sockets alone, with TLS and without."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import InfrastructureError
+from pipeline.cluster.tls import FILES, check_tls
+from tests.pipeline.cluster.test_tls_campaign import certificates
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return certificates(tmp_path_factory.mktemp("tls") / "own")
+
+
+@contextlib.contextmanager
+def served(wrap: Callable[[socket.socket], socket.socket], answer: bytes = SETTINGS) -> Iterator[int]:
+    """A server that answers whatever it is told first; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with contextlib.suppress(ssl.SSLError, ConnectionError), wrap(server.accept()[0]) as line:
+                        line.recv(64)
+                        line.sendall(answer)
+                        line.recv(64)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def plain(line: socket.socket) -> socket.socket:
+    return line
+
+
+def secured(names: dict[str, str]) -> Callable[[socket.socket], socket.socket]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=names[FILES[2]])
+    context.load_cert_chain(names[FILES[0]], names[FILES[1]])
+    context.verify_mode = ssl.CERT_REQUIRED
+    return lambda line: context.wrap_socket(line, server_side=True)
+
+
+def check(port: int, environ: dict[str, str]) -> None:
+    check_tls("127.0.0.1", port, limit_s=3.0, environ=environ)
+
+
+def test_those_that_agree_are_let_pass(own: dict[str, str]) -> None:
+    with served(plain) as port:
+        check(port, {})
+    with served(secured(own)) as port:
+        check(port, own)
+
+
+def test_a_server_that_says_nothing_is_left_to_ray() -> None:
+    with served(plain, answer=b"") as port:
+        check_tls("127.0.0.1", port, limit_s=0.2, environ={})
+
+
+def test_one_that_speaks_tls_alone_is_told(own: dict[str, str]) -> None:
+    with (
+        served(secured(own)) as port,
+        pytest.raises(InfrastructureError, match=r"set that here too, and RAY_TLS_SERVER_CERT") as caught,
+    ):
+        check(port, {})
+    assert caught.value.code == "CP-RAY-TLS"
+    with served(plain) as port, pytest.raises(InfrastructureError, match=r"unset RAY_USE_TLS here"):
+        check(port, own)
+
+
+def test_certificates_of_another_authority_are_refused_by_both_sides(own: dict[str, str], tmp_path: Path) -> None:
+    other = certificates(tmp_path / "other")
+    with served(secured(own)) as port:
+        with pytest.raises(
+            InfrastructureError, match=r"do not agree on TLS \(.*\); RAY_TLS_SERVER_CERT here and on the head must be"
+        ):
+            check(port, other)
+        with pytest.raises(InfrastructureError, match=r"CERT"):  # it trusts the server, which does not trust it
+            check(port, {**other, FILES[2]: own[FILES[2]]})
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_missing_is_named(own: dict[str, str], tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").touch()
+    with served(plain) as port:
+        without = {key: value for key, value in own.items() if key != name}
+        with pytest.raises(InfrastructureError, match=rf"RAY_USE_TLS is set, and {name} is not set; Ray needs"):
+            check(port, without)
+        with pytest.raises(InfrastructureError, match=rf"and {name} is '/nowhere', which is no file"):
+            check(port, {**own, name: "/nowhere"})
+        with pytest.raises(InfrastructureError, match=r"are no certificate, its key and an authority in PEM"):
+            check(port, {**own, name: str(tmp_path / "empty")})

@@ -1,0 +1,92 @@
+"""A head whose gRPC channels speak TLS, with certificates of both sides: who has them is served, and who has not is told so."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.test_submit import CATALOG, write_catalog
+from tests.pipeline.heads import Head, started_head
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates"),
+]
+
+BOUND_S = 60.0
+"""Until a driver without certificates must have said so."""
+
+
+OWN = "127.0.0.2"
+"""Of the head. Ray replaces 127.0.0.1 by the machine's own address, for which no certificate is made here."""
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Ray's variables for an authority and a certificate of loopback that are made anew."""
+    folder.mkdir()
+    (folder / "names").write_text(f"subjectAltName=IP:127.0.0.1,IP:{OWN}\n")
+    by = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
+    own = ("-newkey", "rsa:2048", "-nodes", "-keyout")
+    for words in (
+        ("req", "-x509", "-days", "1", *own, "ca.key", "-out", "ca.crt", "-subj", "/CN=authority of a test"),
+        ("req", *own, "tls.key", "-out", "tls.csr", "-subj", "/CN=127.0.0.1"),
+        ("x509", "-req", "-days", "1", "-in", "tls.csr", *by, "-extfile", "names", "-out", "tls.crt"),
+    ):
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(folder / "tls.crt"),
+        "RAY_TLS_SERVER_KEY": str(folder / "tls.key"),
+        "RAY_TLS_CA_CERT": str(folder / "ca.crt"),
+    }
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    home = tmp_path_factory.mktemp("home")
+    with started_head(home, {"RAY_AUTH_MODE": "disabled", **certificates(home / "tls")}, OWN) as found:
+        yield found
+
+
+def optimize(
+    head: Head, folder: Path, environ: Mapping[str, str], address: str = ""
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A driver on this machine, and how long it took."""
+    write_catalog(folder, CATALOG)
+    words = ["catalog.yaml", "--address", address or head.gcs_address, "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+    command = [sys.executable, "-W", "ignore", "-m", "jobs.optimize", *words]
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=400, check=False)
+    return done, time.monotonic() - started
+
+
+def test_a_campaign_and_a_job_with_certificates_run(head: Head, tmp_path: Path) -> None:
+    done, _ = optimize(head, tmp_path / "here", head.environ)
+    assert (done.returncode, "raises portable failed (source)" in done.stdout) == (1, True), done.stdout + done.stderr
+    write_catalog(tmp_path / "job", CATALOG)
+    submitted = head.submit(tmp_path / "job", "catalog.yaml")
+    assert (submitted.returncode, "raises portable failed (source)" in submitted.stdout) == (1, True), submitted.stderr
+
+
+@pytest.mark.parametrize("what", ["none", "incomplete", "of another authority", "for another address"])
+def test_a_driver_without_the_right_certificates_is_told_so(head: Head, tmp_path: Path, what: str) -> None:
+    environ = dict(head.environ)
+    if what == "of another authority":
+        environ |= certificates(tmp_path / "other")
+    elif what != "for another address":
+        for name in [name for name in environ if name.startswith("RAY_TLS") or (what == "none" and name == "RAY_USE_TLS")]:
+            del environ[name]
+    address = head.gcs_address.replace(OWN, "127.0.0.3") if what == "for another address" else ""
+    done, took_s = optimize(head, tmp_path / "c", environ, address)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert took_s < BOUND_S
+    assert "CP-RAY-TLS: " in done.stderr
+    assert "RAY_TLS_SERVER_CERT" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,0 +1,331 @@
+"""The policy: what is tried again, where and with what, and what the next campaign takes over; and that its page says the same."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import pytest
+import ray.exceptions
+
+from freezer.errors import BuildError, CaptureError, FreezeError, JudgeError, LeakError, SourceError
+from freezer.limits import Limits
+from freezer.store.store import Store
+from pipeline.cluster.nodes import Done, Handle, Node
+from pipeline.failures.classify import CODES, EndKind
+from pipeline.failures.policy import (
+    BY_CODE,
+    MOST_ATTEMPTS,
+    POLICY,
+    RAY,
+    Decision,
+    attempts_left,
+    decide,
+    is_kept,
+    kind_of_ray,
+    memory_for_next,
+)
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.item import Item, Plan
+from pipeline.records.class_facts import ClassFacts
+from pipeline.records.events import Event
+from pipeline.records.outcome import Outcome
+from pipeline.scheduling.executor import Executor
+from pipeline.scheduling.outcomes import failed_outcome
+from pipeline.sources.materials import Materials
+from pipeline.worker.requests import BuildResult, JudgeResult
+from tests.pipeline import campaigns
+from tests.pipeline.campaigns import entry
+from tests.pipeline.one_node import NODE, NoRay, OneNode
+
+FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10 * 10**9)
+
+
+def test_every_kind_of_failure_has_a_row() -> None:
+    ends = {kind for kind in get_args(EndKind) if kind not in ("ok", "error")}
+    assert ends | set(CODES) <= set(POLICY)
+    assert {error.kind for error in (FreezeError, SourceError, CaptureError, BuildError, LeakError, JudgeError)} <= set(POLICY)
+    assert set(RAY.values()) <= set(POLICY)
+
+
+def test_the_kinds_are_rays_own_exceptions() -> None:
+    assert all(issubclass(getattr(ray.exceptions, name), ray.exceptions.RayError) for name in RAY)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ray.exceptions.WorkerCrashedError(), "worker"),
+        (ray.exceptions.NodeDiedError("x"), "node"),
+        (ray.exceptions.OutOfMemoryError("x"), "node-memory"),
+        (ray.exceptions.OwnerDiedError("00" * 28, None, ""), "object"),
+        (ray.exceptions.RaySystemError("x"), "infrastructure"),
+        (ray.exceptions.TaskUnschedulableError("x"), "node"),
+    ],
+)
+def test_what_ray_raises_is_told_apart(error: Exception, kind: str) -> None:
+    assert kind_of_ray(error) == kind
+
+
+def test_what_a_task_raised_is_told_apart() -> None:
+    error = ray.exceptions.RayTaskError("f", "traceback", ValueError("x"))
+    assert kind_of_ray(error, error.cause) == "task"
+    assert kind_of_ray(error, OSError(28, "No space left on device")) == "disk"
+    assert kind_of_ray(error, MemoryError()) == "node-memory"
+
+
+def test_attempts_are_bounded_by_kind_and_in_all() -> None:
+    assert [attempts_left(["node"] * n, "node") for n in (1, 2, 3, 4)] == [2, 1, 0, 0]
+    assert attempts_left(["crash"], "crash") == 1
+    assert attempts_left(["crash", "node", "crash"], "crash") == 0
+    assert attempts_left(["crash", "node"], "node") == 2, "a node that dies takes nothing from the crashes"
+    assert attempts_left(["node", "worker", "disk", "node"], "node") == 1
+    assert attempts_left(["node", "worker", "disk", "node", "worker"], "worker") == 0, f"{MOST_ATTEMPTS} in all"
+    assert attempts_left(["capture"], "capture") == 0
+    assert attempts_left(["memory"], "memory", "CP-MEMORY") == 0, "the limit of the entry holds"
+    assert attempts_left(["memory"], "memory", "CP-MEMORY-NODE") == 1
+    assert decide("no such kind") == Decision()
+
+
+def test_the_next_attempt_has_twice_the_memory() -> None:
+    assert memory_for_next(2, 3) == 6
+    assert memory_for_next(4, 3) == 8
+    assert memory_for_next(1, 0) == 2, "nobody knows what a worker used that Ray killed"
+
+
+def test_what_the_next_campaign_takes_over() -> None:
+    assert is_kept(None, "CP-DRIFT"), "rejected"
+    assert is_kept("capture", "CP-CAPTURE")
+    assert not is_kept("source", "CP-FETCH")
+    assert not any(is_kept(failure, None) for failure in ("timeout", "error", "disk", "infrastructure"))
+    assert is_kept("crash", "CP-CRASH")
+    assert not is_kept("crash", "CP-CRASH", lifted=True)
+    assert is_kept("capture", "CP-CAPTURE", lifted=True), "what did not crash is not in quarantine"
+    assert is_kept("memory", "CP-MEMORY", tried_bytes=5, memory_bytes=5)
+    assert not is_kept("memory", "CP-MEMORY", tried_bytes=5, memory_bytes=6)
+    assert not is_kept("memory", "CP-MEMORY", tried_bytes=None, memory_bytes=6), "of an earlier release"
+
+
+TITLE = "| failure | attempts | where and how | next campaign |"
+
+
+def _row(name: str, decision: Decision) -> list[str]:
+    words = [
+        *(["another node"] if decision.elsewhere else []),
+        *(["twice the memory"] if decision.more_memory else []),
+        *(["after what else waits"] if decision.later else []),
+        *(["built again first"] if decision.rebuild else []),
+    ]
+    return [name, str(decision.attempts), ", ".join(words), decision.kept]
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "operate.md").read_text()
+    lines = text[text.index(TITLE) :].split("\n\n")[0].splitlines()[2:]
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    shown = [[re.findall(r"`([^`]+)`", cells[0]), *cells[1:4]] for cells in found]
+    page = [[name, *rest] for names, *rest in shown for name in cast(list[str], names)]
+    code = [_row(name, decision) for name, decision in (*POLICY.items(), *BY_CODE.items())]
+    assert sorted(page) == sorted(code)
+
+
+class Fake(NoRay):
+    """Takes tasks, and gives back the ends that a test has for them, in order."""
+
+    def __init__(self, ends: list[Done]) -> None:
+        super().__init__()
+        self.ends, self.started, self._keys = ends, list[str](), list[str]()
+        self.memory: list[int | None] = []
+
+    def start(self, *args: Any, name: str, memory_bytes: int | None = None, **_: object) -> Handle:
+        self.started.append(name)
+        self.memory.append(memory_bytes)
+        self._keys.append(args[1].key)
+        return Handle(len(self.started))
+
+    start_alone = start
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        done = self.ends.pop(0)
+        value = replace(done.value, key=self._keys[handles[0].ref - 1]) if done.value else None
+        return [replace(done, handle=handles[0], value=value)]
+
+    def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
+        assert not handles
+
+
+def plan_of(store: Store, ledger: Ledger, *, memory_gb: float | None = None, facts: ClassFacts = FACTS, lift: bool = False) -> Plan:
+    model = entry("m", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    model = replace(model, limits=Limits(memory_gb=memory_gb))
+    made = campaigns.plan_of([model], store, ledger, facts=facts, device_classes=("portable",), lift_quarantine=lift)
+    assert [item.device_class for item in made.items] == ["portable"]
+    assert len(made.items[0].builds) == 1
+    return made
+
+
+def executed(
+    store: Store, ledger: Ledger, ends: list[Done], plan: Plan, node: Node = NODE
+) -> tuple[list[tuple[Item, Outcome]], Fake, list[str]]:
+    cluster, notes = Fake(ends), list[str]()
+
+    def show(event: Event) -> None:
+        if event.kind in ("note", "built"):
+            notes.append(event.text)
+
+    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
+    executor = Executor(plan, OneNode(cluster, store.root, node), store, ledger, materials, show)
+    return list(executor.outcomes()), cluster, notes
+
+
+def ended(failure: str | None, code: str | None = None, *, peak_bytes: int = 0, tried_bytes: int | None = None) -> Done:
+    """A build that ended so, on a node."""
+    result = BuildResult(
+        key="b", recipe="portable", failure=failure, code=code, message="so it was", peak_bytes=peak_bytes, tried_bytes=tried_bytes
+    )
+    return Done(handle=Handle(0), value=result)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def test_a_crash_is_tried_once_more_then_quarantined_until_it_is_lifted(place: Store) -> None:
+    with Ledger(place, "c") as ledger:
+        plan = plan_of(place, ledger)
+        [(item, outcome)], cluster, notes = executed(place, ledger, [ended("crash", "CP-CRASH")] * 2, plan)
+        assert len(cluster.started) == 2
+        assert notes[0] == "m portable portable: crash: so it was; attempt 2 of 2, on another node if there is one"
+        assert (outcome.verdict, outcome.failure) == ("failed", "crash")
+        assert outcome.reason == (
+            "so it was; tried 2 times; quarantined: tried again when the model, its recipe or the toolchain changes, or with "
+            "--lift-quarantine"
+        )
+        again, second, _ = executed(place, ledger, [], plan)
+        assert (len(again), second.started) == (1, []), "the build stands as it is"
+        ledger.append(
+            "outcome", item.judge.digest, model="m", device_class="portable", data={"outcome": outcome.to_json(), "parts": {}}
+        )
+        assert plan_of(place, ledger).items[0].finished is not None
+        lifted = plan_of(place, ledger, lift=True)
+        assert lifted.items[0].finished is None
+        assert lifted.items[0].why == "was failed (crash), whose quarantine is lifted"
+        _, third, _ = executed(place, ledger, [ended("capture", "CP-CAPTURE")], lifted)
+        assert len(third.started) == 1
+
+
+def test_what_can_start_now_starts_now(place: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with Ledger(place, "c") as ledger:
+        _, cluster, _ = executed(place, ledger, [ended("crash", "CP-CRASH")] * 2, plan_of(place, ledger))
+    assert (len(cluster.started), slept) == (2, [])
+
+
+def test_node_deaths_are_bounded_and_told(place: Store) -> None:
+    died = Done(handle=Handle(0), failure="NodeDiedError: it is gone", kind="node")
+    with Ledger(place, "c") as ledger:
+        [(_, outcome)], cluster, notes = executed(place, ledger, [died] * 3, plan_of(place, ledger))
+        assert len(cluster.started) == 3
+        assert [re.search(r"attempt \d of \d", note)[0] for note in notes[:2]] == ["attempt 2 of 3", "attempt 3 of 3"]  # type: ignore[index]
+        assert (outcome.failure, outcome.code) == ("infrastructure", "CP-INFRASTRUCTURE")
+        assert outcome.reason == "NodeDiedError: it is gone; tried 3 times"
+        _, again, _ = executed(place, ledger, [ended("capture")], plan_of(place, ledger))
+        assert len(again.started) == 1, "never kept"
+
+
+def test_what_lost_an_object_comes_back_elsewhere(place: Store) -> None:
+    lost = Done(handle=Handle(0), failure="ObjectLostError: its copies are gone", kind="object")
+    with Ledger(place, "c") as ledger:
+        [(_, outcome)], cluster, notes = executed(place, ledger, [lost, ended("capture")], plan_of(place, ledger))
+    assert len(cluster.started) == 2
+    assert notes[0].endswith("ObjectLostError: its copies are gone; attempt 2 of 3, on another node if there is one")
+    assert outcome.failure == "capture"
+
+
+def test_rays_out_of_memory_is_one_of_memory_and_tried_once_more(place: Store) -> None:
+    killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
+    with Ledger(place, "c") as ledger:
+        [(_, outcome)], cluster, notes = executed(place, ledger, [killed] * 2, plan_of(place, ledger))
+    assert len(cluster.started) == 2
+    assert notes[0].endswith("attempt 2 of 2, with 2.0 GB kept free"), "twice of what was asked for"
+    assert (outcome.failure, outcome.code) == ("memory", "CP-MEMORY-NODE")
+
+
+def test_a_machine_without_memory_is_tried_once_more_with_twice_as_much_and_kept_for_that_much(place: Store) -> None:
+    starved = ended("memory", "CP-MEMORY-NODE", peak_bytes=6 * 10**9, tried_bytes=10 * 10**9)
+    with Ledger(place, "c") as ledger:
+        [(_, outcome)], cluster, notes = executed(place, ledger, [starved] * 2, plan_of(place, ledger))
+        assert len(cluster.started) == 2
+        assert notes[0].endswith("attempt 2 of 2, with 20.0 GB kept free")
+        assert (outcome.failure, outcome.tried_bytes) == ("memory", 10 * 10**9)
+        _, same, _ = executed(place, ledger, [], plan_of(place, ledger))
+        assert same.started == []
+        larger = ClassFacts(num_threads=2, toolchain=FACTS.toolchain, memory_bytes=20 * 10**9)
+        _, more, _ = executed(place, ledger, [ended("capture")], plan_of(place, ledger, facts=larger))
+        assert len(more.started) == 1
+
+
+def test_a_judge_has_as_much_memory_kept_free_as_is_said(place: Store) -> None:
+    killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
+    ends = [ended(None), killed, killed]
+    with Ledger(place, "c") as ledger:
+        roomy = replace(NODE, memory_bytes=8 * 10**9)
+        _, cluster, notes = executed(place, ledger, ends, plan_of(place, ledger, memory_gb=3), roomy)
+    assert cluster.started == ["build m portable portable", "judge m portable", "judge m portable"]
+    assert notes[-1].endswith("attempt 2 of 2, with 6.0 GB kept free")
+    assert cluster.memory == [3 * 10**9, 3 * 10**9, 6 * 10**9]
+
+
+def test_a_limit_of_memory_is_final_until_it_is_raised(place: Store) -> None:
+    passed = ended("memory", "CP-MEMORY", peak_bytes=2 * 10**9, tried_bytes=2 * 10**9)
+    with Ledger(place, "c") as ledger:
+        [(item, outcome)], cluster, _ = executed(place, ledger, [passed], plan_of(place, ledger, memory_gb=2))
+        assert len(cluster.started) == 1
+        ledger.append(
+            "outcome", item.judge.digest, model="m", device_class="portable", data={"outcome": outcome.to_json(), "parts": {}}
+        )
+        assert plan_of(place, ledger, memory_gb=2).items[0].finished is not None
+        raised = plan_of(place, ledger, memory_gb=3)
+        assert raised.items[0].why == "was failed (memory), and may use more memory now"
+        _, again, _ = executed(place, ledger, [ended("capture")], raised)
+        assert len(again.started) == 1
+
+
+ATTEMPTS = {"capture": 1, "error": 1, "timeout": 1, "output": 1, "processes": 1, "disk": 2}
+
+
+@pytest.mark.parametrize(("failure", "num"), ATTEMPTS.items())
+def test_what_is_final_is_tried_once_and_a_full_disk_twice(place: Store, failure: str, num: int) -> None:
+    with Ledger(place, "c") as ledger:
+        [(_, outcome)], cluster, _ = executed(place, ledger, [ended(failure)] * num, plan_of(place, ledger))
+    assert len(cluster.started) == num
+    assert outcome.failure == failure
+
+
+def test_a_judge_that_crashes_is_tried_once_more(place: Store) -> None:
+    crashed = JudgeResult(key="j", verdict="failed", reason="died of SIGSEGV", failure="crash", code="CP-CRASH", log_tail="the end")
+    judged = Done(handle=Handle(0), value=crashed)
+    with Ledger(place, "c") as ledger:
+        [(_, outcome)], cluster, notes = executed(place, ledger, [ended(None), judged, judged], plan_of(place, ledger))
+    assert cluster.started == ["build m portable portable", "judge m portable", "judge m portable"]
+    assert notes[-1] == "m portable: crash: died of SIGSEGV; attempt 2 of 2, on another node if there is one"
+    assert (outcome.failure, outcome.log_tail) == ("crash", "the end")
+    assert str(outcome.reason).startswith("died of SIGSEGV; tried 2 times; quarantined: ")
+
+
+def test_an_outcome_is_tried_again_as_soon_as_any_of_its_builds_would_be(place: Store) -> None:
+    def failed(recipe: str, failure: str) -> BuildResult:
+        return BuildResult(key=recipe, recipe=recipe, failure=failure, code=CODES.get(failure), message=failure)
+
+    with Ledger(place, "c") as ledger:
+        [item] = plan_of(place, ledger).items
+    builds = {name: failed(name, name) for name in ("capture", "crash", "timeout")}
+    assert failed_outcome(item, builds).failure == "timeout"
+    del builds["timeout"]
+    assert failed_outcome(item, builds).failure == "crash"

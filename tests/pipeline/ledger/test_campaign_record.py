@@ -1,0 +1,100 @@
+"""Campaign records: what a campaign that goes on takes from the start before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freezer.store.store import Store
+from pipeline.ledger.campaign_record import CampaignRecord, Continued
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.class_facts import ClassFacts
+
+FACTS = {"portable": ClassFacts(num_threads=4, toolchain={"torch": "2.13.0", "driver": None})}
+RECORD = CampaignRecord(catalog="c", started=1.0, members=(), facts=FACTS)
+
+
+def continued(store: Store, record: CampaignRecord) -> Continued:
+    with Ledger(store, "c") as ledger:
+        ledger.append("campaign", "c", model="", device_class="", data=record.to_json())
+        return Continued(ledger, 5.0)
+
+
+def test_a_record_comes_back_as_it_was_and_so_does_one_of_an_earlier_release() -> None:
+    written = json.loads(json.dumps(RECORD.to_json()))
+    assert CampaignRecord.from_json(written) == RECORD
+    del written["facts"]
+    assert CampaignRecord.from_json(written) == replace(RECORD, facts={})
+
+
+def test_a_campaign_that_was_stopped_goes_on_with_what_it_was_planned_for(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    assert continued(store, RECORD).facts == FACTS
+    interrupted = replace(RECORD, finished=2.0, exit_code=130, interrupted=True)
+    assert (continued(store, interrupted).facts, continued(store, interrupted).started) == (FACTS, 1.0)
+
+
+def test_a_campaign_that_had_ended_is_planned_anew(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    ended = continued(store, replace(RECORD, finished=2.0, exit_code=0))
+    assert (ended.facts, ended.started) == ({}, 5.0)
+
+
+KILLED = """
+import os, signal, sys, time
+from freezer.store.store import Store
+from pipeline.ledger.campaign_record import CampaignRecord
+from pipeline.ledger.lease import campaign_lock
+from pipeline.ledger.ledger import Ledger, ledger_folder
+
+def end(ledger):
+    record = CampaignRecord(catalog="c", started=1.0, members=(), finished=time.time(), exit_code=0)
+    ledger.append("campaign", "c", model="", device_class="", data=record.to_json())
+
+def drive(step):
+    replays = step in ("replayed", "replaying")
+    with campaign_lock(ledger_folder(store), "c") if replays else Ledger(store, "c") as held:
+        if step in ("passed", "telling"):
+            end(held)
+        if step in ("started", "telling", "replaying"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+store = Store.open(sys.argv[1])
+for step in sys.argv[2:]:
+    child = os.fork()
+    if child == 0:
+        drive(step)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+"""Drivers, one after the other: `passed` ends, `replayed` is a whole replay, and the others are killed: `started` before it wrote
+anything, `telling` when it had written its end, `replaying` in a replay."""
+
+
+@pytest.mark.parametrize(
+    ("drivers", "goes_on"),
+    [
+        (["passed"], False),
+        (["passed", "started"], False),
+        (["passed", "started", "started"], False),
+        (["passed", "replaying"], False),
+        (["telling"], True),
+        (["passed", "started", "telling"], True),
+        (["telling", "started"], True),
+        (["telling", "replaying"], True),
+        (["telling", "replayed"], False),
+    ],
+)
+def test_a_pass_that_had_ended_is_gone_on_with_only_where_its_own_driver_died(
+    tmp_path: Path, drivers: list[str], goes_on: bool
+) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    subprocess.run([sys.executable, "-c", KILLED, str(store.root), *drivers], check=True)
+    with Ledger(store, "c") as ledger:
+        assert (Continued(ledger, time.time()).started == 1.0) == goes_on

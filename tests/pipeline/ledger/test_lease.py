@@ -1,0 +1,196 @@
+"""Leases: one driver for a campaign, on one machine or on several; one that lost its lease writes nothing more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freezer.errors import InfrastructureError, UsageError
+from freezer.store.store import Store
+from pipeline.ledger import lease
+from pipeline.ledger.lease import Holder, LeaseLostError, campaign_lock, lease_path, living_holder, read_holder
+from pipeline.ledger.ledger import Ledger
+from pipeline.ledger.segments import part_paths, read_rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Store.open(str(tmp_path / "store"), create=True).root / ".coldpress" / "ledger"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(lease, "EXPIRY_S", 1.5)
+    monkeypatch.setattr(lease, "POLL_S", 0.05)
+
+
+def holder_here(folder: Path) -> Holder:
+    with campaign_lock(folder, "c"):
+        found = read_holder(lease_path(folder, "c"))
+    assert found is not None
+    return found
+
+
+def leave(folder: Path, **changed: Any) -> Path:
+    """A lease as some other driver would leave it."""
+    path = lease_path(folder, "c")
+    path.write_text(json.dumps(asdict(replace(holder_here(folder), token="another", **changed))))
+    return path
+
+
+def test_who_takes_over_knows_since_when_nobody_ended(folder: Path) -> None:
+    path = leave(folder, pid=os.getpid(), pid_started=1, started=5.0)
+    with campaign_lock(folder, "c") as second:
+        assert second.after == 5.0
+        held = read_holder(path)
+    assert held is not None
+    assert (held.after, held.unended_since) == (5.0, 5.0)
+    leave(folder, pid=os.getpid(), pid_started=1, started=7.0, after=5.0)
+    with campaign_lock(folder, "c") as third:
+        assert third.after == 5.0
+    with campaign_lock(folder, "c") as fourth:
+        assert fourth.after is None
+
+
+def test_the_lease_of_an_earlier_release_is_one(folder: Path) -> None:
+    path = leave(folder, started=5.0)
+    data = json.loads(path.read_text())
+    del data["after"]
+    path.write_text(json.dumps(data))
+    found = read_holder(path)
+    assert found is not None
+    assert found.unended_since == 5.0
+    del data["token"]
+    path.write_text(json.dumps(data))
+    assert read_holder(path) is None
+
+
+ELSEWHERE = {"boot": "another boot", "host": "far", "beat_time": 4e9, "started": 4e9}
+"""A holder of another machine, whose clock is decades ahead."""
+
+
+def test_a_lease_goes_when_its_driver_ends(folder: Path) -> None:
+    assert holder_here(folder).pid == os.getpid()
+    assert read_holder(lease_path(folder, "c")) is None
+
+
+def test_a_dead_process_of_this_machine_is_taken_over_from_at_once(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        pass
+    leave(folder, pid=process.pid, expiry_s=1000.0)
+    started = time.monotonic()
+    with campaign_lock(folder, "c"):
+        assert time.monotonic() - started < 1
+
+
+def test_a_pid_that_another_process_has_by_now_is_no_driver(folder: Path) -> None:
+    leave(folder, pid=os.getpid(), pid_started=1, expiry_s=1000.0)
+    with campaign_lock(folder, "c"):
+        pass
+
+
+def test_a_heartbeat_from_another_machine_refuses_whatever_its_clock_says(folder: Path) -> None:
+    path = leave(folder, **ELSEWHERE, expiry_s=60.0)
+    ended = threading.Event()
+
+    def beat() -> None:
+        found = read_holder(path)
+        while not ended.wait(0.2) and found is not None:
+            found = replace(found, beat=found.beat + 1)
+            path.with_suffix(".new").write_text(json.dumps(asdict(found)))
+            path.with_suffix(".new").replace(path)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    said: list[str] = []
+    try:
+        with (
+            pytest.raises(
+                InfrastructureError, match=r"run by another driver.*on far since .*; wait for it.*to take over, end that"
+            ),
+            campaign_lock(folder, "c", said.append),
+        ):
+            pass
+    finally:
+        ended.set()
+        thread.join()
+    assert "watching up to 60 s for a heartbeat of process" in said[0]
+
+
+def test_a_silent_driver_of_another_machine_is_taken_over_from_after_its_expiry(folder: Path) -> None:
+    leave(folder, **ELSEWHERE, expiry_s=0.5)
+    started = time.monotonic()
+    with campaign_lock(folder, "c"):
+        assert time.monotonic() - started >= 0.5
+
+
+def test_a_driver_that_slept_writes_nothing_more(folder: Path) -> None:
+    """Stopped for longer than its expiry, while another machine's driver, for which the lock is free, takes over."""
+    store = Store(folder.parents[1])
+    with Ledger(store, "c") as ledger:
+        ledger.append("build", "k1", model="m", device_class="portable", data={})
+        mine = read_holder(lease_path(folder, "c"))
+        assert mine is not None
+        lease_path(folder, "c").write_text(json.dumps(asdict(replace(mine, token="another", host="far"))))
+        before = part_paths(folder)
+        with pytest.raises(LeaseLostError, match=r"'c' was taken over by process .* on far since .*writes nothing more"):
+            ledger.append("build", "k2", model="m", device_class="portable", data={})
+        time.sleep(0.3)  # its heartbeats have stopped too
+        assert read_holder(lease_path(folder, "c")) == replace(mine, token="another", host="far")
+    assert part_paths(folder) == before
+    assert [row.key for row in read_rows(folder)] == ["k1"]
+    assert read_holder(lease_path(folder, "c")) is not None, "it is not given back by one who does not hold it"
+
+
+DRIVER = """
+import sys, time
+from freezer.store.store import Store
+from pipeline.ledger import lease
+from pipeline.ledger.ledger import Ledger
+lease.HEARTBEAT_S, lease.EXPIRY_S = 0.1, 1.5
+with Ledger(Store.open(sys.argv[1]), "c") as ledger:
+    print("driving", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_driver_is_taken_over_from_and_a_stopped_one_is_not(folder: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, str(folder.parents[1])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "driving\n"
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(InfrastructureError, match=rf"process {process.pid} of"), campaign_lock(folder, "c"):
+            pass
+        process.kill()
+    assert living_holder(lease_path(folder, "c")) is None
+    assert read_holder(lease_path(folder, "c")) is not None, "who it was is still told"
+    with campaign_lock(folder, "c"):
+        pass
+
+
+def test_heartbeats_go_on_while_a_driver_works(folder: Path) -> None:
+    with campaign_lock(folder, "c"):
+        first = read_holder(lease_path(folder, "c"))
+        time.sleep(0.5)
+        last = read_holder(lease_path(folder, "c"))
+    assert first is not None
+    assert last is not None
+    assert (last.token, last.beat > first.beat) == (first.token, True)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a@b", "../a", "a*", "x" * 101])
+def test_a_campaign_that_cannot_be_part_of_a_file_name_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"campaign .*: expected up to 100 letters"):
+        Ledger(Store(folder.parents[1]), name)

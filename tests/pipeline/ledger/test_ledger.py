@@ -1,0 +1,194 @@
+"""The ledger: durable, single-writer for a campaign, and readable whatever happened to the writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from freezer.errors import InfrastructureError, StoreUnreachableError
+from freezer.store.store import Store
+from pipeline.ledger.ledger import MERGE_AT, Draft, Ledger
+from pipeline.ledger.segments import part_paths, read_folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def add(ledger: Ledger, key: str, **data: object) -> None:
+    ledger.append("build", key, model="m", device_class="portable", data=data)
+
+
+def test_rows_are_there_for_the_next_driver(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        add(ledger, "k1", n=1)
+        add(ledger, "k1", n=2)
+        ledger.append("outcome", "k1", model="m", device_class="portable", data={"text": "é\n"})
+    with Ledger(store, "two") as ledger:
+        row = ledger.find("build", "k1")
+        assert row is not None
+        assert (row.data, row.campaign) == ({"n": 2}, "one")
+        outcome = ledger.find("outcome", "k1")
+        assert outcome is not None
+        assert outcome.data == {"text": "é\n"}
+        assert ledger.find("build", "k2") is None
+        nearest = ledger.nearest("outcome", "m", "portable")
+        assert nearest is not None
+        assert nearest.key == "k1"
+        assert ledger.nearest("outcome", "m", "cpu-x86-64-v4") is None
+
+
+def test_a_second_driver_of_a_campaign_is_refused_and_another_campaign_is_not(store: Store) -> None:
+    with Ledger(store, "one"):
+        with pytest.raises(InfrastructureError, match="'one' is being run by another driver"), Ledger(store, "one"):
+            pass
+        with Ledger(store, "two") as other:
+            add(other, "k")
+    with Ledger(store, "one") as again:
+        assert again.find("build", "k") is not None
+
+
+def test_parts_are_compacted_without_losing_a_row(store: Store) -> None:
+    with Ledger(store, "big") as ledger:
+        for index in range(MERGE_AT + 3):
+            add(ledger, f"k{index}", index=index)
+        assert len(part_paths(ledger.folder, "big")) == 4, "they are merged while the campaign runs"
+    assert len(part_paths(ledger.folder)) == 1
+    with Ledger(store, "big") as ledger:
+        assert [ledger.find("build", f"k{i}").data["index"] for i in range(MERGE_AT + 3)] == list(range(MERGE_AT + 3))  # type: ignore[union-attr]
+
+
+WRITER = """
+import sys
+from freezer.store.store import Store
+from pipeline.ledger.ledger import Ledger
+with Ledger(Store.open(sys.argv[1]), "killed") as ledger:
+    for index in range(100000):
+        ledger.append("build", f"k{index}", model="m", device_class="portable", data={"index": index})
+        print(index, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_instant_leaves_every_row_it_had_finished(store: Store) -> None:
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(store.root)], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            told = -1
+            for line in process.stdout:
+                told = int(line)
+                if told >= 20:
+                    os.kill(process.pid, signal.SIGKILL)
+                    break
+            rest = process.stdout.read().splitlines()
+            told = int(rest[-1]) if rest else told
+        with Ledger(store, "killed") as ledger:
+            assert all(ledger.find("build", f"k{index}") is not None for index in range(told + 1))
+
+
+def test_parts_of_earlier_releases_are_read_and_made_new_ones(store: Store) -> None:
+    with Ledger(store, "old") as ledger:
+        pass
+    for index in range(3):
+        columns = {"kind": "build", "key": f"k{index}", "model": "m", "device_class": "c", "campaign": "old", "time": float(index)}
+        table = pa.table({**{name: [value] for name, value in columns.items()}, "data": [json.dumps({"index": index})]})
+        pq.write_table(table, ledger.folder / f"old@{index}-1-{index}.parquet")
+    with Ledger(store, "old") as again:
+        assert [again.find("build", f"k{i}").data["index"] for i in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
+    assert [path.suffix for path in part_paths(ledger.folder)] == [".arrow"]
+    with Ledger(store, "new") as later:
+        assert later.find("build", "k2") is not None
+
+
+def test_the_newest_row_is_the_one_that_was_written_last_though_the_clock_went_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for now in (2e9, 1e9):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        with Ledger(store, "one") as ledger:
+            add(ledger, "k", now=now)
+    with Ledger(store, "two") as ledger:
+        add(ledger, "k", now=0.0)
+        found = ledger.find("build", "k")
+    assert found is not None
+    assert found.data == {"now": 0.0}
+    with Ledger(store, "three") as ledger:
+        assert ledger.find("build", "k") == found
+
+
+def test_rows_that_are_added_together_are_there_together(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        ledger.append_all([Draft(kind="outcome", key=f"k{i}", model="m", device_class="portable", data={}) for i in range(100)])
+        (part,) = part_paths(ledger.folder)
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(content)
+    with pytest.raises(StoreUnreachableError, match="its bytes are not those that were written"), Ledger(store, "one"):
+        pass
+
+
+def test_what_is_compacted_away_while_it_is_read_is_found_again(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        for index in range(3):
+            add(ledger, f"k{index}")
+        reading = read_folder(ledger.folder)
+        seen = {key for key, *_ in next(reading).heads()}
+    assert len(part_paths(ledger.folder)) == 1
+    assert seen | {key for part in reading for key, *_ in part.heads()} == {"k0", "k1", "k2"}
+
+
+def test_another_campaigns_rows_are_seen_after_a_refresh(store: Store) -> None:
+    with Ledger(store, "one") as one, Ledger(store, "two") as two:
+        add(two, "k")
+        assert one.find("build", "k") is None
+        one.refresh()
+        assert one.find("build", "k") is not None
+
+
+def test_a_damaged_part_is_an_error_that_names_it(store: Store) -> None:
+    with Ledger(store, "one") as ledger:
+        add(ledger, "k")
+    (part,) = part_paths(ledger.folder)
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(StoreUnreachableError, match=f"{part.name}.*cannot be read"), Ledger(store, "one"):
+        pass
+
+
+def test_a_full_disk_is_an_error_and_adds_nothing(store: Store) -> None:
+    script = """
+import resource, signal, sys
+from freezer.errors import StoreUnreachableError
+from freezer.store.store import Store
+from pipeline.ledger.ledger import Ledger
+with Ledger(Store.open(sys.argv[1]), "full") as ledger:
+    ledger.append("build", "small", model="m", device_class="portable", data={})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    try:
+        ledger.append("build", "large", model="m", device_class="portable", data={"text": __import__("os").urandom(20000).hex()})
+    except StoreUnreachableError as error:
+        print("refused", error)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(store.root)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("refused the ledger")
+    with Ledger(store, "full") as ledger:
+        assert ledger.find("build", "small") is not None
+        assert ledger.find("build", "large") is None
+    assert not list(ledger.folder.glob(".*partial"))
+
+
+def test_entries_that_share_a_key_keep_their_own_rows(store: Store) -> None:
+    with Ledger(store, "test") as ledger:
+        for model in ("one", "other"):
+            ledger.append("outcome", "shared", model=model, device_class="portable", data={"of": model})
+    with Ledger(store, "later") as again:
+        assert [again.find("outcome", "shared", model=model).data["of"] for model in ("one", "other")] == ["one", "other"]  # type: ignore[union-attr]
+        assert again.find("outcome", "shared", model="third") is None

@@ -1,0 +1,38 @@
+"""Plans: what is wrong with an entry ends no other's work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import CatalogError
+from freezer.freezing.models.sources import parse_source
+from freezer.store.store import Store
+from pipeline.catalog.entry import Entry
+from pipeline.ledger.ledger import Ledger
+from tests.pipeline.campaigns import entry, plan_of
+
+
+def of_files(folder: Path, name: str) -> Entry:
+    """An entry with a file for a source, and one with samples."""
+    made = entry(name, folder, tags={}, registered_name=None, speedup_min=1.0)
+    (folder / f"{name}.pt2").write_bytes(b"0")
+    (folder / f"{name}.npz").write_bytes(b"0")
+    return replace(made, source=parse_source(f"export:{name}.pt2", folder=folder), samples=folder / f"{name}.npz")
+
+
+@pytest.mark.parametrize(("suffix", "field"), [("pt2", "source"), ("npz", "samples")])
+def test_a_file_that_goes_away_while_nodes_are_waited_for_is_its_entrys_problem(tmp_path: Path, suffix: str, field: str) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    entries = [of_files(tmp_path, name) for name in ("first", "gone", "last")]
+    (tmp_path / f"gone.{suffix}").unlink()
+    told = rf"entry 'gone', field '{field}': FileNotFoundError: .*gone\.{suffix}.*put it back, and start again"
+    with Ledger(store, "c") as ledger:
+        with pytest.raises(CatalogError, match=told) as caught:
+            plan_of(entries, store, ledger)
+        assert caught.value.code == "CP-FETCH"
+        plan = plan_of(entries, store, ledger, keep_going=True)
+    assert [(problem.entry, problem.field) for problem in plan.problems] == [("gone", field)]
+    assert {item.entry.name for item in plan.items} == {"first", "last"}

@@ -1,0 +1,161 @@
+"""Thread counts and points of an entry: in keys, in the plan, in a worker's tasks, and in what MLflow is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freezer.artifact.folder import Artifact
+from freezer.errors import InfrastructureError
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.limits import SamplingPolicy
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import TensorSpec
+from freezer.store.store import Store
+from pipeline.catalog.entry import Entry
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.item import Plan
+from pipeline.planning.keys import Key, build_key, judge_key, make_key, source_key
+from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.scheduling.outcomes import outcome_of
+from pipeline.tracking.run_records import run_records
+from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
+from pipeline.worker.tasks import build, judge
+from pipeline.workspace.layout import judged_folder
+from tests.pipeline.campaigns import plan_of
+from tests.pipeline.worker.test_tasks import entry
+from tests.steps import HERE, QUICK
+
+POINTS = ({"batch": 1}, {"batch": 3})
+SPEC = InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=("batch", 16)),), dims=(Dim(name="batch", min=1, max=4),))
+
+
+def several(**changes: Any) -> Entry:
+    """An entry for 2 threads and 1, batch 1 and 3."""
+    return replace(entry(), **{"spec": SPEC, "threads": (2, 1), "points": POINTS, **changes})
+
+
+def build_of(one: Entry, folder: Path, recipe: str, num_threads: int = 2, further_threads: Sequence[int] = ()) -> Key:
+    source = source_key(one, FileDigests(folder / "digests.json"))
+    target: dict[str, Any] = {"num_threads": num_threads, "further_threads": further_threads}
+    return build_key(one, source, RECIPES[recipe], device_class=HERE, toolchain={}, samples=None, **target)
+
+
+def judge_of(one: Entry, **target: Any) -> Key:
+    settings: dict[str, Any] = {"limits": one.limits, "policy": SamplingPolicy(), "samples": None, "task_metric": None}
+    settings |= {"source": make_key({}), "device_class": HERE}
+    return judge_key([make_key({"of": "a build"})], entry=one, **{"num_threads": 2, **settings, **target})
+
+
+# Keys
+
+
+def test_what_is_as_by_default_leaves_no_trace_in_a_key(tmp_path: Path) -> None:
+    plain, named = several(threads=(), points=()), several(points=({"batch": 1},))
+    assert build_of(plain, tmp_path, "inductor-frozen") == build_of(named, tmp_path, "inductor-frozen")
+    assert judge_of(plain) == judge_of(named) == judge_of(several(points=({},)))
+    parts = build_of(plain, tmp_path, "inductor-frozen").parts
+    assert parts["num_threads"] == 2
+    assert set(parts) == {"source", "inputs", "samples", "recipe", "device_class", "num_threads", "toolchain", "format_version"}
+    assert set(judge_of(plain).parts) == {"builds", "limits", "policy", "num_threads", "inputs", "task_metric"}
+
+
+def test_thread_counts_and_points_are_part_of_what_they_change(tmp_path: Path) -> None:
+    plain, both = several(threads=(), points=()), several()
+    assert build_of(both, tmp_path, "inductor-frozen").parts["points"] == list(POINTS)
+    assert build_of(plain, tmp_path, "inductor-frozen", further_threads=(1,)).parts["num_threads"] == [2, 1]
+    for recipe in ("torchscript-frozen", "torchscript-optimized", "portable"):
+        assert build_of(both, tmp_path, recipe, further_threads=(1,)) == build_of(plain, tmp_path, recipe), "it makes no copies"
+    judges = {judge_of(one, further_threads=counts).digest for one in (plain, both) for counts in ((), (1,))}
+    assert len(judges) == 4
+    assert judge_of(several(points=POINTS[::-1])) != judge_of(both), "the first decides"
+    assert judge_of(several(spec=None)).parts["points"] == list(POINTS), "its dims are known only when it is loaded"
+
+
+# Planning
+
+
+def planned(one: Entry, folder: Path, *, keep_going: bool = False) -> Plan:
+    store = Store.open(str(folder / "store"), create=True)
+    with Ledger(store, "c") as ledger:
+        return plan_of([one], store, ledger, keep_going=keep_going)
+
+
+def test_every_class_but_portable_is_planned_for_all_counts(tmp_path: Path) -> None:
+    found = {
+        item.device_class: (item.num_threads, item.further_threads) for item in planned(several(threads=(1, 2)), tmp_path).items
+    }
+    assert found == {HERE: (1, (2,)), "portable": (2, ())}
+    found = {item.device_class: (item.num_threads, item.further_threads) for item in planned(several(threads=()), tmp_path).items}
+    assert found == {HERE: (2, ()), "portable": (2, ())}
+
+
+def test_more_threads_than_the_workers_have_are_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(
+        InfrastructureError,
+        match=rf"entry 'good': got threads 4, but the smallest node that serves {HERE} has 2 CPUs; leave the count",
+    ) as caught:
+        planned(several(threads=(1, 4)), tmp_path)
+    assert caught.value.code == "CP-NO-NODE"
+    plan = planned(several(threads=(1, 4)), tmp_path, keep_going=True)
+    assert [item.device_class for item in plan.items] == ["portable"]
+    (unplaced,) = plan.unplaced
+    assert (unplaced.model, unplaced.device_class, unplaced.problem.code) == ("good", HERE, "CP-NO-NODE")
+
+
+# A worker's tasks, and MLflow
+
+
+def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> None:
+    common: dict[str, Any] = {
+        "entry": several(),
+        "device_class": HERE,
+        "num_threads": 2,
+        "further_threads": (1,),
+        "store": str(tmp_path),
+    }
+    built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))
+    assert built.failure is None, built.message + built.log_tail
+    result = judge(JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", **common))
+    assert result.verdict == "published", result.reason + result.log_tail
+    (candidate,) = result.candidates
+    cells = [(row["threads"], row["point"]["batch"]) for row in candidate.points]
+    assert cells == [(2, 1), (2, 3), (1, 1), (1, 3)]
+    assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
+    assert result.speedup == candidate.points[0]["speedup"]
+    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
+    manifest = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest
+    assert manifest.latency is not None
+    assert manifest.latency["points"] == [dict(row) for row in candidate.points]
+    (item,) = (one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE)
+    outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
+    assert outcome.num_threads == 2, "--json tells of the deciding cell"
+    (record,) = run_records(outcome, "c", manifest)
+    assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[3]["p50"]
+    assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[3]["eager_p50"]
+    assert record.metrics["speedup/threads 2 batch 1"] == record.metrics["speedup/value"] == candidate.speedup
+
+
+def test_one_cell_is_told_by_the_plain_metrics_alone() -> None:
+    row: Mapping[str, Any] = {"threads": 2, "point": {}, "payload": "payloads/all.pt", "eager_p50": 2.0, "p50": 1.0, "speedup": 2.0}
+    report = CandidateReport(recipe="torchscript-frozen", build_key="b", latency_ms={"p50": 1.0}, speedup=2.0, points=(row,))
+    outcome = Outcome(
+        model="m",
+        device_class=HERE,
+        verdict="published",
+        reason=None,
+        num_threads=2,
+        source="s",
+        source_key="",
+        judge_key="",
+        recipe="torchscript-frozen",
+        candidates=(report,),
+    )
+    (record,) = run_records(outcome, "c", None)
+    assert set(record.metrics) == {"latency_ms/p50", "speedup/value", "build_s/total"}

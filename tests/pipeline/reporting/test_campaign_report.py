@@ -1,0 +1,189 @@
+"""What people and programs are shown at the end, and line by line."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from freezer.artifact.freezing_report import FreezingReport
+from freezer.errors import InfrastructureError
+from pipeline.records.events import Event, verdict_text
+from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
+from pipeline.reporting.display import LineDisplay, LiveDisplay
+
+PUBLISHED = Outcome(
+    model="resnet50",
+    device_class="cpu-x86-64-v4",
+    verdict="published",
+    reason="inductor-frozen is 1.84 times as fast as eager",
+    num_threads=2,
+    source="python:m:f",
+    source_key="s",
+    judge_key="j",
+    recipe="inductor-frozen",
+    speedup=1.84,
+    speedup_ci=(1.79, 1.9),
+    drift={"error_ratio": 1.25, "max_abs_err": 1e-6, "sqnr_db": None, "margin": None},
+    latency_ms={"eager_p50": 20.0, "p50": 10.9, "p90": 11.0, "p99": None},
+    artifact="sha256:1",
+    version=3,
+    candidates=(
+        CandidateReport(
+            recipe="inductor-frozen",
+            build_key="b",
+            speedup_ci=(1.0, 2.0),
+            warnings=("w",),
+            lowering="inductor",
+            tried=({"payload": "all", "capture": "export", "lowering": "inductor", "outcome": "captured and lowered"},),
+            strides_equal=True,
+            reports={"payloads/all.pt2": FreezingReport(ops_before={"aten.relu.default": 2}).to_json()},
+        ),
+    ),
+)
+FAILED = replace(
+    PUBLISHED,
+    model="broken",
+    verdict="failed",
+    failure="crash",
+    reason="the process died of SIGSEGV without a result",
+    log_tail="line one\nline two",
+    **dict.fromkeys(("recipe", "speedup", "speedup_ci", "drift", "latency_ms", "artifact", "version")),  # type: ignore[arg-type]
+)
+
+
+def report_of(*outcomes: Outcome, **settings: object) -> CampaignReport:
+    return CampaignReport(campaign="c", started=1e9, finished=1e9 + 5, outcomes=outcomes, **settings)  # type: ignore[arg-type]
+
+
+def printed(report: CampaignReport, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_report(report, console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        (report_of(PUBLISHED), 0),
+        (report_of(replace(PUBLISHED, verdict="kept-eager")), 0),
+        (report_of(PUBLISHED, FAILED), 1),
+        (report_of(replace(PUBLISHED, verdict="rejected")), 1),
+        (report_of(PUBLISHED, FAILED, infrastructure=("MLflow: gone",)), 3),
+        (report_of(replace(FAILED, failure="infrastructure")), 3),
+        (report_of(FAILED, infrastructure=("MLflow: gone",), interrupted=True), 130),
+    ],
+)
+def test_exit_codes_are_the_contracts(report: CampaignReport, code: int) -> None:
+    assert report.exit_code == code
+
+
+def test_an_outcome_survives_json() -> None:
+    for outcome in (PUBLISHED, FAILED):
+        assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+
+
+def test_an_outcome_of_an_earlier_release_is_read() -> None:
+    data = json.loads(json.dumps(PUBLISHED.to_json()))
+    for name in ("lowering", "tried", "strides_equal", "reports"):
+        del data["candidates"][0][name]
+    read = Outcome.from_json(data).candidates[0]
+    assert (read.lowering, read.tried, read.strides_equal, read.reports) == (None, (), None, {})
+    assert read.recipe == "inductor-frozen"
+
+
+def test_the_json_file_holds_every_outcome(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    report_of(PUBLISHED, FAILED).write_json(path)
+    read = json.loads(path.read_text())
+    assert read["started"] == "2001-09-09T01:46:40.000+00:00"
+    assert [outcome["verdict"] for outcome in read["outcomes"]] == ["published", "failed"]
+    assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
+    assert read["outcomes"][0]["drift"]["margin"] is None
+    assert read["outcomes"][1]["latency_ms"] is None
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_json_file_that_cannot_be_written_is_told_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "folder").touch()
+    with pytest.raises(InfrastructureError, match=r"--json .*out.json cannot be written: .*; nothing else is lost"):
+        report_of(PUBLISHED).write_json(tmp_path / "folder" / "out.json")
+
+
+def test_the_table_shows_verdicts_and_why_and_the_log_of_a_crash() -> None:
+    text = printed(report_of(PUBLISHED, FAILED, replace(PUBLISHED, cached=True)))
+    assert "1.84x (1.79-1.90)" in text
+    assert "published, unchanged" in text
+    assert "broken cpu-x86-64-v4: the process died of SIGSEGV" in text
+    assert "    line two" in text
+    assert "2 published, 1 failed (1 unchanged) in 5 s" in text
+
+
+def test_a_reason_that_holds_for_all_classes_is_printed_once_behind_its_code() -> None:
+    coded = replace(FAILED, code="CP-CRASH")
+    text = printed(report_of(coded, replace(coded, device_class="portable"), replace(coded, model="other", reason="is another")))
+    assert text.count("the process died of SIGSEGV") == 1
+    assert "broken cpu-x86-64-v4, portable: CP-CRASH: the process died of SIGSEGV" in text
+    assert text.count("    line two") == 2
+    assert "other cpu-x86-64-v4: CP-CRASH: is another" in text
+    assert coded.for_json_report()["reason"].startswith("CP-CRASH: ")
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 160])
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width: int) -> None:
+    text = printed(report_of(PUBLISHED, FAILED), width)
+    assert "cpu-x86-64-v4" in text
+    assert "1.84x (1.79-1.90)" in text
+    assert "failed: crash" in text
+    assert ("judge s" in text) == (width >= 160)
+    assert max(len(line) for line in text.splitlines()[:8]) <= width
+
+
+def test_the_next_steps_are_commands_that_name_what_was_published() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_next_steps([FAILED, PUBLISHED], console, store="./store", tracking_uri="sqlite:///mlflow.db")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "coldpress pull resnet50 --dest pulled/resnet50" in text
+    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
+    assert 'freezer.load("resnet50")' in text
+
+
+def test_lines_are_plain_and_bear_the_time() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with LineDisplay(console) as display:
+        display.plan(2, 3)
+        display.show(Event(kind="build", what="m portable portable"))
+        display.show(Event(kind="outcome", what="m portable", outcome=FAILED))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].endswith("s 2 outcomes to reach, 3 builds to do")
+    assert lines[1].endswith("s build m portable portable")
+    assert lines[2].endswith(f"outcome m portable {verdict_text(FAILED)}")
+    assert verdict_text(FAILED) == "failed (crash) - the process died of SIGSEGV without a result"
+
+
+def test_the_live_display_shows_what_runs_and_the_time_left() -> None:
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=120)
+    display = LiveDisplay(console, clock=lambda: now[0])
+    display.plan(2, 2)
+    display.show(Event(kind="build", what="m portable portable"))
+    display.show(Event(kind="build", what="n portable portable"))
+    now[0] = 10.0
+    display.show(Event(kind="built", what="m portable portable"))
+    with console.capture() as capture:
+        console.print(display._draw())
+    assert "0 of 2 done, 1 of 2 built, 10 s" in capture.get()
+    assert "n portable portable" in capture.get()
+    assert "m portable portable" not in capture.get()
+    display.show(Event(kind="built", what="n portable portable"))
+    display.show(Event(kind="judge", what="m portable"))
+    display.show(Event(kind="judged", what="m portable"))
+    with console.capture() as capture:
+        console.print(display._draw())
+    assert "about 10 s left" in capture.get()
+    assert "m portable" not in capture.get()

@@ -1,0 +1,52 @@
+"""The status of campaigns that did not come to their end: how far they are from what was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import StoreUnreachableError
+from freezer.store.store import Store
+from pipeline.reporting.campaign_status import campaign_status, in_words
+from pipeline.tracking.ledger_replay import History
+from tests.conftest import Frozen
+from tests.pipeline.campaigns import run_judged
+from tests.pipeline.tracking.test_ledger_replay import BAD, DOWN
+from tests.steps import HERE
+
+
+def after_three(error: BaseException) -> Callable[[int], None]:
+    """Ends a campaign when its third outcome of six is there, and two are final."""
+
+    def end(count: int) -> None:
+        if count == 3:
+            raise error
+
+    return end
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(KeyboardInterrupt(), "interrupted"), (StoreUnreachableError("the disk is gone"), "broken off")]
+)
+def test_what_was_planned_is_told_when_a_campaign_was_stopped(
+    tmp_path: Path, scripted: Frozen, portable: Frozen, error: BaseException, state: str
+) -> None:
+    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
+    store = Store.open(str(tmp_path / "store"), create=True)
+    run_judged(store, DOWN, "stopped", artifacts, problems=(BAD,), after=after_three(error))
+    found = campaign_status(store, "stopped")
+    assert (found.state, found.reached, found.planned) == (state, 3, 7)
+    assert any(line.startswith("3 of 7 outcomes: 1 failed, 2 published") for line in in_words(found, "s"))
+    record = History(store).record("stopped")
+    assert [member.model for member in record.members] == ["first", "first"]
+    assert [(member.model, member.device_class) for member in record.unreached] == [
+        ("kept", HERE),
+        ("kept", "portable"),
+        ("gone", HERE),
+        ("gone", "portable"),
+    ]
+    run_judged(store, DOWN, "stopped", artifacts, problems=(BAD,))
+    found = campaign_status(store, "stopped")
+    assert (found.state, found.reached, found.planned, found.unchanged) == ("finished", 7, 7, 0)

@@ -1,0 +1,278 @@
+"""The order in which a plan is executed: what may happen beside a judge where the driver stands, and what is done only once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freezer.artifact.folder import Artifact
+from freezer.errors import SourceError
+from freezer.freezing.models.loaders import load_source
+from freezer.freezing.models.sources import parse_source
+from freezer.store.store import Store
+from pipeline.cluster.coordination import BEAT_S, Turns
+from pipeline.cluster.nodes import Done, Handle, Node
+from pipeline.cluster.ray_cluster import Cluster
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.item import Item, Plan
+from pipeline.publish import Publisher
+from pipeline.records.outcome import Outcome
+from pipeline.scheduling.executor import Executor
+from pipeline.scheduling.fleet import Fleet
+from pipeline.sources.materials import Materials
+from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
+from pipeline.workspace.layout import candidate_folder
+from tests.conftest import Frozen
+from tests.pipeline.campaigns import entry, judged, plan_of
+from tests.pipeline.cluster.test_coordination import Clock, DictBoard
+from tests.pipeline.one_node import NoRay
+from tests.steps import HERE
+
+HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
+AWAY = Node(node_id="away", num_cpus=2, classes=("portable",))
+
+
+class Workers(NoRay):
+    """Does every task when it is waited for, one at a time, and notes what was started where."""
+
+    def __init__(self, damaged: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.home = HOME.node_id
+        self.said: list[str] = []
+        self._damaged = list(damaged)
+        self._tasks: dict[Handle, BuildRequest | JudgeRequest] = {}
+
+    def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **__: object) -> Handle:  # type: ignore[override]
+        kind = "build" if isinstance(request, BuildRequest) else "judge"
+        self.said.append(f"{kind} {request.entry.name} {node.node_id}")
+        handle = Handle(len(self.said))
+        self._tasks[handle] = request
+        return handle
+
+    start_alone = start  # type: ignore[assignment]
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        request = self._tasks[handles[0]]
+        if isinstance(request, BuildRequest):
+            candidate_folder(request.store, request.key).mkdir(parents=True, exist_ok=True)
+            return [Done(handle=handles[0], value=BuildResult(key=request.key, recipe=request.recipe))]
+        result = JudgeResult(key=request.key, verdict="rejected", reason="as it is")
+        if request.entry.name in self._damaged:
+            self._damaged.remove(request.entry.name)
+            for key in request.builds.values():
+                shutil.rmtree(candidate_folder(request.store, key), ignore_errors=True)
+            result = replace(result, verdict="failed", reason="a byte is wrong", failure="disk", code="CP-INTEGRITY")
+        return [Done(handle=handles[0], value=result)]
+
+    def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
+        assert not handles
+
+
+class Standing(Fleet):
+    """Nodes that are there and stay."""
+
+    def __init__(self, cluster: Cluster, store: Path, nodes: Sequence[Node]) -> None:
+        super().__init__(cluster, lambda _: None, store=store, files=store, wait_s=None)
+        self._used = {node.node_id: node for node in nodes}
+
+    def tick(self) -> None:
+        """Nothing changes."""
+
+    def assemble(self, wanted: Collection[str]) -> None:
+        """They are there."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def ledger(store: Store) -> Iterator[Ledger]:
+    with Ledger(store, "c") as opened:
+        yield opened
+
+
+def planned(store: Store, ledger: Ledger, names: str) -> Plan:
+    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in names]
+    return plan_of(entries, store, ledger, device_classes=("portable",), classes=("portable",))
+
+
+def outcomes(
+    plan: Plan, store: Store, ledger: Ledger, workers: Workers, nodes: Sequence[Node], *, shipping: bool = False
+) -> Iterator[tuple[Item, Outcome]]:
+    """Each outcome, as it is handed out to be published; that is noted too."""
+    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"), shipping=shipping)
+    executor = Executor(plan, Standing(workers, store.root, nodes), store, ledger, materials, lambda _: None)
+    for item, outcome in executor.outcomes():
+        assert executor.may_disturb()
+        workers.said.append(f"outcome {item.entry.name}")
+        yield item, outcome
+
+
+def built(plan: Plan, store: Store, names: str) -> None:
+    """Have the candidates of some models in the store."""
+    for item in plan.items:
+        for key in item.builds.values() if item.entry.name in names else ():
+            candidate_folder(str(store.root), key.digest).mkdir(parents=True)
+
+
+def test_an_outcome_is_handed_out_before_the_next_judge_starts_where_the_driver_stands(store: Store, ledger: Ledger) -> None:
+    plan, workers = planned(store, ledger, "abc"), Workers()
+    built(plan, store, "abc")
+    assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 3
+    assert workers.said == [line for name in "abc" for line in (f"judge {name} home", f"outcome {name}")]
+
+
+@pytest.mark.parametrize("shipping", [False, True], ids=["nothing to bring", "code to ship"])
+def test_other_nodes_are_given_builds_while_the_drivers_own_judges(store: Store, ledger: Ledger, shipping: bool) -> None:
+    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in "abcdefgh"]
+    plan, workers = plan_of(entries, store, ledger), Workers()
+    for item in plan.items:
+        for key in item.builds.values() if item.device_class == "portable" else ():
+            candidate_folder(str(store.root), key.digest).mkdir(parents=True)
+    nodes = [HOME, replace(AWAY, classes=(HERE,))]
+    assert len(list(outcomes(plan, store, ledger, workers, nodes, shipping=shipping))) == 16
+    judges_at_home = [place for place, line in enumerate(workers.said) if line.startswith("judge") and line.endswith("home")]
+    builds_away = [place for place, line in enumerate(workers.said) if line.startswith("build") and line.endswith("away")]
+    assert (len(judges_at_home), len(builds_away)) == (8, 8)
+    assert builds_away[3] < judges_at_home[1], "two for each core, before the next judge"
+
+
+def test_what_another_campaign_finished_meanwhile_is_not_judged(store: Store, ledger: Ledger, portable: Frozen) -> None:
+    plan, workers = planned(store, ledger, "ab"), Workers()
+    built(plan, store, "ab")
+    with Ledger(store, "faster") as other:
+        item = plan.items[1]
+        artifact = Artifact(folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, model="b"))
+        Publisher(Plan(items=(item,)), store, other).add(item, judged(item, "published", store, artifact))
+    (_, first), (_, second) = outcomes(plan, store, ledger, workers, [HOME])
+    assert workers.said == ["judge a home", "outcome a", "outcome b"]
+    assert (first.verdict, first.cached) == ("rejected", False)
+    assert (second.verdict, second.version, second.cached) == ("published", 1, True)
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(1, "rejected"), (2, "failed")])
+def test_candidates_that_are_damaged_before_their_judge_are_built_again_once(
+    store: Store, ledger: Ledger, times: int, verdict: str
+) -> None:
+    plan, workers = planned(store, ledger, "a"), Workers(damaged=["a"] * times)
+    ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
+    assert outcome.verdict == verdict
+    assert workers.said == ["build a home", "judge a home", "build a home", "judge a home", "outcome a"]
+
+
+def test_a_backlog_waits_when_another_campaign_takes_its_turn_meanwhile(
+    store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, clock = DictBoard(), Clock()
+    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in "ab"]
+    plan = plan_of(entries, store, ledger, recipes=("portable",), classes=("portable", HERE))
+    plan = replace(plan, items=tuple(item for item in plan.items if not item.builds))
+    workers, other = Workers(), Turns(board, Clock())
+    executor = Executor(
+        plan,
+        Standing(workers, store.root, [HOME]),
+        store,
+        ledger,
+        Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json")),
+        lambda _: None,
+    )
+    executor._places._turns = Turns(board, clock)
+    executor._places.tick()
+
+    def rest(_: float) -> None:
+        workers.said.append("waited")
+        other.release("home")
+        clock.now += BEAT_S
+
+    monkeypatch.setattr("pipeline.scheduling.executor.time.sleep", rest)
+    for item, outcome in executor.outcomes():
+        workers.said.append(f"outcome {item.entry.name} {outcome.verdict}")
+        other.claim("home")
+        clock.now += BEAT_S
+    assert workers.said == ["outcome a kept-eager", "waited", "outcome b kept-eager"]
+
+
+def test_more_memory_is_more_than_was_asked_for_the_model_that_was_fetched(
+    store: Store, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "weights"
+    with weights.open("wb") as file:
+        file.truncate(3 * 10**9)
+    asked: list[object] = []
+
+    class Short(Workers):
+        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **settings: object) -> Handle:  # type: ignore[override]
+            asked.append(settings["memory_bytes"])
+            return super().start(_, request, node=node)
+
+        def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+            if len(asked) == 1:
+                return [Done(handle=handles[0], failure="the node had too little memory", kind="node-memory")]
+            return super().wait(handles, timeout_s)
+
+    fetched = Materials.ready
+    monkeypatch.setattr(Materials, "ready", lambda self, item: replace(fetched(self, item), files=(weights,)))
+    roomy = replace(HOME, memory_bytes=64 * 10**9)
+    plan = planned(store, ledger, "a")
+    assert len(list(outcomes(plan, store, ledger, Short(), [roomy]))) == 1
+    assert asked[:2] == [16 * 10**9, 32 * 10**9]
+
+
+def test_what_a_build_was_seen_to_use_is_asked_for_by_the_judge_and_by_the_next_campaign(store: Store, ledger: Ledger) -> None:
+    asked: list[tuple[str, object]] = []
+
+    class Large(Workers):
+        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **settings: object) -> Handle:  # type: ignore[override]
+            asked.append((type(request).__name__, settings["memory_bytes"]))
+            return super().start(_, request, node=node)
+
+        start_alone = start
+
+        def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+            ended = super().wait(handles, timeout_s)
+            return [
+                replace(done, value=replace(done.value, peak_bytes=20 * 10**9)) if isinstance(done.value, BuildResult) else done
+                for done in ended
+            ]
+
+    roomy = replace(HOME, memory_bytes=64 * 10**9)
+    made = entry("a", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    for recipe in ("portable", "torchscript-frozen"):
+        plan = plan_of([made], store, ledger, recipes=(recipe,), device_classes=("portable",), classes=("portable",))
+        list(outcomes(plan, store, ledger, Large(), [roomy]))
+    first, judged, *others = asked
+    assert (first, judged) == (("BuildRequest", 10**9), ("JudgeRequest", 32 * 10**9))
+    assert {memory_bytes for _, memory_bytes in others} == {32 * 10**9}
+    assert others
+
+
+def test_a_file_that_has_changed_since_it_was_planned_is_not_loaded(store: Store, ledger: Ledger, tmp_path: Path) -> None:
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"as it was planned")
+    asked: list[BuildRequest | JudgeRequest] = []
+
+    class Keeping(Workers):
+        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **__: object) -> Handle:  # type: ignore[override]
+            asked.append(request)
+            return super().start(_, request, node=node)
+
+        start_alone = start
+
+    made = entry("a", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    made = replace(made, source=parse_source(f"torchscript:{model}", folder=tmp_path))
+    plan = plan_of([made], store, ledger, device_classes=("portable",), classes=("portable",))
+    model.write_bytes(b"as it is now")
+    assert len(list(outcomes(plan, store, ledger, Keeping(), [HOME]))) == 1
+    assert len(asked) == 2
+    for request in asked:
+        with pytest.raises(SourceError, match="has changed since it was looked at") as caught:
+            load_source(request.entry.source)
+        assert caught.value.code == "CP-FETCH-DIGEST"

@@ -1,0 +1,191 @@
+"""Fleets: what nodes are asked before they are used, and for which classes each is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freezer.errors import InfrastructureError
+from pipeline.cluster.nodes import Done, Handle, Node
+from pipeline.records.class_facts import ClassFacts
+from pipeline.records.events import Event
+from pipeline.scheduling.fleet import Fleet, assembled
+from tests.pipeline.one_node import NoRay
+
+V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
+PLAIN = {"torch": "2.13.0", "driver": None}
+NEWER = {"torch": "2.14.0", "driver": None}
+ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
+
+
+class Answers(NoRay):
+    """A cluster whose nodes answer a probe at once; `broken` ones have no driver that works, GPUs of `held` ones never do, and
+    `newer` ones have a newer torch.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], broken: Sequence[str] = (), held: Sequence[str] = (), newer: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self._nodes, self._broken, self._held, self._newer, self._ended = list(nodes), broken, held, newer, list[Done]()
+
+    def in_use(self, node: Node) -> str:
+        return "in use are 1 of its 1 GPUs"
+
+    def nodes(self) -> list[Node]:
+        return self._nodes
+
+    def start(self, function: Callable[..., Any], *args: Any, device_class_: str, node: Node | None = None, **_: Any) -> Handle:
+        assert node is not None
+        handle = Handle((node.node_id, device_class_))
+        if device_class_ == GPU and node.node_id in self._held:
+            return handle
+        toolchain = ON_GPU if device_class_ == GPU else NEWER if node.node_id in self._newer else PLAIN
+        facts = ClassFacts(num_threads=args[1], toolchain=toolchain, memory_bytes=8 * 10**9)
+        failed = device_class_ == GPU and node.node_id in self._broken
+        value, failure = (None, "RuntimeError: no driver") if failed else (facts, None)
+        self._ended.append(Done(handle=handle, value=value, failure=failure))
+        return handle
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        return [done for done in self._ended if done.handle in handles]
+
+
+def node(name: str, *classes: str, num_cpus: int = 4, num_gpus: int = 0) -> Node:
+    return Node(node_id=name, num_cpus=num_cpus, classes=(*classes, "portable"), num_gpus=num_gpus)
+
+
+def fleet_of(
+    folder: Path, cluster: Answers, before: Mapping[str, ClassFacts] | None = None, *, wanted: Sequence[str] = ()
+) -> tuple[Fleet, list[str]]:
+    notes: list[str] = []
+
+    def show(event: Event) -> None:
+        notes.append(event.text)
+
+    with assembled(Fleet(cluster, show, store=folder, files=folder, wait_s=None, before=before), wanted) as fleet:
+        return fleet, notes
+
+
+def test_a_gpu_is_asked_what_it_builds_with_and_its_node_too(tmp_path: Path) -> None:
+    fleet, notes = fleet_of(tmp_path, Answers([node("a", GPU, V4, num_gpus=1), node("b", V4)]))
+    facts = fleet.facts()
+    assert {name: found.toolchain for name, found in facts.items()} == {GPU: ON_GPU, V4: PLAIN, "portable": PLAIN}
+    assert facts[V4].memory_bytes == 8 * 10**9
+    assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable")]
+    assert notes == []
+
+
+def test_a_node_whose_gpu_does_not_work_is_used_for_its_cpu(tmp_path: Path) -> None:
+    nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1), node("c", GPU, V4)]
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, broken=["b"]))
+    assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable"), (V4, "portable")]
+    assert notes == [
+        f"node b is not used for {GPU}: RuntimeError: no driver",
+        f"node c is not used for {GPU}: it has no GPU that Ray gives out; start it with --num-gpus",
+    ]
+    assert fleet.facts()[GPU].toolchain == ON_GPU
+
+
+def test_a_node_whose_gpu_is_held_is_used_for_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
+    nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1)]
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
+    assert [found.classes for found in fleet.nodes] == [(V4, "portable"), (GPU, V4, "portable")]
+    assert notes == [f"node a is not used for {GPU}: no answer: in use are 1 of its 1 GPUs"]
+    fleet, _ = fleet_of(tmp_path, Answers(nodes[:1], held=["a"]), wanted=[V4])
+    assert [found.classes for found in fleet.nodes] == [(V4, "portable")], "nobody has asked for what only it serves"
+
+
+def test_a_class_whose_only_gpu_is_held_is_an_error_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
+    monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 0.2)
+    nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
+    said = f"no node for {GPU} has given a core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
+    for wanted in ([GPU], []):
+        with pytest.raises(InfrastructureError, match=said):
+            fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
+
+
+def test_a_node_that_joins_while_it_is_held_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Answers([node("a", V4)], held=["b"])
+    fleet, notes = fleet_of(tmp_path, cluster)
+    cluster._nodes.append(node("b", GPU, V4, num_gpus=1))
+    fleet.tick()
+    assert notes == [], "it may still answer"
+    monkeypatch.setattr("pipeline.scheduling.node_check.SOON_S", 0.0)
+    fleet.tick()
+    fleet.tick()
+    assert notes == [f"waiting for node b, which serves {GPU}, {V4}, portable: in use are 1 of its 1 GPUs"]
+    assert [found.node_id for found in fleet.nodes] == ["a"]
+
+
+def test_a_node_that_joins_before_the_stores_disk_is_mounted_there_is_used_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Joined(Answers):
+        sighted: tuple[str, ...] = ("a",)
+
+        def glance(self, function: Callable[..., Any], *args: Any, node: Node, **_: Any) -> Handle:
+            handle = Handle(f"look {node.node_id}")
+            self._ended = [done for done in self._ended if done.handle != handle]
+            self._ended.append(Done(handle=handle, value=function(*args) if node.node_id in self.sighted else [None, None]))
+            return handle
+
+    monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.0)
+    monkeypatch.setattr("pipeline.scheduling.fleet.AGAIN_S", 0.0)
+    cluster, notes = Joined([node("a", V4)]), []
+    cluster.joined = True
+    with assembled(
+        Fleet(cluster, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None), [V4]
+    ) as fleet:
+        cluster._nodes.append(node("b", V4))
+        for _ in range(3):
+            fleet.tick()
+        assert notes == [f"node b is not used: it does not see the store's {tmp_path}; it is asked again every 0 s"]
+        assert [found.node_id for found in fleet.nodes] == ["a"]
+        cluster.sighted = ("a", "b")
+        fleet.tick()
+        assert [found.node_id for found in fleet.nodes] == ["a", "b"]
+    assert notes[1:] == [f"node b joined, for {V4}, portable"]
+
+
+def test_a_campaign_that_goes_on_keeps_its_threads_while_a_node_has_as_many_cores(tmp_path: Path) -> None:
+    small, large = node("small", V4, num_cpus=4), node("large", V4, num_cpus=8)
+    fleet, _ = fleet_of(tmp_path, Answers([small, large]))
+    before = fleet.facts()
+    assert {name: facts.num_threads for name, facts in before.items()} == {V4: 4, "portable": 4}
+    again, notes = fleet_of(tmp_path, Answers([large]), before)
+    assert again.facts() == before
+    assert notes == []
+    assert fleet_of(tmp_path, Answers([large]))[0].facts()[V4].num_threads == 8, "a campaign that is new"
+
+
+def test_threads_that_no_node_has_any_more_are_told(tmp_path: Path) -> None:
+    before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=8, toolchain=PLAIN))
+    fleet, notes = fleet_of(tmp_path, Answers([node("a", V4), node("b", V4, num_cpus=6)]), before)
+    assert fleet.facts()[V4].num_threads == 4
+    assert f"{V4} is for 4 threads now, since no node has the 8 CPUs that it was for when the campaign was started: " in notes[-1]
+
+
+def test_a_campaign_that_goes_on_keeps_its_toolchain_while_a_node_has_it(tmp_path: Path) -> None:
+    nodes = [node(name, V4) for name in "abc"]
+    before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=4, toolchain={"driver": None, "torch": "2.13.0"}))
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b"]), before)
+    assert fleet.facts()[V4].toolchain == PLAIN
+    assert [found.node_id for found in fleet.nodes] == ["c"]
+    fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
+    assert fleet.facts()[V4].toolchain == NEWER
+    assert [
+        note for note in notes if note.startswith(f'{V4} is built with {{"driver": null, "torch": "2.14.0"}} now, since no node ')
+    ]
+
+
+def test_of_toolchains_that_as_many_nodes_have_the_same_is_taken_in_any_order(tmp_path: Path) -> None:
+    nodes = [node("a", V4), node("b", V4)]
+    for newer in ("a", "b"):
+        for order in (nodes, nodes[::-1]):
+            assert fleet_of(tmp_path, Answers(order, newer=[newer]))[0].facts()[V4].toolchain == PLAIN

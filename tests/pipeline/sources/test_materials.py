@@ -1,0 +1,383 @@
+"""Materials: a registry's models, URLs and local files, brought to where workers find them; and entries that travel whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from freezer.errors import InfrastructureError, SourceError
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.spec.inputs import Dim
+from pipeline.catalog.catalog import Catalog, read_catalog, read_registry
+from pipeline.catalog.entry import Entry
+from pipeline.failures.classify import code_of
+from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.keys import source_key
+from pipeline.sources.materials import Materials
+from pipeline.sources.transfer import module_closure, ship
+from pipeline.worker.tasks import load_subject
+from tests.models import mlp
+
+MODELS = Path(__file__).parents[1] / "models"
+ENTRY = "  - {{name: {name}, source: '{source}', inputs: {{x: {{shape: [batch, 4]}}}}, dims: {{batch: {{max: 4}}}}{more}}}\n"
+
+
+def catalog_of(folder: Path, *entries: tuple[str, str, str]) -> Catalog:
+    path = folder / "catalog.yaml"
+    path.write_text("models:\n" + "".join(ENTRY.format(name=name, source=source, more=more) for name, source, more in entries))
+    catalog = read_catalog(path)
+    assert catalog.problems == ()
+    return catalog
+
+
+def scripted(path: Path) -> Path:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(mlp()), str(path))
+    return path
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> FileDigests:
+    return FileDigests(tmp_path / "digests.json")
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tracking URI of a registry: `exported` as pt2 with an example, `Old One` pickled, `frozen` made by us."""
+    folder = tmp_path_factory.mktemp("registry")
+    script = """
+import sys, mlflow, numpy as np, torch
+from tests.models import mlp
+from mlflow.models import infer_signature
+mlflow.set_tracking_uri(sys.argv[1])
+x = np.ones((2, 4), np.float32)
+for name, form in (("exported", "pt2"), ("Old One", "pickle"), ("frozen", "pickle")):
+    with mlflow.start_run():
+        signature = infer_signature(x, np.ones((2, 3), np.float32))
+        mlflow.pytorch.log_model(mlp(), name="model", registered_model_name=name, serialization_format=form, input_example=x,
+                                 signature=signature)
+client = mlflow.MlflowClient()
+client.set_registered_model_alias("exported", "champion", 1)
+client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
+"""
+    uri = f"sqlite:///{folder}/mlflow.db"
+    root = Path(__file__).parents[3]
+    environ = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "HOME": str(folder), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script, uri], check=True, capture_output=True, cwd=folder, env=environ)
+    return uri
+
+
+def test_a_registrys_model_becomes_a_file_with_its_inputs(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+    (tmp_path / "catalog.yaml").write_text("models: [{name: mine, source: 'mlflow:models:/exported@champion'}]\n")
+    materials = Materials(tmp_path / "store", registry, digests)
+    (entry,), problems = materials.resolve(read_catalog(tmp_path / "catalog.yaml").entries)
+    assert not problems
+    assert str(entry.source) == "mlflow:models:/exported/1"
+    assert entry.registered_name == "mine-frozen"
+    assert (entry.tags["coldpress.source_model"], entry.tags["coldpress.source_version"]) == ("exported", "1")
+    assert source_key(entry, digests).parts["version"] == "models:/exported/1"
+    ready = materials.ready(entry)
+    assert ready.source.kind == "export"
+    assert str(ready.source) == "mlflow:models:/exported/1", "provenance says what was asked for"
+    subject = load_subject(ready)
+    x = torch.ones(2, 4)
+    assert torch.equal(subject.fresh()(x), mlp()(x))
+
+
+def test_a_pickled_model_needs_trust_and_then_brings_its_signature(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+    (tmp_path / "catalog.yaml").write_text(
+        "models:\n  - {name: one, source: 'mlflow:models:/Old One/1'}\n"
+        "  - {name: two, source: 'mlflow:models:/Old One', trust: true}\n"
+    )
+    materials = Materials(tmp_path / "store", registry, digests)
+    (one, two), _ = materials.resolve(read_catalog(tmp_path / "catalog.yaml").entries)
+    with pytest.raises(Exception, match=r"is a pickled module, which runs code .* add `trust: true`") as caught:
+        materials.ready(one)
+    assert getattr(caught.value, "code", None) == "CP-TRUST"
+    ready = materials.ready(two)
+    assert ready.spec is not None
+    assert ready.spec.tensors[0].shape == ("batch", 4)
+    assert ready.spec.dims == (Dim(name="batch", min=1, max=8),)
+    subject = load_subject(ready)
+    assert len(subject.sets) >= 8, "one example is filled up with generated sets"
+    assert torch.equal(subject.sets[0].tensors[ready.spec.tensors[0].name], torch.ones(2, 4))
+
+
+def test_a_whole_registry_is_a_catalog(registry: str) -> None:
+    catalog = read_registry("mlflow:", registry, filter_string=None, trust=True, only=None)
+    assert catalog.problems == ()
+    names = {entry.tags["coldpress.source_model"]: entry for entry in catalog.entries}
+    assert set(names) == {"exported", "Old One"}, "what Coldpress froze is never a source"
+    assert names["exported"].name == "exported"
+    assert names["Old One"].name.startswith("old-one-")
+    assert names["Old One"].registered_name == "Old One-frozen"
+    assert [
+        entry.name for entry in read_registry("mlflow:@champion", registry, filter_string=None, trust=False, only=None).entries
+    ] == ["exported"]
+    with pytest.raises(Exception, match="has no models that match"):
+        read_registry("mlflow:", registry, filter_string="name = 'none'", trust=False, only=None)
+    with pytest.raises(Exception, match="has no models with the alias 'nobody' to freeze"):
+        read_registry("mlflow:@nobody", registry, filter_string=None, trust=False, only=None)
+    with pytest.raises(Exception, match="expected mlflow: for the newest version"):
+        read_registry("mlflow:exported", registry, filter_string=None, trust=False, only=None)
+
+
+def test_what_cannot_be_resolved_is_a_problem_of_its_entry(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+    scripted(tmp_path / "mlp.jit")
+    catalog = catalog_of(
+        tmp_path,
+        ("gone", "mlflow:models:/none@champion", ""),
+        ("frozen", "mlflow:models:/frozen/1", ""),
+        ("far", "torchscript:https://127.0.0.1:9/mlp.jit", ""),
+        ("pinned", "torchscript:mlp.jit", f", sha256: '{'0' * 64}'"),
+        ("good", "torchscript:mlp.jit", f", sha256: '{hashlib.sha256((tmp_path / 'mlp.jit').read_bytes()).hexdigest()}'"),
+    )
+    entries, problems = Materials(tmp_path / "store", registry, digests).resolve(catalog.entries)
+    assert [entry.name for entry in entries] == ["good"]
+    assert [(problem.entry, problem.field, problem.code) for problem in problems] == [
+        ("gone", "source", "CP-REGISTRY"),
+        ("frozen", "source", "CP-REGISTRY"),
+        ("far", "source", "CP-FETCH"),
+        ("pinned", "source", "CP-FETCH-DIGEST"),
+    ]
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """As a user whom modes of files concern, which they do not concern root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's are their owner's."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def test_a_file_that_went_away_or_may_not_be_read_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests) -> None:
+    for name in ("gone.pt2", "closed.pt2", "listed.bin", "good.pt2"):
+        (open_folder / name).write_bytes(b"0")
+    (open_folder / "factory.py").write_text("def make():\n    return model\n")
+    save_file({"0/x": torch.ones(2, 4)}, open_folder / "samples.safetensors")
+    catalog = catalog_of(
+        open_folder,
+        ("gone", "export:gone.pt2", ""),
+        ("closed", "export:closed.pt2", ""),
+        ("listing", "python:factory:make", ", files: [listed.bin]"),
+        ("sampled", "export:good.pt2", ", samples: samples.safetensors"),
+        ("good", "export:good.pt2", ""),
+    )
+    (open_folder / "gone.pt2").unlink()
+    for name in ("closed.pt2", "listed.bin", "samples.safetensors"):
+        (open_folder / name).chmod(0)
+    with nobody():
+        entries, problems = Materials(open_folder / "store", "sqlite://", digests).resolve(catalog.entries)
+    assert [entry.name for entry in entries] == ["good"]
+    assert [(problem.entry, problem.field, problem.code) for problem in problems] == [
+        ("gone", "source", "CP-FETCH"),
+        ("closed", "source", "CP-FETCH"),
+        ("listing", "source", "CP-FETCH"),
+        ("sampled", "samples", "CP-FETCH"),
+    ]
+    denied = r"entry 'listing', field 'source': source python:factory:make: PermissionError: .*listed\.bin"
+    assert re.match(denied, str(problems[2]))
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o111])
+def test_a_folder_that_may_not_be_read_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests, mode: int) -> None:
+    """Its files are part of the key: they are not left out of it."""
+    inner = open_folder / "bert" / "inner"
+    inner.mkdir(parents=True)
+    for path in (open_folder / "bert" / "config.json", inner / "weights.bin"):
+        path.write_text("{}")
+    (entry,) = catalog_of(open_folder, ("mine", "transformers:bert", "")).entries
+    materials = Materials(open_folder / "store", "sqlite://", digests)
+    assert materials.resolve([entry]) == ([entry], [])
+    inner.chmod(mode)
+    try:
+        with nobody():
+            entries, (problem,) = materials.resolve([entry])
+    finally:
+        inner.chmod(0o755)
+    assert (entries, problem.field, problem.code) == ([], "source", "CP-FETCH")
+    assert re.search(r"PermissionError: .*bert/inner", str(problem))
+
+
+def test_an_entry_that_names_what_lies_in_a_closed_folder_is_a_problem_of_its_own(open_folder: Path) -> None:
+    (open_folder / "closed").mkdir()
+    (open_folder / "closed" / "far.pt2").write_bytes(b"0")
+    (open_folder / "near.pt2").write_bytes(b"0")
+    text = "".join(
+        ENTRY.format(name=name, source=source, more=more)
+        for name, source, more in (
+            ("far", "export:closed/far.pt2", ""),
+            ("listing", "export:near.pt2", ", files: ['closed/*']"),
+            ("good", "export:near.pt2", ""),
+        )
+    )
+    (open_folder / "catalog.yaml").write_text("models:\n" + text)
+    (open_folder / "closed").chmod(0o444)
+    with nobody():
+        catalog = read_catalog(open_folder / "catalog.yaml")
+    (open_folder / "closed").chmod(0o755)
+    assert [entry.name for entry in catalog.entries] == ["good"]
+    assert [(problem.entry, problem.code) for problem in catalog.problems] == [("far", "CP-FETCH"), ("listing", "CP-FETCH")]
+    assert re.search(r"entry 'far': PermissionError: .*closed/far\.pt2", str(catalog.problems[0]))
+
+
+def test_a_registry_that_was_made_anew_gives_other_keys(tmp_path: Path, digests: FileDigests) -> None:
+    (entry,) = catalog_of(tmp_path, ("mine", "mlflow:models:/exported/1", "")).entries
+    one, other = (source_key(replace(entry, tags={"coldpress.source_run": run}), digests).digest for run in ("a", "b"))
+    assert one != other
+
+
+# Shipping
+
+
+def project(folder: Path) -> Path:
+    """A catalog whose factory imports its neighbours in every way, and reads a file beside them."""
+    (folder / "pkg" / "deep").mkdir(parents=True)
+    (folder / "pkg" / "__init__.py").write_text("")
+    (folder / "pkg" / "deep" / "__init__.py").write_text("from .. import base\n")
+    (folder / "pkg" / "base.py").write_text("WIDTH = 4\n")
+    (folder / "pkg" / "deep" / "net.py").write_text("import torch\nfrom ..base import WIDTH\nfrom . import leaf\n")
+    (folder / "pkg" / "deep" / "leaf.py").write_text("HIDDEN = 8\n")
+    (folder / "unused.py").write_text("1 / 0\n")
+    (folder / "late.py").write_text("SEED = 0\n")
+    (folder / "weights.txt").write_text("3")
+    (folder / "ship_factory.py").write_text(
+        "from pathlib import Path\n"
+        "import pkg.deep.net as net\n"
+        "def make():\n"
+        "    import late\n"
+        "    import torch\n"
+        "    torch.manual_seed(late.SEED)\n"
+        "    return torch.nn.Linear(net.WIDTH, int((Path(__file__).parent / 'weights.txt').read_text()))\n"
+        "def metric(predict):\n"
+        "    return 1.0\n"
+    )
+    return folder
+
+
+def test_the_closure_of_a_module_is_what_it_imports_here(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    found = {str(path.relative_to(folder)) for path in module_closure("ship_factory", [str(folder)])}
+    assert found == {"ship_factory.py", "late.py", *(f"pkg/{name}" for name in ("__init__.py", "base.py"))} | {
+        f"pkg/deep/{name}.py" for name in ("__init__", "net", "leaf")
+    }
+
+
+@pytest.mark.parametrize("kind", ["python", "torchscript", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_a_shipped_entry_loads_where_the_original_is_gone(tmp_path: Path, kind: str) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    project(here)
+    scripted(here / "mlp.jit")
+    save_file({"0/x": torch.ones(2, 4)}, here / "samples.safetensors")
+    source, more = {
+        "python": ("python:ship_factory:make", ", files: [weights.txt], task_metric: 'python:ship_factory:metric'"),
+        "torchscript": ("torchscript:mlp.jit", ""),
+        "transformers": ("transformers:bert", ""),
+    }[kind]
+    if kind == "transformers":
+        source, more = bert(here), ""
+    (entry,) = catalog_of(here, ("mine", source, f"{more}, samples: samples.safetensors")).entries
+    shipped = ship(entry, tmp_path / "store" / "sources")
+    again = ship(entry, tmp_path / "store" / "sources")
+    assert shipped == again
+    shutil.move(here, tmp_path / "gone")
+    loaded = elsewhere(shipped, tmp_path)
+    assert loaded == {"python": "Linear", "torchscript": "RecursiveScriptModule", "transformers": "BertModel"}[kind]
+
+
+def bert(folder: Path) -> str:
+    from transformers import BertConfig, BertModel
+
+    tiny = BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30, max_position_embeddings=16
+    )
+    BertModel(tiny).save_pretrained(folder / "bert")
+    return "transformers:bert"
+
+
+def elsewhere(entry: Entry, folder: Path) -> str:
+    """The type of the entry's model, as another process loads it."""
+    import pickle
+
+    (folder / "entry.pickle").write_bytes(pickle.dumps(entry))
+    script = """
+import pickle, sys
+from pathlib import Path
+from freezer.freezing.models.samples import read_samples
+from freezer.freezing.models.python_modules import find_function
+from freezer.freezing.models.loaders import load_source
+entry = pickle.loads(Path(sys.argv[1]).read_bytes())
+assert len(read_samples(entry.samples)) == 1
+if entry.task_metric:
+    assert find_function(entry.task_metric, entry.search_path)(None) == 1.0
+print(type(load_source(entry.source)).__name__)
+"""
+    environ = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(folder / "entry.pickle")],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
+
+
+def test_a_neighbour_that_does_not_parse_is_the_failure_of_its_entry(tmp_path: Path, digests: FileDigests) -> None:
+    (tmp_path / "unparsed.py").write_text("def half(:\n")
+    (tmp_path / "importing.py").write_text("def make():\n    import unparsed\n    return unparsed.half()\n")
+    (entry,) = catalog_of(tmp_path, ("mine", "python:importing:make", "")).entries
+    with pytest.raises(SourceError, match=r"source python:importing:make: SyntaxError: .*unparsed\.py") as caught:
+        Materials(tmp_path / "store", "sqlite://", digests, shipping=True).ready(entry)
+    assert code_of(caught.value) == "CP-FETCH"
+
+
+def test_a_full_disk_is_told_as_such_and_a_finer_code_is_kept() -> None:
+    full = SourceError("cannot be copied", code="CP-FETCH")
+    full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert code_of(full) == "CP-DISK"
+    assert code_of(InfrastructureError("gone", code="CP-TRACKING")) == "CP-TRACKING"
+
+
+@pytest.mark.parametrize("same_folder", [True, False])
+def test_the_code_of_a_pickle_is_shipped_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_folder: bool) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "pickled_net.py").write_text("WIDTH = 4\n")
+    (tmp_path / "net.pth").write_bytes(b"0")
+    if same_folder:
+        monkeypatch.chdir(tmp_path)
+    (entry,) = catalog_of(tmp_path, ("mine", "pickle:net.pth", ", trust: true")).entries
+    entry = replace(entry, source=replace(entry.source, search_path=(str(tmp_path / "code"), *entry.source.search_path)))
+    shipped = ship(entry, tmp_path / "store" / "sources")
+    assert (Path(shipped.source.search_path[0]) / "pickled_net.py").read_text() == "WIDTH = 4\n"
+    assert shipped.source.search_path[0] != str(tmp_path / "code")

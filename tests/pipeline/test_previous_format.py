@@ -1,0 +1,137 @@
+"""A store, a ledger and an MLflow database written before the packages were reorganized still load, verify, replay and resume.
+
+tests/golden/campaign.tgz is a finished campaign, `jobs.optimize catalog.yaml --campaign golden`, of one model for cpu-x86-64-v3 and
+portable, run in /campaign with torch 2.13.0. It is never written again: it stands for the stores that users have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import freezer
+from freezer.freezing.target.target import toolchain
+from freezer.hardware.machine import detect
+from freezer.store.store import Store
+from pipeline.ledger.ledger import Ledger
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "campaign.tgz"
+ROOT = Path(__file__).parents[2]
+WRITTEN_IN = "/campaign"
+PLACES = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+    "logged_model_tags": "tag_value",
+    "model_versions": "storage_location",
+    "model_version_tags": "value",
+}
+"""Columns of MLflow's tables that hold paths."""
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The campaign, as if it had been run in a folder of this test."""
+    folder = tmp_path_factory.mktemp("golden")
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(folder, filter="data")
+    with sqlite3.connect(folder / "mlflow.db") as database:
+        for table, column in PLACES.items():
+            database.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (WRITTEN_IN, str(folder)))
+    database.close()
+    return folder
+
+
+def command(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {
+        **os.environ,
+        "HOME": str(folder),
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, *arguments],
+        env=environ,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize("device_class", ["portable", "cpu-x86-64-v3"])
+def test_artifacts_load_and_verify(campaign: Path, device_class: str) -> None:
+    if device_class not in detect().classes and device_class != "portable":
+        pytest.skip(f"this machine does not run {device_class}")
+    store = str(campaign / "store")
+    model = freezer.load("tiny", store=store, device_class=device_class, threads=1, limit_isa=True)
+    assert model(torch.ones(2, 16)).shape == (2, 16)
+    assert freezer.verify("tiny", store=store, device_class="portable").num_files > 0
+
+
+def test_mlflow_loads_the_registered_model(campaign: Path) -> None:
+    code = (
+        "import mlflow, numpy\n"
+        "mlflow.set_tracking_uri('sqlite:///mlflow.db')\n"
+        "model = mlflow.pyfunc.load_model('models:/tiny@portable')\n"
+        "print(numpy.shape(model.predict({'input': numpy.ones((2, 16), dtype='float32')})))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=campaign,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["(2, 16)"], done.stderr
+
+
+def test_ledger_keeps_its_outcomes(campaign: Path) -> None:
+    with Ledger(Store.open(str(campaign / "store")), "golden", print, read_only=True) as ledger:
+        rows = [ledger.nearest("outcome", "tiny", device_class) for device_class in ("cpu-x86-64-v3", "portable")]
+    assert [row.data["outcome"]["verdict"] for row in rows if row is not None] == ["published", "published"]
+
+
+def runs_of(folder: Path) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(folder / "mlflow.db") as database:
+        found = database.execute("SELECT run_uuid, name, status, end_time FROM runs ORDER BY run_uuid").fetchall()
+    database.close()
+    return found
+
+
+def test_replay_adds_no_runs(campaign: Path) -> None:
+    before = runs_of(campaign)
+    command(campaign, "jobs.replay", "golden", "--store", "./store", "--tracking-uri", "sqlite:///mlflow.db")
+    assert runs_of(campaign) == before
+
+
+@pytest.mark.cluster
+def test_campaign_resumes_without_new_work(campaign: Path) -> None:
+    """With the torch, compiler and Python of the golden every key is the same, so nothing is built, judged or published again."""
+    candidates = sorted((campaign / "store" / ".coldpress" / "candidates").glob("*/candidate.json"))
+    if any(json.loads(file.read_text())["toolchain"] != toolchain() for file in candidates):
+        pytest.skip("made with another toolchain, so that its builds are due again")
+    index = (campaign / "store" / "tiny" / "index.json").read_bytes()
+    command(campaign, "jobs.optimize", "catalog.yaml", "--campaign", "golden", "--json", "out.json")
+    outcomes = json.loads((campaign / "out.json").read_text())["outcomes"]
+    assert [(item["device_class"], item["verdict"], item["version"]) for item in outcomes] == [
+        ("cpu-x86-64-v3", "published", 1),
+        ("portable", "published", 1),
+    ]
+    assert sorted((campaign / "store" / ".coldpress" / "candidates").glob("*/candidate.json")) == candidates
+    assert (campaign / "store" / "tiny" / "index.json").read_bytes() == index

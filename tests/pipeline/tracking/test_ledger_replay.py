@@ -1,0 +1,575 @@
+"""Replay: MLflow is made again from the ledger, whatever became of it or of the driver, and twice changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from typer.testing import CliRunner, Result
+
+from freezer.artifact.folder import Artifact
+from freezer.store.store import Store
+from jobs.replay import app
+from pipeline.ledger.campaign_record import CampaignRecord, Member
+from pipeline.ledger.lease import campaign_lock
+from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
+from pipeline.ledger.segments import part_paths
+from pipeline.records.outcome import Outcome
+from pipeline.tracking.ledger_replay import History
+from tests.conftest import Frozen
+from tests.pipeline.campaigns import MODELS, run_judged
+from tests.pipeline.full_disks import full_disk
+from tests.pipeline.shown import empty_database, shown, without_ids
+from tests.steps import HERE
+
+DOWN = "http://127.0.0.1:9"
+ROOT = Path(__file__).parents[3]
+
+BAD = Outcome(
+    model="bad",
+    device_class="auto",
+    verdict="failed",
+    failure="source",
+    reason="field 'source': no such module",
+    num_threads=0,
+    source="",
+    source_key="",
+    judge_key="",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tracking_uri_of_the_process() -> Iterator[None]:
+    """Registering sets it."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    yield
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture(scope="session")
+def artifacts(scripted: Frozen, portable: Frozen) -> dict[str, Artifact]:
+    return {HERE: scripted.artifact, "portable": portable.artifact}
+
+
+def replayed(store: Store, uri: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--store", str(store.root), "--tracking-uri", uri])
+
+
+def parent_of(uri: str, campaign: str) -> Any:
+    (run,) = MlflowClient(uri).search_runs(
+        [MlflowClient(uri).get_experiment_by_name("coldpress").experiment_id],
+        f"tags.`coldpress.campaign` = '{campaign}' AND tags.`coldpress.kind` = 'campaign'",
+    )
+    return run
+
+
+def summary_of(uri: str, campaign: str) -> list[tuple[str, str, str, bool]]:
+    """Model, class, verdict and cached of every row of the summary, and the figures are there."""
+    client, run_id = MlflowClient(uri), parent_of(uri, campaign).info.run_id
+    assert {item.path for item in client.list_artifacts(run_id)} == {"summary.json", "summary.md", "speedups.png", "drift.png"}
+    table = json.loads(Path(client.download_artifacts(run_id, "summary.json")).read_text())
+    return [tuple(row[:4]) for row in table["data"]]
+
+
+ALL = [
+    ("first", HERE, "published", False),
+    ("first", "portable", "published", False),
+    ("kept", HERE, "kept-eager", False),
+    ("kept", "portable", "published", False),
+    ("gone", HERE, "failed", False),
+    ("gone", "portable", "failed", False),
+]
+
+
+# What MLflow missed or lost
+
+
+def test_without_mlflow_a_campaign_finishes_and_replay_makes_up_for_it(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
+    report = run_judged(empty, DOWN, "down", artifacts, problems=(BAD,))
+    assert report.exit_code == 3
+    assert empty.versions("first") == empty.versions("kept") == [1]
+    (failure,) = report.infrastructure
+    assert f"`python -m jobs.replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up to date" in failure
+    command = [sys.executable, "-W", "ignore", "-m", "jobs.replay", "down", "--store", str(empty.root), "--tracking-uri", uri]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "campaign down: 6 outcomes logged, 0 already there\n"), done.stderr
+    found = shown(uri)
+    assert found["aliases"] == {"first": {HERE: 1, "portable": 2}, "kept": {HERE: 1, "portable": 1}}
+    assert {tags["coldpress.version"] for tags in found["versions"].values()} == {"1"}
+    assert len(found["runs"]) == 1 + 6
+    parent = parent_of(uri, "down")
+    assert (parent.info.status, parent.info.start_time) == ("FINISHED", 1_700_000_000_000)
+    assert (parent.data.tags["coldpress.exit_code"], parent.data.tags["coldpress.catalog"]) == ("1", "catalog.yaml")
+    assert summary_of(uri, "down") == [*ALL, ("bad", "auto", "failed", False)]
+    mlflow.set_tracking_uri(uri)
+    assert mlflow.pyfunc.load_model(f"models:/first@{HERE}").get_raw_model().manifest.device_class == HERE
+
+
+@pytest.mark.parametrize(("is_there", "why"), [(True, "No space left on device"), (False, "No such file or directory")])
+def test_a_temporary_folder_that_takes_no_artifact_is_told_and_the_same_replay_makes_up_for_it(
+    empty: Store,
+    uri: str,
+    artifacts: dict[str, Artifact],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_there: bool,
+    why: str,
+) -> None:
+    run_judged(empty, uri, "up", artifacts)
+    MlflowClient(uri).delete_registered_model("first")  # the runs stay
+    folder = tmp_path / "scratch"
+    with full_disk(folder) if is_there else contextlib.nullcontext(), monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(folder))
+        done = replayed(empty, uri, "up")
+    assert done.exit_code == 3, done.output
+    assert re.search(rf"MLflow: no artifact can be laid out in the temporary folder {folder} \(.*{why}.*\); make room", done.output)
+    assert "brings MLflow up to date" in done.output
+    assert replayed(empty, uri, "up").exit_code == 0
+    assert set(shown(uri)["aliases"]) == {"first", "kept"}
+
+
+def test_replay_of_what_is_shown_changes_nothing(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+    assert run_judged(empty, uri, "up", artifacts, problems=(BAD,)).exit_code == 1
+    files = Path(uri.removeprefix("sqlite:///")).parent / "mlruns"
+    before, written = shown(uri), {path: path.stat().st_mtime_ns for path in files.rglob("*")}
+    assert any(path.name == "summary.json" for path in written)
+    for _ in range(2):
+        done = replayed(empty, uri, "up")
+        assert (done.exit_code, done.stdout) == (0, "campaign up: 0 outcomes logged, 6 already there\n")
+        assert shown(uri) == before
+    assert {path: path.stat().st_mtime_ns for path in files.rglob("*")} == written
+
+
+def test_a_lost_database_is_made_again_as_it_was(
+    empty: Store, uri: str, artifacts: dict[str, Artifact], template: Path, tmp_path: Path
+) -> None:
+    tags = {"team": "risk", "coldpress.source_model": "Joe's"}
+    run_judged(empty, uri, "lost", artifacts, problems=(BAD,), tags=tags, registered_name="Joe's-frozen")
+    before = shown(uri)
+    assert set(before["aliases"]) == {"Joe's-frozen"}
+    assert all(found["team"] == "risk" for found in before["versions"].values())
+    again = empty_database(template, tmp_path / "again")
+    assert replayed(empty, again, "lost").exit_code == 0
+    assert without_ids(shown(again)) == without_ids(before)
+    assert parent_of(again, "lost").info.end_time == parent_of(uri, "lost").info.end_time
+    assert summary_of(again, "lost") == summary_of(uri, "lost")
+    delete_everything(uri)
+    assert not shown(uri)["versions"]
+    assert "6 outcomes logged, 0 already" in replayed(empty, uri, "lost").stdout
+    assert without_ids(shown(uri)) == without_ids(before)
+
+
+def delete_everything(uri: str) -> None:
+    with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for name in tables:
+            if name not in ("alembic_version", "workspaces") and not name.startswith("sqlite_"):
+                connection.execute(f'DELETE FROM "{name}"')
+        connection.commit()
+
+
+@pytest.fixture
+def server(template: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A tracking server, its URI, and that of its database."""
+    database = empty_database(template, tmp_path / "server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    storage = ["--backend-store-uri", database, "--no-serve-artifacts", "--default-artifact-root", f"{tmp_path}/server/artifacts"]
+    command = [str(Path(sys.executable).with_name("mlflow")), "server", *place, *storage]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (
+        (tmp_path / "server.log").open("w") as log,
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ) as process,
+    ):
+        try:
+            for _ in range(1200):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert process.poll() is None, (tmp_path / "server.log").read_text()
+                time.sleep(0.1)
+            yield process, f"http://127.0.0.1:{port}", database
+        finally:
+            kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """The server and its workers, which are of one group."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def test_a_server_killed_amid_logging_stops_nothing_and_replay_completes_it(
+    empty: Store, artifacts: dict[str, Artifact], server: tuple[subprocess.Popen[str], str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, address, database = server
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    killed_at: list[int] = []
+
+    def watch() -> None:
+        with closing(sqlite3.connect(f"{database.removeprefix('sqlite:///')}", timeout=30)) as connection:
+            while process.poll() is None:
+                (count,) = connection.execute("SELECT count(*) FROM runs").fetchone()
+                if count >= 3:
+                    killed_at.append(count)
+                    kill(process)
+                time.sleep(0.001)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    report = run_judged(empty, address, "dying", artifacts)
+    kill(process)
+    watching.join()
+    assert killed_at, "the server outlived the campaign"
+    assert report.exit_code == 3
+    assert "jobs.replay dying" in report.infrastructure[0]
+    assert empty.versions("first") == empty.versions("kept") == [1]
+    assert len(shown(database)["runs"]) < 7
+    done = replayed(empty, database, "dying")
+    assert done.exit_code == 0, done.output
+    found = shown(database)
+    assert len(found["runs"]) == 7
+    assert {run["info"]["status"] for run in found["runs"].values()} == {"FINISHED", "FAILED"}
+    assert {name: set(aliases) for name, aliases in found["aliases"].items()} == {
+        "first": {HERE, "portable"},
+        "kept": {HERE, "portable"},
+    }
+    assert len(found["versions"]) == len(found["uploads"]) == 3
+    assert summary_of(database, "dying") == ALL
+    assert "0 outcomes logged, 6 already there" in replayed(empty, database, "dying").stdout
+    assert shown(database) == found
+
+
+# What became of the driver
+
+
+def test_what_was_final_before_a_kill_is_shown(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+    folders = [f"{name}={artifact.folder}" for name, artifact in artifacts.items()]
+    module = [sys.executable, "-W", "ignore", "-m", "tests.pipeline.campaigns"]
+    done = subprocess.run([*module, str(empty.root), DOWN, "killed", "3", *folders], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert replayed(empty, uri, "killed").stdout.startswith("campaign killed: 2 outcomes logged, 0 already there")
+    assert summary_of(uri, "killed") == ALL[:2]
+    parent = parent_of(uri, "killed")
+    assert (parent.info.status, parent.data.tags["coldpress.exit_code"]) == ("KILLED", "130")
+    before = shown(uri)
+    assert replayed(empty, uri, "killed").exit_code == 0
+    assert shown(uri) == before
+    run_judged(empty, uri, "killed", artifacts)
+    assert summary_of(uri, "killed") == ALL, "what it had reached before is its own, not taken over"
+    assert before["runs"].keys() < shown(uri)["runs"].keys(), "the runs that were there are kept"
+
+
+def test_an_interrupted_campaign_shows_what_it_reached(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+    def interrupt(count: int) -> None:
+        if count == 3:
+            raise KeyboardInterrupt
+
+    assert run_judged(empty, DOWN, "stopped", artifacts, after=interrupt).exit_code == 130
+    assert replayed(empty, uri, "stopped").exit_code == 0
+    assert summary_of(uri, "stopped") == ALL[:2]
+    assert parent_of(uri, "stopped").info.status == "KILLED"
+
+
+def of_another(store: Store, campaign: str, **changed: Any) -> None:
+    """Another campaign does again what a campaign has reached of `first`, later and with other figures."""
+    with Ledger(store, campaign) as ledger:
+        rows = [entry.row() for entry in ledger._own.values() if (entry.kind, entry.model) == ("outcome", "first")]
+    with Ledger(store, "another") as ledger:
+        for row in rows:
+            data = {**row.data, "outcome": {**row.data["outcome"], **changed}}
+            ledger.append("outcome", row.key, model="first", device_class=row.device_class, data=data)
+
+
+def interrupt_at_third(count: int) -> None:
+    if count == 3:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("tags", [{}, {"team": "risk"}])
+def test_what_a_campaign_had_reached_stays_its_own_though_another_did_the_same_since(
+    empty: Store, uri: str, artifacts: dict[str, Artifact], tags: dict[str, str]
+) -> None:
+    run_judged(empty, uri, "stopped", artifacts, after=interrupt_at_third)
+    before = shown(uri)["runs"]
+    of_another(empty, "stopped", speedup=9.0, tags={"team": "fraud"})
+    report = run_judged(empty, uri, "stopped", artifacts, tags=tags)
+    assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
+    assert [(o.speedup, o.tags) for o in report.outcomes[:2]] == [(2.0, tags)] * 2
+    assert summary_of(uri, "stopped") == ALL
+    with Ledger(empty, "stopped") as ledger:
+        kept = [ledger.own("outcome", o.judge_key, o.model) for o in report.outcomes[:2]]
+    assert [row.data["outcome"]["speedup"] for row in kept if row] == [2.0, 2.0]
+    if not tags:
+        assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
+    done = replayed(empty, uri, "stopped")
+    assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
+
+
+def test_what_no_longer_stands_of_a_campaigns_own_is_taken_over_from_another(empty: Store, artifacts: dict[str, Artifact]) -> None:
+    models = {**MODELS, "first": dict.fromkeys(MODELS["first"], "unstable")}
+    run_judged(empty, DOWN, "stopped", artifacts, models=models, after=interrupt_at_third)
+    of_another(empty, "stopped", verdict="rejected", speedup=0.5)
+    report = run_judged(empty, DOWN, "stopped", artifacts, models=models)
+    assert [(o.verdict, o.speedup, o.cached) for o in report.outcomes[:2]] == [("rejected", 0.5, True)] * 2
+
+
+def test_what_a_killed_campaign_took_over_is_shown_when_its_model_is_complete(empty: Store, artifacts: dict[str, Artifact]) -> None:
+    run_judged(empty, DOWN, "before", artifacts)
+    with Ledger(empty, "before") as ledger:
+        done = ledger.find("campaign", "before")
+    assert done is not None
+    first, *_ = CampaignRecord.from_json(done.data).members
+    cached = [replace(member, cached=True) for member in CampaignRecord.from_json(done.data).members]
+    planned = [*cached[:2], *cached[2:3], Member(judge_key="new", model="kept", device_class="portable", cached=False)]
+    with Ledger(empty, "after") as ledger:
+        record = CampaignRecord(catalog="c", started=1.0, members=tuple(planned))
+        ledger.append("campaign", "after", model="", device_class="", data=record.to_json())
+    history = History(empty)
+    found = history.members("after", history.record("after"))
+    assert [(item.outcome.model, item.outcome.device_class, item.outcome.cached) for item in found] == [
+        ("first", HERE, True),
+        ("first", "portable", True),
+    ]
+    assert found[0].outcome.judge_key == first.judge_key
+
+
+# Several campaigns
+
+
+def test_all_campaigns_are_replayed_and_an_older_one_moves_no_alias_back(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
+    run_judged(empty, DOWN, "one", artifacts)
+    changed = {**artifacts, "portable": stricter(artifacts["portable"])}
+    run_judged(empty, DOWN, "two", changed, speedup_min=1.1)
+    run_judged(empty, DOWN, "three", changed, speedup_min=1.1)
+    done = replayed(empty, uri, "--all")
+    assert (done.exit_code, done.stdout.splitlines()) == (
+        0,
+        [
+            "campaign one: 6 outcomes logged, 0 already there",
+            "campaign two: 6 outcomes logged, 0 already there",
+            "campaign three: 6 outcomes logged, 0 already there",
+        ],
+    )
+    assert summary_of(uri, "three") == [(*row[:3], True) for row in ALL]
+    before = shown(uri)
+    newest = {
+        name: before["versions"][name, version]["coldpress.version"]
+        for name in MODELS
+        if name != "gone"
+        for version in before["aliases"][name].values()
+    }
+    assert newest == {"first": "2", "kept": "2"}
+    assert replayed(empty, uri, "one").stdout == "campaign one: 0 outcomes logged, 6 already there\n"
+    assert shown(uri) == before
+    assert replayed(empty, uri, "--all").exit_code == 0
+    assert shown(uri) == before
+
+
+def stricter(artifact: Artifact) -> Artifact:
+    return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, gate={"error_ratio_max": 2}))
+
+
+def test_what_publishing_changed_of_an_unchanged_outcome_is_in_the_ledger(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
+    """A class that keeps eager is served by the portable artifact; a new one of those serves it, though it was not judged."""
+    run_judged(empty, uri, "one", artifacts, models={"kept": MODELS["kept"]})
+    with Ledger(empty, "one") as ledger:
+        rows = {entry.device_class: entry.row() for entry in ledger._own.values() if entry.kind == "outcome"}
+        ledger.append(
+            "outcome",
+            rows["portable"].key,
+            model="kept",
+            device_class="portable",
+            data={**rows["portable"].data, "outcome": {**rows["portable"].data["outcome"], "verdict": "unstable"}},
+        )
+    run_judged(empty, uri, "two", {**artifacts, "portable": stricter(artifacts["portable"])}, models={"kept": MODELS["kept"]})
+    before = shown(uri)
+    assert summary_of(uri, "two") == [("kept", HERE, "kept-eager", True), ("kept", "portable", "published", False)]
+    assert before["aliases"] == {"kept": {HERE: 2, "portable": 2}}
+    assert replayed(empty, uri, "two").stdout == "campaign two: 0 outcomes logged, 2 already there\n"
+    assert shown(uri) == before
+
+
+def test_what_an_earlier_start_reached_is_shown_without_being_in_the_summary(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
+    for name in ("first", "kept"):
+        run_judged(empty, DOWN, "parts", artifacts, models={name: MODELS[name]})
+    assert replayed(empty, uri, "parts").stdout == "campaign parts: 4 outcomes logged, 0 already there\n"
+    assert set(shown(uri)["aliases"]) == {"first", "kept"}
+    assert summary_of(uri, "parts") == ALL[2:4]
+
+
+def test_the_rows_of_a_campaign_survive_a_later_one_of_the_same_keys_and_compaction(empty: Store) -> None:
+    def add(ledger: Ledger, **data: Any) -> None:
+        ledger.append("outcome", "key", model="m", device_class="portable", data=data)
+
+    for campaign, verdict in (("one", "unstable"), ("two", "published")):
+        with Ledger(empty, campaign) as ledger:
+            for _ in range(MERGE_AT):
+                add(ledger, verdict=verdict)
+    with Ledger(empty, "one") as ledger:
+        for _ in range(MERGE_AT):
+            ledger.append("build", "other", model="m", device_class="portable", data={})
+    assert len(part_paths(ledger_folder(empty))) == 2
+    rows = History(empty)._outcomes["key", "m"]
+    assert {name: row.data["verdict"] for name, row in rows.items()} == {"one": "unstable", "two": "published"}
+
+
+def test_a_campaign_that_went_on_since_the_ledger_was_read_is_read_again(empty: Store) -> None:
+    def write(campaign: str, catalog: str) -> None:
+        with Ledger(empty, campaign) as ledger:
+            data = CampaignRecord(catalog=catalog, started=1.0, members=()).to_json()
+            ledger.append("campaign", campaign, model="", device_class="", data=data)
+
+    for name in ("one", "two"):
+        write(name, "before")
+    history = History(empty)
+    for name in ("one", "two"):
+        write(name, "after")
+    assert history.record("one").catalog == "before"
+    history.refresh("one")
+    assert history.record("one").catalog == "after"
+    assert history.campaigns() == ["one", "two"]
+
+
+# What people are told
+
+
+def test_an_unknown_campaign_is_a_usage_error_that_lists_the_others(empty: Store, artifacts: dict[str, Artifact]) -> None:
+    nothing = replayed(empty, DOWN, "one")
+    assert (nothing.exit_code, "it knows: none" in nothing.stderr) == (2, True)
+    run_judged(empty, DOWN, "one", artifacts, models={"gone": MODELS["gone"]})
+    done = replayed(empty, DOWN, "two")
+    assert done.exit_code == 2
+    assert "knows no campaign 'two'; it knows: one" in done.stderr
+    for arguments in ([], ["one", "--all"]):
+        assert replayed(empty, DOWN, *arguments).exit_code == 2
+
+
+def test_a_campaign_that_is_being_run_is_left_to_its_driver(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+    for name in ("one", "two"):
+        run_judged(empty, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
+    with campaign_lock(ledger_folder(empty), "one"):
+        refused = replayed(empty, uri, "one")
+        assert (refused.exit_code, "is being run by another driver" in refused.stderr) == (3, True)
+        done = replayed(empty, uri, "--all")
+    assert done.exit_code == 0
+    assert "campaign one is left to its own driver" in done.stdout
+    assert "campaign two: 2 outcomes logged" in done.stdout
+
+
+def test_mlflow_or_a_store_that_cannot_be_reached_is_infrastructure(
+    empty: Store, artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        run_judged(empty, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
+    done = replayed(empty, DOWN, "--all")
+    assert done.exit_code == 3
+    assert done.stdout.count("MLflow at http://127.0.0.1:9 failed") == 1, "the second campaign is not tried"
+    gone = CliRunner().invoke(app, ["one", "--store", str(tmp_path / "nowhere")])
+    assert (gone.exit_code, "is not there" in gone.stderr) == (3, True)
+
+
+def test_an_interrupt_is_told_as_one(empty: Store, artifacts: dict[str, Artifact]) -> None:
+    run_judged(empty, DOWN, "one", artifacts, models={"gone": MODELS["gone"]})
+    with socket.socket() as mute:  # takes the call, and never answers
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "jobs.replay",
+            "one",
+            "--store",
+            str(empty.root),
+            "--tracking-uri",
+            address,
+        ]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = mute.accept()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+            connection.close()
+    assert (process.returncode, said) == (130, "interrupted; the same command goes on from here\n")
+
+
+def test_a_version_that_the_store_lost_is_said_and_the_rest_is_shown(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
+    run_judged(empty, DOWN, "thinned", artifacts)
+    shutil.rmtree(empty.root / "first")
+    done = replayed(empty, uri, "thinned")
+    assert done.exit_code == 0
+    assert f"first for {HERE} is shown without its artifact: model 'first' is not in store" in done.stdout
+    assert "campaign thinned: 6 outcomes logged" in done.stdout
+    assert set(shown(uri)["aliases"]) == {"kept"}
+    assert summary_of(uri, "thinned") == ALL
+
+
+def test_a_damaged_artifact_is_an_error_and_the_rest_is_shown(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+    run_judged(empty, DOWN, "damaged", artifacts)
+    payload = artifacts[HERE].manifest.payloads[0]
+    blob = empty.root / "first" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:")
+    blob.chmod(0o644)
+    blob.write_bytes(b"x" * payload.size_bytes)
+    done = replayed(empty, uri, "damaged")
+    assert done.exit_code == 3
+    assert "MLflow does not show everything" in done.stdout
+    assert shown(uri)["aliases"] == {"first": {"portable": 1}, "kept": {HERE: 1, "portable": 1}}
+    assert summary_of(uri, "damaged") == ALL
+
+
+def test_a_record_survives_json() -> None:
+    record = CampaignRecord(
+        catalog="c",
+        started=1.5,
+        finished=2.5,
+        exit_code=1,
+        interrupted=True,
+        members=(Member(judge_key="k", model="m", device_class="portable", cached=True),),
+        unreached=(Member(judge_key="l", model="n", device_class="portable", cached=False),),
+        problems=(BAD,),
+    )
+    kept = json.loads(json.dumps(record.to_json()))
+    assert (CampaignRecord.from_json(kept), record.num_planned) == (record, 3)
+    del kept["unreached"]  # of an earlier release
+    assert CampaignRecord.from_json(kept) == replace(record, unreached=())

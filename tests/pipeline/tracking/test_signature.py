@@ -1,0 +1,72 @@
+"""The signature that MLflow holds inputs against, where they are nested or of an unusual dtype."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+from torch import Tensor, nn
+
+from freezer.artifact.manifest import Manifest, Payload
+from freezer.freezing.freeze import freeze
+from freezer.spec.items import DTYPES
+from freezer.spec.outputs import OutputSpec
+from freezer.spec.parse import declared_spec
+from pipeline.tracking.registry import DATA, _signature, _write_model_files
+from tests.steps import QUICK, manifest_of
+
+PAYLOAD = Payload(path="payloads/all.pt2", digest="sha256:0", size_bytes=0, kind="exported", num_threads=None)
+
+
+def manifest_with(dtype: str) -> Manifest:
+    items = {"x": {"shape": ["batch", 0, 4], "dtype": dtype}, "state": {"tuple": [{"shape": [], "dtype": dtype}, {"value": 1}]}}
+    output = OutputSpec(name="output", dtype=dtype, rank=0)
+    return manifest_of(PAYLOAD, inputs=declared_spec(items, {"batch": {"max": 4}}), outputs=(output,))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_that_numpy_has_is_in_the_signature(dtype: str) -> None:
+    found = _signature(manifest_with(dtype))
+    if dtype == "bfloat16":
+        assert found is None
+        return
+    assert found is not None
+    assert [(item.name, item.type, item.shape) for item in found.inputs] == [
+        ("x", np.dtype(dtype), (-1, 0, 4)),
+        ("state.0", np.dtype(dtype), ()),
+    ]
+    assert type(found).from_dict(found.to_dict()) == found
+
+
+class Sum(nn.Module):
+    """[batch, 3] and a tuple and a dict of the like."""
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor], opts: dict[str, Tensor]) -> Tensor:
+        return x + state[0] + state[1] * opts["scale"]
+
+
+def test_a_registered_model_of_nested_inputs_takes_them_by_path(tmp_path: Path) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    result = freeze(
+        Sum().eval(),
+        {"x": x, "state": (x, x), "opts": {"scale": x}},
+        out=tmp_path / DATA,
+        device_class="portable",
+        policy=QUICK,
+    )
+    assert result.artifact is not None, result.reason
+    _write_model_files(tmp_path, result.artifact.manifest, "m-0", None)
+    model = mlflow.pyfunc.load_model(str(tmp_path))
+    arrays = {name: x.numpy() for name in ("x", "state.0", "state.1", "opts.scale")}
+    np.testing.assert_array_equal(model.predict(arrays), (x + x + x * x).numpy())
+    with pytest.raises(MlflowException, match=r"missing inputs \['state\.0', 'state\.1'\]"):
+        model.predict({"x": arrays["x"], "state": (arrays["x"], arrays["x"]), "opts.scale": arrays["x"]})
+    np.testing.assert_array_equal(
+        model.get_raw_model()(x, (x, x), {"scale": x}).numpy(),
+        (x + x + x * x).numpy(),
+        "MLflow's own check stands before the model alone",
+    )

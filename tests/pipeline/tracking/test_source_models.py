@@ -1,0 +1,541 @@
+"""Models of a real MLflow registry as sources: what is chosen, what is downloaded, and what its MLmodel says."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.models import ModelSignature
+from mlflow.types import ColSpec, Schema, TensorSpec
+from torch import Tensor, nn
+
+from freezer.errors import CatalogError, InfrastructureError, SourceError, UsageError
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.spec.parse import declared_spec
+from freezer.store.store import NAME
+from pipeline.tracking import registry_search
+from pipeline.tracking.mlmodel import Described, describe
+from pipeline.tracking.registry_search import RegistryModel
+from pipeline.tracking.source_models import download, list_registry, resolve_model, slug
+from tests.models import Mlp, seeded
+
+X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+FROZEN = {"coldpress.artifact": "sha256:" + 64 * "a"}
+REQUIREMENTS = ["torch"]
+"""Given, mlflow does not go and find out what a model needs, which takes seconds."""
+
+
+class Bag(nn.Module):
+    """Embeddings of `ids`, weighted: two inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 4)
+
+    def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
+        out: Tensor = (self.embedding(ids) * weights[..., None]).sum(1)
+        return out
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database of its own, and the tracking URI that mlflow.pytorch.log_model goes to."""
+    before, level = os.environ.get("MLFLOW_TRACKING_URI"), logging.getLogger("mlflow").level
+    folder = tmp_path_factory.mktemp("registry")
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    mlflow.create_experiment("sources", artifact_location=(folder / "artifacts").as_uri())
+    mlflow.set_experiment("sources")
+    yield f"sqlite:///{folder}/mlflow.db"
+    logging.getLogger("mlflow").setLevel(level)
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture(scope="module")
+def client(uri: str) -> MlflowClient:
+    return MlflowClient(uri, uri)
+
+
+@pytest.fixture(scope="module")
+def log(uri: str) -> Callable[..., str]:
+    """Logs a model and registers it; returns the version."""
+
+    def logged(name: str, model: nn.Module | None = None, *, form: str = "pickle", **settings: Any) -> str:
+        with mlflow.start_run():
+            info = mlflow.pytorch.log_model(
+                model or seeded(Mlp),
+                name="model",
+                registered_model_name=name,
+                serialization_format=form,
+                pip_requirements=REQUIREMENTS,
+                **settings,
+            )
+        return str(info.registered_model_version)
+
+    return logged
+
+
+def scripted(model: nn.Module) -> nn.Module:
+    with torchscript_deprecations_silenced():
+        made: nn.Module = torch.jit.script(model)
+    return made
+
+
+@pytest.fixture(scope="module")
+def registry(uri: str, client: MlflowClient, log: Callable[..., str]) -> str:
+    """A registry of models whose versions are what they are, and no more than a path."""
+    versions: dict[str, list[dict[str, str]]] = {
+        "digits": [{"n": "1"}, {"n": "2"}, FROZEN],
+        "Credit Risk": [{}],
+        'it\'s "quoted"': [{}, FROZEN],
+        "digits-frozen": [FROZEN, FROZEN],
+    }
+    for name, tags in versions.items():
+        client.create_registered_model(name, tags={"team": "risk" if "R" in name else "vision"})
+        for own in tags:
+            client.create_model_version(name, source="file:///nowhere", tags=own)
+    client.create_registered_model("empty")
+    client.set_registered_model_alias("digits", "champion", "1")
+    client.set_registered_model_alias("digits", "cpu-x86-64-v4", "3")
+    client.set_registered_model_alias("Credit Risk", "champion", "1")
+    client.register_prompt("greeting", template="Hello {{name}}")
+    return uri
+
+
+# Which version
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("models:/digits@champion", "1"),
+        ("models:/digits/1", "1"),
+        ("models:/digits", "2"),
+        ("models:/digits/latest", "2"),
+        ("models:/Credit Risk/1", "1"),
+        ('models:/it\'s "quoted"', "1"),
+    ],
+)
+def test_a_uri_means_one_version(registry: str, text: str, version: str) -> None:
+    model = resolve_model(registry, text)
+    name = text.removeprefix("models:/").partition("/")[0].partition("@")[0]
+    assert (model.name, model.version, model.run_id, model.model_uri) == (name, version, None, f"models:/{name}/{version}")
+    assert model.tags == ({"n": version} if name == "digits" else {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models:/digits/3", r"models:/digits/3 is a frozen artifact \(tag coldpress.artifact\).*name the model that it was made"),
+        ("models:/digits@cpu-x86-64-v4", "models:/digits/3 is a frozen artifact"),
+        ("models:/digits-frozen", "all versions of model 'digits-frozen' are frozen artifacts"),
+        ("models:/digits/9", "model 'digits' has no version '9'; it has 3, 2, 1$"),
+        ("models:/digits/Production", "model 'digits' has no version 'Production'; it has 3, 2, 1$"),
+        ("models:/digits@chamipon", r"no alias 'chamipon'; it has champion \(version 1\), cpu-x86-64-v4 \(version 3\)$"),
+        ('models:/it\'s "quoted"@x', "no alias 'x'; it has none$"),
+        ("models:/digit", "no registered model 'digit'; it has digits, .*Credit Risk, digits-frozen, empty"),
+        ("models:/empty", "has no version that is ready; log one"),
+        ("models:/", "names no registered model; expected models:/NAME@ALIAS"),
+        ("models:/digits@", "names no registered model"),
+        ("models:/digits/1/data", "names no registered model"),
+        ("runs:/1234/model", "names no registered model"),
+    ],
+)
+def test_what_is_no_source_is_said_with_what_there_is(registry: str, text: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message) as caught:
+        resolve_model(registry, text)
+    assert caught.value.code == "CP-REGISTRY"
+
+
+def test_a_version_that_is_not_ready_is_no_source(registry: str, tmp_path: Path) -> None:
+    shutil.copy(registry.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    copy = f"sqlite:///{tmp_path}/mlflow.db"
+    with sqlite3.connect(tmp_path / "mlflow.db") as connection:
+        connection.execute("UPDATE model_versions SET status = 'FAILED_REGISTRATION' WHERE name = 'digits' AND version = 2")
+    with pytest.raises(SourceError, match="models:/digits/2 is FAILED_REGISTRATION"):
+        resolve_model(copy, "models:/digits/2")
+    assert resolve_model(copy, "models:/digits").version == "1"
+    assert {model.name: model.version for model in list_registry(copy, None, None)}["digits"] == "1"
+
+
+def test_mlflow_that_is_down_is_infrastructure(tmp_path: Path) -> None:
+    down = "http://127.0.0.1:9"
+    model = RegistryModel(name="m", version="1", run_id=None, tags={}, model_uri="models:/m/1")
+    for call in (
+        lambda: resolve_model(down, "models:/m"),
+        lambda: next(list_registry(down, None, None)),
+        lambda: download(down, model, tmp_path / "m"),
+    ):
+        with pytest.raises(InfrastructureError, match=r"127.0.0.1:9 failed"):
+            call()
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_registry_is_listed_in_the_order_of_names_without_what_is_frozen(registry: str) -> None:
+    found = list(list_registry(registry, None, None))
+    assert [(model.name, model.version) for model in found] == [("Credit Risk", "1"), ("digits", "2"), ('it\'s "quoted"', "1")]
+    assert found[1].tags == {"n": "2"}
+    assert found[1].model_uri == "models:/digits/2"
+
+
+@pytest.mark.parametrize(
+    ("filter_string", "alias", "expected"),
+    [
+        ("name LIKE 'dig%'", None, {"digits": "2"}),
+        ("tags.team = 'risk'", None, {"Credit Risk": "1"}),
+        (None, "champion", {"Credit Risk": "1", "digits": "1"}),
+        ("tags.team = 'vision'", "champion", {"digits": "1"}),
+        (None, "cpu-x86-64-v4", {}),
+        (None, "unknown", {}),
+        ("name = 'nothing'", None, {}),
+    ],
+)
+def test_a_registry_is_cut_by_filter_and_alias(
+    registry: str, filter_string: str | None, alias: str | None, expected: dict[str, str]
+) -> None:
+    assert {model.name: model.version for model in list_registry(registry, filter_string, alias)} == expected
+
+
+@pytest.mark.parametrize("text", ["bogus", "name =", "foo = 'x'", "name LIKE 'a%' OR name = 'b'", "'", "name = 3"])
+def test_a_bad_filter_is_the_catalogs_error_with_mlflows_words(registry: str, text: str) -> None:
+    with pytest.raises(CatalogError, match=r"MLflow does not understand the filter.*(Invalid|Expected)") as caught:
+        list(list_registry(registry, text, None))
+    assert caught.value.code == "CP-REGISTRY-FILTER"
+
+
+def test_a_registry_of_many_pages_is_listed_whole_with_few_requests(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_search, "MODELS_PAGE", 2)
+    monkeypatch.setattr(registry_search, "VERSIONS_PAGE", 1)
+    monkeypatch.setattr(registry_search, "SEARCH_CHARS", 10)
+    assert [model.name for model in list_registry(registry, None, None)] == ["Credit Risk", "digits", 'it\'s "quoted"']
+    monkeypatch.undo()
+    requests: list[str] = []
+    for name in ("search_registered_models", "search_model_versions", "get_model_version", "get_registered_model"):
+        original = getattr(MlflowClient, name)
+
+        def counted(*args: Any, name: str = name, original: Any = original, **kwargs: Any) -> Any:
+            requests.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(MlflowClient, name, counted)
+    assert len(list(list_registry(registry, None, "champion"))) == 2
+    assert len(list(list_registry(registry, None, None))) == 3
+    assert requests == ["search_registered_models", "search_model_versions"] * 2, "not one for each model"
+
+
+# Its files
+
+
+def fetched(uri: str, name: str, tmp_path: Path) -> Path:
+    return download(uri, resolve_model(uri, f"models:/{name}"), tmp_path / "model")
+
+
+def test_a_download_is_whole_or_not_at_all(uri: str, client: MlflowClient, log: Callable[..., str], tmp_path: Path) -> None:
+    log("whole", input_example=X)
+    model = resolve_model(uri, "models:/whole")
+    dest = tmp_path / "model"
+    dest.mkdir()
+    assert download(uri, model, dest) == dest
+    assert {"MLmodel", "input_example.json", "data"} <= {path.name for path in dest.iterdir()}
+    assert list(tmp_path.iterdir()) == [dest]
+    with pytest.raises(UsageError, match="is not empty"):
+        download(uri, model, dest)
+    location = Path(client.get_model_version_download_uri("whole", "1").removeprefix("file://"))
+    (location / "MLmodel").rename(location / "hidden")
+    with pytest.raises(SourceError, match=r"models:/whole/1 holds no MLmodel file.*log the model again"):
+        download(uri, model, tmp_path / "again")
+    shutil.rmtree(location)
+    with pytest.raises(SourceError, match="the files of models:/whole/1 are gone from"):
+        download(uri, model, tmp_path / "again")
+    assert list(tmp_path.iterdir()) == [dest]
+
+
+def test_a_version_made_by_a_run_names_it(uri: str, log: Callable[..., str]) -> None:
+    log("of-a-run")
+    assert len(str(resolve_model(uri, "models:/of-a-run").run_id)) == 32
+
+
+# What it is
+
+
+def test_an_exported_program_knows_its_inputs(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+    log("exported", form="pt2", input_example=X)
+    found = describe(fetched(uri, "exported", tmp_path))
+    assert (found.kind, found.needs_trust, found.inputs, found.dims) == ("export", False, None, {})
+    assert found.path == tmp_path / "model" / "data" / "model.pt2"
+    assert found.samples is not None
+    np.testing.assert_array_equal(found.samples["input_0"], X)
+    program = torch.export.load(found.path)
+    torch.testing.assert_close(program.module()(torch.from_numpy(X)), seeded(Mlp)(torch.from_numpy(X)))
+
+
+def test_torchscript_is_told_from_a_pickle_without_opening_either(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+    log("either", scripted(seeded(Mlp)), input_example=X)
+    log("either", seeded(Mlp), input_example=X)
+    first = describe(download(uri, resolve_model(uri, "models:/either/1"), tmp_path / "1"))
+    second = describe(download(uri, resolve_model(uri, "models:/either/2"), tmp_path / "2"))
+    assert (first.kind, first.needs_trust, second.kind, second.needs_trust) == ("torchscript", False, "pickle", True)
+    for found in (first, second):
+        assert found.inputs == [{"shape": ["batch", 4], "dtype": "float32"}]
+        assert found.dims == {"batch": {"min": 1, "max": 8}}
+        assert declared_spec(found.inputs, found.dims).style == "positional"
+    old = tmp_path / "2" / "data" / "model.pth"
+    torch.save(seeded(Mlp), old, _use_new_zipfile_serialization=False)
+    assert not zipfile.is_zipfile(old)
+    assert describe(tmp_path / "2").kind == "pickle"
+
+
+def test_describing_runs_nothing_of_a_pickle(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+    log("evil", Evil(str(tmp_path / "was here")))
+    folder = fetched(uri, "evil", tmp_path)
+    assert describe(folder).needs_trust
+    assert not (tmp_path / "was here").exists()
+    torch.load(folder / "data" / "model.pth", weights_only=False)
+    assert (tmp_path / "was here").exists(), "the pickle would have run code"
+
+
+class Evil(nn.Module):
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_code_that_a_model_was_logged_with_is_named(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("VALUE = 1\n")
+    log("with-code", code_paths=[str(tmp_path / "helper.py")])
+    found = describe(fetched(uri, "with-code", tmp_path))
+    assert found.code == (tmp_path / "model" / "code",)
+    assert (found.code[0] / "helper.py").is_file()
+
+
+def test_names_dtypes_shapes_and_ranges_come_from_signature_and_example(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+    ids, weights = np.array([[3, 9, 1]]), np.ones((1, 3), np.float32)
+    inputs = Schema([tensor("int64", (-1, -1), "ids"), tensor("float32", (-1, -1), "weights")])
+    log("named", scripted(Bag()), signature=ModelSignature(inputs), input_example={"ids": ids, "weights": weights})
+    found = describe(fetched(uri, "named", tmp_path))
+    assert found.inputs == {
+        "ids": {"shape": ["batch", 3], "dtype": "int64", "range": [1, 9]},
+        "weights": {"shape": ["batch", 3], "dtype": "float32"},
+    }
+    assert found.dims == {"batch": {"min": 1, "max": 8}}
+    assert found.samples is not None
+    assert fields(found)[2] == {"ids": ("int64", (1, 3)), "weights": ("float32", (1, 3))}
+    spec = declared_spec(found.inputs, found.dims)
+    assert (spec.style, [item.name for item in spec.inputs]) == ("keyword", ["ids", "weights"])
+
+
+def tensor(dtype: str, shape: tuple[int, ...], name: str | None = None) -> TensorSpec:
+    return TensorSpec(np.dtype(dtype), shape, name)
+
+
+@pytest.fixture(scope="module")
+def saved(uri: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Saves an MLP with a signature and an example; a folder as `download` gives it."""
+
+    def make(specs: list[Any] | None, example: Any = None) -> Path:
+        folder = tmp_path_factory.mktemp("saved") / "model"
+        signature = False if specs is None else ModelSignature(Schema(specs))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Operation with range is deprecated")  # pandas to mlflow, of a frame's columns
+            mlflow.pytorch.save_model(
+                seeded(Mlp),
+                str(folder),
+                signature=signature,
+                input_example=example,
+                serialization_format="pickle",
+                pip_requirements=REQUIREMENTS,
+            )
+        return folder
+
+    return make
+
+
+def fields(found: Described) -> tuple[Any, Any, dict[str, Any] | None]:
+    """Inputs, dims, and dtype and shape of the samples."""
+    if found.samples is None:
+        return found.inputs, found.dims, None
+    return found.inputs, found.dims, {name: (array.dtype.name, array.shape) for name, array in found.samples.items()}
+
+
+BATCH_8 = {"batch": {"min": 1, "max": 8}}
+
+
+@pytest.mark.parametrize(
+    ("specs", "example", "expected"),
+    [
+        ([tensor("float32", (-1, 4))], None, ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, None)),
+        ([tensor("float64", (2, 4))], None, ([{"shape": [2, 4], "dtype": "float64"}], {}, None)),
+        (
+            [tensor("float32", (-1, 4), "x")],
+            np.zeros((32, 4), np.float32),
+            ({"x": {"shape": ["batch", 4], "dtype": "float32"}}, {"batch": {"min": 1, "max": 32}}, {"x": ("float32", (32, 4))}),
+        ),
+        (
+            [tensor("bool", (-1, 2), "mask"), tensor("float16", (3,), "y")],
+            {"mask": np.array([[True, False]]), "y": np.zeros(3, np.float16)},
+            (
+                {"mask": {"shape": ["batch", 2], "dtype": "bool"}, "y": {"shape": [3], "dtype": "float16"}},
+                BATCH_8,
+                {"mask": ("bool", (1, 2)), "y": ("float16", (3,))},
+            ),
+        ),
+        (
+            [tensor("int64", (-1,), "ids"), tensor("int64", (-1,), "offsets")],
+            {"ids": np.array([7, 5, 6]), "offsets": np.array([0])},
+            (
+                {
+                    "ids": {"shape": ["batch"], "dtype": "int64", "range": [5, 7]},
+                    "offsets": {"shape": ["batch_1"], "dtype": "int64", "range": [0, 0]},
+                },
+                {**BATCH_8, "batch_1": {"min": 1, "max": 8}},
+                {"ids": ("int64", (3,)), "offsets": ("int64", (1,))},
+            ),
+        ),
+        (None, None, (None, {}, None)),
+        (None, X, ([{"shape": [2, 4], "dtype": "float32"}], {}, {"input_0": ("float32", (2, 4))})),
+        (
+            None,
+            {"a": X, "b": np.array([3])},
+            (
+                {"a": {"shape": [2, 4], "dtype": "float32"}, "b": {"shape": [1], "dtype": "int64", "range": [3, 3]}},
+                {},
+                {"a": ("float32", (2, 4)), "b": ("int64", (1,))},
+            ),
+        ),
+        (
+            [ColSpec("float", name) for name in "abcd"],
+            pd.DataFrame(X, columns=list("abcd")),
+            ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, {"input_0": ("float32", (2, 4))}),
+        ),
+        ([ColSpec("float", name) for name in "abcd"], None, (None, {}, None)),
+        (None, {"question": "why?"}, (None, {}, None)),
+        (None, [1.0, 2.0], (None, {}, None)),
+    ],
+)
+def test_inputs_are_told_as_far_as_they_can_be(saved: Callable[..., Path], specs: Any, example: Any, expected: Any) -> None:
+    found = describe(saved(specs, example))
+    assert fields(found) == expected
+    if found.inputs is not None:
+        declared_spec(found.inputs, found.dims)
+    if found.samples is not None and found.dims == {} and specs is None:
+        assert all(array.flags.c_contiguous for array in found.samples.values())
+
+
+@pytest.mark.parametrize(
+    ("specs", "example", "message"),
+    [
+        ([tensor("float32", (-1, -1))], None, r"'input_0' has the shape \[-1, -1\], and no input example says what axis 1 is"),
+        ([tensor("str", (-1,), "text")], None, "'text' is of dtype str, which torch has no tensors of"),
+        ([tensor("uint16", (2,), "x")], None, "'x' is of dtype uint16"),
+    ],
+)
+def test_inputs_that_cannot_be_told_are_to_be_written(saved: Callable[..., Path], specs: Any, example: Any, message: str) -> None:
+    folder = saved(specs, example)
+    with pytest.raises(SourceError, match=f"{message}.*; write `inputs:`") as caught:
+        describe(folder)
+    assert caught.value.code == "CP-REGISTRY-INPUTS"
+    assert describe(folder, inputs=False).inputs is None
+
+
+def test_an_example_that_cannot_be_read_matters_only_where_inputs_are_asked_for(saved: Callable[..., Path]) -> None:
+    folder = saved([tensor("float32", (-1, 4))], X)
+    (folder / "input_example.json").write_text('[[1, 2], "a"')
+    with pytest.raises(SourceError, match=r"the input example cannot be read: JSONDecodeError.*write `inputs:`"):
+        describe(folder)
+    assert describe(folder, inputs=False).samples is None
+    (folder / "input_example.json").write_text("[[[1, 2, 3, 4]]]")
+    with pytest.raises(SourceError, match=r"\[-1, 4\], and the input example's \[1, 1, 4\]|cannot be read"):
+        describe(folder)
+
+
+def test_other_flavors_are_refused_by_name(uri: str, tmp_path: Path) -> None:
+    class Doubling(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context: Any, model_input: list[float]) -> list[float]:
+            return [2 * value for value in model_input]
+
+    folder = tmp_path / "model"
+    mlflow.pyfunc.save_model(str(folder), python_model=Doubling(), pip_requirements=REQUIREMENTS)
+    with pytest.raises(SourceError, match=r"flavors python_function; expected pytorch.*by python:MODULE:FUNCTION") as caught:
+        describe(folder)
+    assert caught.value.code == "CP-REGISTRY-FLAVOR"
+
+
+def test_damage_is_told_by_what_is_missing(saved: Callable[..., Path]) -> None:
+    folder = saved(None)
+    text = (folder / "MLmodel").read_text()
+    (folder / "MLmodel").write_text(text.replace("model_data: data", "model_data: ../elsewhere"))
+    with pytest.raises(SourceError, match=r"'../elsewhere', which lies outside of the model's folder"):
+        describe(folder)
+    (folder / "MLmodel").write_text(text)
+    (folder / "data" / "model.pth").unlink()
+    with pytest.raises(SourceError, match=r"holds neither model.pt2 nor model.pth"):
+        describe(folder)
+    (folder / "MLmodel").write_text("a: [")
+    with pytest.raises(SourceError, match="MLmodel cannot be read"):
+        describe(folder)
+    (folder / "MLmodel").unlink()
+    with pytest.raises(SourceError, match="MLmodel cannot be read"):
+        describe(folder)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("Credit Risk (v2)", "credit-risk-v2-"),
+        ("Détection", "detection-"),
+        ("a__b", "a-b-"),
+        ("-a.", "a-"),
+        ("日本", "model-"),
+        ("x" * 256, "x" * 100 + "-"),
+    ],
+)
+def test_a_name_that_is_none_gets_a_digest(name: str, start: str) -> None:
+    assert slug(name) == start + hashlib.sha256(name.encode()).hexdigest()[:8]
+    assert NAME.fullmatch(slug(name))
+
+
+def test_slugs_are_names_and_differ_where_names_do() -> None:
+    assert slug("resnet-50.v1_b") == "resnet-50.v1_b"
+    generator = random.Random(0)
+    names = {"".join(generator.choices("aB-._ é1", k=generator.randint(1, 8))) for _ in range(5000)}
+    slugs = {slug(name) for name in names}
+    assert len(slugs) == len(names)
+    assert all(NAME.fullmatch(made) for made in slugs)
+
+
+def test_importing_sources_imports_no_mlflow() -> None:
+    code = (
+        "import sys\nimport pipeline.tracking.source_models\nassert not {'mlflow', 'torch', 'pandas', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_is_a_value(registry: str) -> None:
+    model = resolve_model(registry, "models:/digits/1")
+    assert replace(model, version="2", tags={"n": "2"}, model_uri="models:/digits/2") == resolve_model(registry, "models:/digits")

@@ -1,0 +1,65 @@
+"""A worker that links code in which the device class does not have: `failed: isa_leak`, named, and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from freezer.store.store import Store
+from pipeline.failures.policy import is_kept
+from pipeline.ledger.ledger import Ledger
+from pipeline.scheduling.outcomes import failed_outcome
+from pipeline.worker.requests import BuildResult
+from tests.pipeline.campaigns import entry, plan_of
+from tests.steps import HERE, python
+
+BUILD = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from tests.pipeline.worker.test_tasks import entry
+from tests.steps import HERE
+from pipeline.worker.requests import BuildRequest
+from pipeline.worker.tasks import build
+
+if __name__ == "__main__":
+    request = BuildRequest(
+        key="b", entry=entry(), recipe="inductor-frozen", device_class=HERE, num_threads=2, store=sys.argv[1]
+    )
+    found = build(request)
+    print(json.dumps(asdict(found)))
+"""
+
+SMUGGLED = """
+#include <immintrin.h>
+__m128i smuggled(__m128i a) { return _mm_sha1msg1_epu32(a, a); }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="smuggles an instruction of x86-64")
+def test_an_instruction_that_is_smuggled_in_fails_the_build_by_name(tmp_path: Path) -> None:
+    real, shim, code = shutil.which("g++"), tmp_path / "bin" / "g++", tmp_path / "smuggled.cpp"
+    assert real is not None
+    code.write_text(SMUGGLED)
+    subprocess.run([real, "-O2", "-fPIC", "-msha", "-c", code, "-o", tmp_path / "smuggled.o"], check=True)
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\ncase " $* " in *" -shared "*) set -- "$@" {tmp_path}/smuggled.o;; esac\nexec {real} "$@"\n')
+    shim.chmod(0o755)
+    out = python(BUILD, tmp_path / "store", env={**os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}"}, timeout_s=500)
+    result = BuildResult(**json.loads(out.splitlines()[-1]))
+    assert (result.failure, result.code) == ("isa_leak", "CP-ISA-LEAK"), result.message + result.log_tail
+    assert f"holds instructions outside of {HERE}" in result.message
+    assert "sha_ni: sha1msg1 xmm0,xmm0 in smuggled(long long __vector(2))" in result.message
+    assert is_kept(result.failure, result.code), "the next campaign would only fail again"
+    store = Store.open(str(tmp_path / "planned"), create=True)
+    with Ledger(store, "c") as ledger:
+        plan = plan_of([entry("good", tmp_path, tags={}, registered_name=None, speedup_min=1.05)], store, ledger)
+        outcome = failed_outcome(plan.items[0], {"inductor-frozen": result})
+    assert (outcome.verdict, outcome.failure, outcome.code) == ("failed", "isa_leak", "CP-ISA-LEAK")
+    assert "sha_ni" in (outcome.reason or "")

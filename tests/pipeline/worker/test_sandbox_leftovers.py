@@ -1,0 +1,210 @@
+"""What isolated children, and workers that are killed, leave behind: no temporary file or folder, and no process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing import forkserver
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.worker.sandbox import LISTENER, PROBE
+from pipeline.worker.supervisor import SCRATCH, _scratch
+from pipeline.workspace.staging import own_path
+from tests.pipeline import faults
+from tests.pipeline.worker.test_sandbox import add, isolated
+
+
+def kill_the_forkserver() -> None:
+    keeper = psutil.Process(os.getppid())
+    os.kill(keeper.ppid(), signal.SIGKILL)
+    time.sleep(0.2)
+
+
+def test_a_keeper_whose_forkserver_was_killed_leaves_no_zombie(tmp_path: Path) -> None:
+    found = isolated(tmp_path, kill_the_forkserver)
+    assert found.kind == "ok"
+    zombies = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    assert [child.pid for child in zombies if child.pid != forkserver._forkserver._forkserver_pid] == []  # type: ignore[attr-defined]
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from pipeline.worker import sandbox
+from pipeline.worker.sandbox import Memory, run_isolated
+from tests.pipeline import faults
+
+sandbox.PRELOAD = ["pipeline.worker.supervisor"]  # torch, which takes seconds, is not needed here
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    given = {"folder": folder, "log": folder / "log", "timeout_s": 60, "memory": Memory(limit_bytes=4 * 10**9)}
+    run_isolated(faults.detach, (str(folder / "pids"), "hang"), **given)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_worker_that_is_killed_takes_everything_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "system").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(tmp_path / "system")}
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)], env=env, stderr=subprocess.DEVNULL
+    ) as worker:
+        faults.wait_for_lines(tmp_path / "pids", 2, timeout_s=60)
+        below = psutil.Process(worker.pid).children(recursive=True)
+        assert len(below) >= 5, "a forkserver, a keeper, a child and two that left it"
+        worker.send_signal(number)
+        worker.wait(30)
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert alive == []
+    assert [path.name for path in (tmp_path / "system").iterdir() if path.name.startswith(SCRATCH)] == []
+
+
+def test_temporary_files_of_every_kind_go_with_the_child(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.fill_its_temporary_folder, 3_000_000, str(tmp_path / "places"))
+    assert (end.kind, end.message.split(" without")[0]) == ("crash", "the process left with exit code 3")
+    places = [Path(line) for line in (tmp_path / "places").read_text().splitlines()]
+    assert len({place for place in places if place.name.startswith(SCRATCH)}) == 1
+    assert {place.parent.name if not place.name.startswith(SCRATCH) else place.name for place in places} == {places[0].name}
+    assert len(str(places[0])) < 60, "sockets within it have names of at most 108 characters"
+    assert not any(os.path.lexists(place) for place in places)
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_a_staging_folder_that_the_child_removes_is_its_own_loss(tmp_path: Path) -> None:
+    end = isolated(tmp_path, faults.remove_its_folder, str(tmp_path / "staging"))
+    assert (end.kind, end.value) == ("ok", 1)
+
+
+FULL = """
+import sys
+from pathlib import Path
+from pipeline.worker import sandbox
+from pipeline.worker.sandbox import Memory, run_isolated
+from tests.pipeline import faults
+
+sandbox.PRELOAD = ["pipeline.worker.supervisor"]
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    memory = Memory(limit_bytes=4 * 10**9)
+    end = run_isolated(faults.fill_the_disk, (), folder=folder, log=Path(sys.argv[2]), timeout_s=60, memory=memory)
+    print(end.kind, end.code, end.message)
+"""
+MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not MOUNTS, reason="needs the right to mount a small disk")
+def test_temporary_files_that_fill_the_disk_are_stopped_before_it_is_full(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    (tmp_path / "disk").mkdir()
+    script = f'mount -t tmpfs -o size=200m tmpfs {tmp_path}/disk && exec "$@"'
+    command = [sys.executable, str(tmp_path / "full.py"), str(tmp_path / "disk"), str(tmp_path / "log")]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.startswith("disk CP-DISK its temporary files filled the disk"), done.stdout + done.stderr
+
+
+def test_a_dangling_scratch_of_a_dead_machine_is_swept(tmp_path: Path) -> None:
+    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    mine = own_path(tmp_path, "x")
+    killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{dead}~"))
+    names = ("killed", "alive", "elsewhere", "old", "anothers")
+    links = {name: Path(tempfile.gettempdir()) / f"{SCRATCH}{name}-{os.getpid()}" for name in names}
+    for name, link in links.items():
+        link.symlink_to({"killed": killed, "alive": mine}.get(name, tmp_path / "of another mount") / "tmp")
+    for name in ("old", "anothers"):
+        os.utime(links[name], (0, 0), follow_symlinks=False)
+    try:
+        if os.geteuid() == 0:
+            os.lchown(links["anothers"], 12345, 12345)
+        else:
+            links.pop("anothers").unlink()
+        isolated(tmp_path, add, 1, 2)
+        assert {name for name, link in links.items() if link.is_symlink()} == links.keys() - {"killed", "old"}
+    finally:
+        for link in links.values():
+            link.unlink(missing_ok=True)
+
+
+def test_where_the_temporary_folder_is_full_the_scratch_is_the_folder_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(Path, "symlink_to", full)
+    with _scratch(tmp_path) as scratch:
+        assert scratch == tmp_path / "tmp"
+        (scratch / "file").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+UNTIDY = """
+import os, sys
+from pathlib import Path
+from pipeline.worker import sandbox
+from pipeline.worker.sandbox import Memory, run_isolated
+from tests.pipeline import faults
+from tests.pipeline.worker.test_sandbox import add
+from tests.pipeline.worker.test_sandbox_leftovers import temporary_file_of_a_process_pool
+
+sandbox.PRELOAD = ["pipeline.worker.supervisor"]
+folder = Path(sys.argv[1])
+limits = {"folder": folder, "log": folder / "log", "timeout_s": 60, "memory": Memory(limit_bytes=4 * 10**9)}
+for number in range(2):
+    assert run_isolated(add, (1, number), **limits).kind == "ok"
+    end = run_isolated(temporary_file_of_a_process_pool, (), **limits)
+    assert (end.kind, end.value.startswith(sandbox.tempfile.gettempdir())) == ("ok", True), end
+    if number == 0:  # the second forkserver has a socket of its own
+        before = len(os.listdir("/proc/self/fd"))
+        os.kill(sandbox.forkserver._forkserver._forkserver_pid, 9)
+        os.waitid(os.P_PID, sandbox.forkserver._forkserver._forkserver_pid, os.WEXITED | os.WNOWAIT)
+assert len(os.listdir("/proc/self/fd")) == before
+print("worked", flush=True)
+if sys.argv[2] == "leaves":
+    os._exit(0)
+run_isolated(faults.spin, (), **limits)
+"""
+
+
+def temporary_file_of_a_process_pool() -> str:
+    """Where multiprocessing keeps its sockets in an item that uses it."""
+    return get_temp_dir()
+
+
+@pytest.mark.parametrize("ending", ["leaves", "is killed"])
+def test_a_worker_that_cleans_nothing_up_leaves_no_temporary_file(tmp_path: Path, ending: str) -> None:
+    temporary, folder = tmp_path / "system", tmp_path / "staging"
+    temporary.mkdir()
+    folder.mkdir()
+    (temporary / f"{LISTENER}left").mkdir()
+    (temporary / f"{LISTENER}left" / "listener-x").touch()
+    (temporary / f"{PROBE}left").mkdir()
+    for name in (LISTENER, PROBE):
+        os.utime(temporary / f"{name}left", (0, 0))
+    env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", UNTIDY, str(folder), ending]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "worked\n"
+        if ending == "is killed":
+            deadline = time.monotonic() + 60
+            while not list(temporary.glob(f"{SCRATCH}*")):  # a child is at work
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            worker.kill()
+    deadline = time.monotonic() + 60
+    while found := list(temporary.iterdir()):  # the keeper takes what is its own away
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)

@@ -1,0 +1,137 @@
+"""Many faulty items, one after the other in one worker: each is one typed end, and nothing of them is left.
+
+`python -m tests.pipeline.worker.test_sandbox_many FOLDER ROUNDS` is that worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from freezer.store.store import WORK
+from pipeline.failures.classify import End
+from pipeline.worker import sandbox
+from pipeline.worker.sandbox import Memory, run_isolated
+from pipeline.workspace.staging import staging_folder
+from tests.pipeline import faults
+from tests.pipeline.worker.test_sandbox import add, gone, raise_plain
+
+Fault = tuple[Callable[..., Any], tuple[Any, ...], str]
+"""A function, its arguments, and the failure that it makes; "" of one that does not fail."""
+
+QUICK: tuple[Fault, ...] = (
+    (add, (1, 2), ""),
+    (raise_plain, (), "error"),
+    (faults.segfault, (), "crash"),
+    (faults.abort, (), "crash"),
+    (faults.kill_itself, (), "crash"),
+    (faults.leave, (), "crash"),
+    (faults.become_another_program, (), "crash"),
+    (faults.close_everything, (), "crash"),
+    (faults.close_its_output, (), "error"),
+    (faults.open_everything, (), "error"),
+    (faults.return_twice, (), ""),
+    (faults.return_a_lambda, (), "error"),
+    (faults.return_what_cannot_be_read, (), "error"),
+    (faults.raise_without_words, (), "error"),
+    (faults.load_damage, ("{damaged}",), "error"),
+    (faults.detach, ("{pids}", "return"), ""),
+    (faults.detach, ("{pids}", "crash"), "crash"),
+    (faults.kill_its_parent, ("{pids}",), "crash"),
+    (faults.remove_its_folder, ("{folder}",), ""),
+    (faults.fill_its_temporary_folder, (1_000_000, "{places}"), "crash"),
+    (faults.ask_for_input, (), "error"),
+    (faults.eat_at_once, (12 * 10**9,), "memory"),
+)
+SLOW: tuple[Fault, ...] = (
+    (faults.spin, (), "timeout"),
+    (faults.stop_itself, (), "timeout"),
+    (faults.detach, ("{pids}", "hang"), "timeout"),
+    (faults.hang_in_a_compiler, ("{compiler}",), "timeout"),
+    (faults.compile_for_ever, (), "timeout"),
+    (faults.eat, (), "memory"),
+    (faults.talk, (), "output"),
+    (faults.return_much, (), "error"),
+    (faults.lock_its_folder, (), "error"),
+    (faults.fork_for_ever, (), "processes"),
+)
+
+
+def one(fault: Fault, store: Path, places: dict[str, str]) -> End:
+    """What becomes of one item in a staging folder of its own."""
+    function, arguments, expected = fault
+    Path(places["pids"]).unlink(missing_ok=True)
+    with staging_folder(str(store)) as folder:
+        args = tuple(word.format(**places, folder=folder) if isinstance(word, str) else word for word in arguments)
+        return run_isolated(
+            function,
+            args,
+            folder=folder,
+            log=store / "log",
+            timeout_s=1.0 if expected == "timeout" else 60.0,
+            memory=Memory(limit_bytes=1_200_000_000),
+        )
+
+
+def main(folder: Path, rounds: int) -> None:
+    """A worker that runs all of QUICK some times and SLOW once, and prints what was wrong, and what it is left with."""
+    sandbox.PRELOAD = ["torch", "pipeline.worker.supervisor"]
+    compiler = folder / "slow-g++"
+    compiler.write_text("#!/bin/sh\ntrap '' TERM\nsleep 1000 &\nsleep 1000\n")
+    compiler.chmod(0o755)
+    (folder / "damaged.pt").write_bytes(b"PK\x03\x04" + bytes(1000))
+    places = {name: str(folder / name) for name in ("pids", "places")}
+    places |= {"compiler": str(compiler), "damaged": str(folder / "damaged.pt")}
+    one(QUICK[0], folder, places)  # from now on the worker has its forkserver
+    here, wrong = psutil.Process(), []
+    below, handles = {child.pid for child in here.children(recursive=True)}, here.num_fds()
+    faulty = (*QUICK * rounds, *SLOW)
+    for fault in faulty:
+        end = one(fault, folder, places)
+        if (end.failure or "") != fault[2]:
+            wrong.append(f"{fault[0].__name__}: {end}")
+        if fault[0] in (faults.detach, faults.kill_its_parent):
+            lines = Path(places["pids"]).read_text().split()
+            wrong += [f"{fault[0].__name__}: {pid} lives" for pid in lines if not gone(int(pid))]
+    left = [child.name() for child in here.children(recursive=True) if child.pid not in below]
+    num = sum(fault[0] is not add for fault in faulty)
+    print(json.dumps({"num": num, "wrong": wrong, "children": left, "handles": here.num_fds() - handles}))
+
+
+def check_nothing_is_left(tmp_path: Path, rounds: int, least: int) -> None:
+    temporary = tmp_path / "system"
+    temporary.mkdir()
+    env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-m", "tests.pipeline.worker.test_sandbox_many", str(tmp_path), str(rounds)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["num"] >= least
+    assert found["wrong"] == []
+    assert (found["children"], found["handles"]) == ([], 0), "no child, no zombie, no handle"
+    assert list(temporary.iterdir()) == [], "no temporary file"
+    assert list((tmp_path / WORK / "staging").iterdir()) == []
+    assert [
+        process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get("TMPDIR") == str(temporary)
+    ] == []
+
+
+def test_of_many_faulty_items_nothing_is_left(tmp_path: Path) -> None:
+    check_nothing_is_left(tmp_path, 2, 50)
+
+
+@pytest.mark.slow
+def test_of_two_hundred_faulty_items_nothing_is_left(tmp_path: Path) -> None:
+    check_nothing_is_left(tmp_path, 10, 200)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

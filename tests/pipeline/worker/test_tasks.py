@@ -1,0 +1,146 @@
+"""What a worker's tasks leave in the store: a build and a judge in their isolated children, without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline.worker.tasks
+from freezer.artifact.folder import Artifact
+from freezer.artifact.freezing_report import FreezingReport
+from freezer.freezing.models.sources import parse_source
+from freezer.limits import Limits
+from freezer.spec.inputs import InputSpec
+from freezer.spec.items import TensorSpec
+from pipeline.catalog.entry import Entry
+from pipeline.failures.classify import End
+from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
+from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.tasks import build, judge
+from pipeline.workspace.layout import candidate_folder, judged_folder, log_path
+from tests.steps import HERE, QUICK
+
+MODELS = Path(__file__).parents[1] / "models"
+
+
+def entry() -> Entry:
+    path = (str(MODELS),)
+    return Entry(
+        name="good",
+        source=parse_source("python:campaign_models:good", folder=MODELS, search_path=path),
+        spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
+        samples=None,
+        task_metric=None,
+        limits=Limits(speedup_min=0.0, timeout_s=300),
+        device_classes=(HERE,),
+        recipes=("torchscript-frozen",),
+        files=(),
+        search_path=path,
+    )
+
+
+def broken() -> Entry:
+    """An entry whose model raises when it is made."""
+    return replace(entry(), source=parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),)))
+
+
+def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
+    """A judge that fails for good."""
+    return JudgeRequest(
+        key="j",
+        entry=broken(),
+        builds=builds,
+        device_class=HERE,
+        num_threads=2,
+        policy=QUICK,
+        campaign="c",
+        store=str(store),
+    )
+
+
+def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) -> None:
+    common = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
+    built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))  # type: ignore[arg-type]
+    assert built.failure is None, built.message + built.log_tail
+    why = {"inductor-frozen": "inductor: no compiler"}
+    request = JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", failures=why, **common)  # type: ignore[arg-type]
+    result = judge(request)
+    assert result.verdict == "published", result.reason + result.log_tail
+    (candidate,) = result.candidates
+    report = FreezingReport.from_json(candidate.reports["payloads/all.pt"])
+    assert report.num_constants == 24, "weight and bias of 6 linear layers and 6 layer norms"
+    assert len(report.constants) == 11, "the ledger keeps short lists"
+    assert report.constants[-1] == "and 14 more"
+    assert (candidate.capture, candidate.lowering, candidate.strides_equal) == ("trace", "torchscript", True)
+    assert candidate.tried[-1]["outcome"] == "captured and lowered"
+    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good", why) / "result.json").read_text())) == result
+    freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good", why) / "artifact").manifest.freezing
+    assert freezing["failures"] == why
+    assert len(freezing["reports"]["payloads/all.pt"]["constants"]) == 24
+
+
+def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:
+    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
+    first = judge(request)
+    assert (first.verdict, first.failure, first.has_artifact) == ("failed", "source", False)
+    assert first.judge_s > 0
+    assert judge(request) == first, "to the microsecond: it was read"
+
+
+def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> None:
+    """A result of the model `good`, as a judge leaves it."""
+    folder = judged_folder(str(store), result.key, "good", missing)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(asdict(result)))
+
+
+def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_path: Path) -> None:
+    both = of_a_broken_model(tmp_path, {"torchscript-frozen": "b", "inductor-frozen": "c"})
+    for key in ("b", "c"):
+        candidate_folder(str(tmp_path), key).mkdir(parents=True)
+    before = JudgeResult(key="j", verdict="kept-eager", reason="as it was")
+    kept(tmp_path, before, missing=["inductor-frozen"])
+    assert judge(replace(both, builds={"torchscript-frozen": "b"}, failures={"inductor-frozen": "too late"})) == before
+    again = judge(both)
+    assert again.failure == "source", "it was judged"
+    assert judge(both) == again
+    assert judged_folder(str(tmp_path), "j", "good", ["inductor-frozen"]).is_dir(), "it may be another campaign's"
+
+
+def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    faster = JudgeResult(key="j", verdict="published", reason="of another campaign", has_artifact=True)
+    isolated = pipeline.worker.tasks._isolated
+
+    def meanwhile(*args: Any) -> End:
+        kept(tmp_path, faster)
+        return isolated(*args)
+
+    monkeypatch.setattr("pipeline.worker.tasks._isolated", meanwhile)
+    request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
+    assert judge(request) == faster
+
+
+def test_two_builds_of_one_key_at_a_time_have_a_log_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
+    request = BuildRequest(key="b", recipe="torchscript-frozen", entry=broken(), **common)
+    run, logs = run_isolated, []
+
+    def beside(*args: Any, log: Path, **settings: Any) -> End:
+        logs.append(log)
+        log_path(str(tmp_path), "b").parent.mkdir(exist_ok=True)
+        log_path(str(tmp_path), "b").write_text("of another worker, which has just ended")
+        return run(*args, log=log, **settings)
+
+    monkeypatch.setattr("pipeline.worker.tasks.run_isolated", beside)
+    failed = build(request)
+    assert failed.failure == "source"
+    assert "of another worker" not in failed.log_tail
+    assert log_path(str(tmp_path), "b").read_text().splitlines()[-1] == failed.log_tail.splitlines()[-1]
+    assert not logs[0].exists()

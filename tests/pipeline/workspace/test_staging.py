@@ -1,0 +1,112 @@
+"""Staging folders: gone afterwards, and gone soon when their worker was killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.workspace.processes import boot_id
+from pipeline.workspace.staging import ABANDONED_S, move_whole, remove_abandoned, staging_folder, temporary_folder, temporary_place
+
+
+def a_dead_process() -> str:
+    """A pid that is nobody's."""
+    return subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def staged(store: Path) -> list[str]:
+    return sorted(path.name for path in (store / ".coldpress" / "staging").iterdir())
+
+
+def test_a_workers_next_folder_removes_what_killed_workers_of_its_machine_left(tmp_path: Path) -> None:
+    dead = a_dead_process()
+    with staging_folder(str(tmp_path)) as mine:
+        (mine / "kept").touch()
+        host, boot, namespace, pid, _ = mine.name.split("~")
+        assert (host, boot, pid) == (platform.node(), boot_id(), str(os.getpid()))
+        assert namespace.isdigit()
+        killed = mine.with_name(f"{host}~{boot}~{namespace}~{dead}~x")
+        (killed / "half").mkdir(parents=True)
+        killed.with_name(f"{killed.name}-seen").touch()
+        killed.with_name(f".{killed.name}-seen.0123.partial").touch()
+        container = mine.with_name(f"{host}~{boot}~1{namespace}~{dead}~x")
+        container.mkdir()
+        elsewhere = mine.with_name(f"another-{host}~{boot}~{namespace}~{dead}~x")
+        elsewhere.mkdir()
+        with staging_folder(str(tmp_path)) as next_one:
+            assert staged(tmp_path) == sorted(path.name for path in (mine, next_one, container, elsewhere))
+        assert (mine / "kept").exists()
+    assert staged(tmp_path) == sorted([container.name, elsewhere.name])
+
+
+@pytest.mark.parametrize("boot", ["11111111-2222-3333-4444-555555555555~", ""])
+def test_what_may_be_of_another_machine_with_this_hosts_name_stays_while_it_changes(tmp_path: Path, boot: str) -> None:
+    """Another machine's folder, or this one's before it was started anew; or one that an earlier release has named."""
+    dead, long_ago = a_dead_process(), time.time() - ABANDONED_S - 3600
+    with staging_folder(str(tmp_path)) as mine:
+        namespace = mine.name.split("~")[2]
+    running, abandoned = (mine.with_name(f"{platform.node()}~{boot}{namespace}~{dead}~{name}") for name in "ab")
+    for folder in (running, abandoned):
+        (folder / "tmp" / "deep").mkdir(parents=True)
+        (folder / "tmp" / "deep" / "log").touch()
+        for path in (*folder.rglob("*"), folder):
+            os.utime(path, (long_ago, long_ago))
+    (running / "tmp" / "deep" / "log").touch()
+    old_mark = abandoned.with_name(f"{abandoned.name}-seen")
+    pod = mine.with_name(f"a-pod-that-was~{boot}{namespace}~{dead}~x")
+    for path in (old_mark, pod):
+        path.touch()
+        os.utime(path, (long_ago, long_ago))
+    remove_abandoned(str(tmp_path))
+    assert staged(tmp_path) == [running.name]
+
+
+def test_a_temporary_folder_removes_what_killed_processes_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_folder() as living, temporary_folder() as mine:
+        assert mine.stat().st_mode & 0o777 == 0o700
+        kept = [living, mine, living.with_name(f"other-{mine.name}"), living.with_name("coldpress-mlflow-x1y2")]
+        killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{a_dead_process()}~"))
+        kept.append(living.with_name(killed.name.replace(boot_id(), "11111111-2222-3333-4444-555555555555")))
+        for folder in (killed, *kept):
+            (folder / "artifact").mkdir(parents=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(mine))
+        assert temporary_place() == str(tmp_path), "what is told to people"
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with temporary_folder() as another:
+            assert sorted(tmp_path.iterdir()) == sorted([another, *kept])
+    assert sorted(tmp_path.iterdir()) == sorted(kept[2:])
+    assert temporary_place() == str(tmp_path)
+
+
+def test_a_zombies_folder_is_abandoned(tmp_path: Path) -> None:
+    with staging_folder(str(tmp_path)) as mine, subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        (mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{zombie.pid}~"))).mkdir()
+        assert len(staged(tmp_path)) == 2
+        remove_abandoned(str(tmp_path))
+        assert staged(tmp_path) == [mine.name]
+
+
+def test_a_result_that_cannot_be_moved_at_once_is_moved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, answers = os.replace, iter([errno.ESTALE, errno.EIO])
+
+    def replace(source: Path, dest: Path) -> None:
+        if number := next(answers, 0):
+            raise OSError(number, os.strerror(number))
+        plain(source, dest)
+
+    monkeypatch.setattr(os, "replace", replace)
+    (tmp_path / "result").mkdir()
+    assert move_whole(tmp_path / "result", tmp_path / "candidates" / "key")
+    assert (tmp_path / "candidates" / "key").is_dir()
+    assert not (tmp_path / "result").exists()

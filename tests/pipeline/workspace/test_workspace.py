@@ -1,0 +1,226 @@
+"""Workplaces: what travels between machines through a bucket is whole, verified, or not there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
+from freezer.freezing.models.sources import parse_source
+from freezer.store.store import Store
+from pipeline.catalog.entry import Entry
+from pipeline.ledger import lease as lease_module
+from pipeline.ledger.lease import LeaseLostError, campaign_lock, lease_of, read_holder
+from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
+from pipeline.ledger.segments import part_paths, read_rows
+from pipeline.planning.file_digests import FileDigests
+from pipeline.sources.materials import Materials
+from pipeline.sources.transfer import SHIPPED, arrived
+from pipeline.tracking.ledger_replay import History
+from pipeline.workspace.workspace import Workplace
+from tests.buckets import Wire, objects, overwrite
+from tests.pipeline.campaigns import entry
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks and leases settle soon on the loopback address."""
+    monkeypatch.setattr("freezer.store.bucket.SETTLE_S", 0.1)
+    monkeypatch.setattr(lease_module, "SETTLE_S", 0.1)
+
+
+def machine(bucket: str, folder: Path) -> Workplace:
+    """The workplace of a machine that has that folder alone."""
+    return Workplace(folder, Store.open(bucket).remote)
+
+
+def made(folder: Path) -> Path:
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "payload").write_bytes(b"payload" * 100)
+    (folder / "wall_s").write_text("1.5")
+    return folder
+
+
+def test_a_folder_travels_whole(bucket: str, tmp_path: Path) -> None:
+    here, there = machine(bucket, tmp_path / "here"), machine(bucket, tmp_path / "there")
+    assert not there.had("candidates", "key")
+    assert not there.bring("candidates", "key", tmp_path / "brought")
+    assert here.keep(made(tmp_path / "made"), "candidates", "key")
+    assert there.has("candidates", "key")
+    assert not there.had("candidates", "key"), "it was not there when this was first asked"
+    assert machine(bucket, tmp_path / "third").had("candidates", "key")
+    assert there.read("candidates", "key", "wall_s") == b"1.5"
+    assert there.read("candidates", "other", "wall_s") is None
+    assert there.bring("candidates", "key", tmp_path / "brought")
+    assert (tmp_path / "brought" / "deep" / "payload").read_bytes() == b"payload" * 100
+    (tmp_path / "made" / "wall_s").write_text("2.5")
+    assert there.keep(tmp_path / "made", "candidates", "key")
+    assert here.read("candidates", "key", "wall_s") == b"1.5", "the first stays"
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
+        tmp_path / folder / name for folder in ("brought", "made") for name in ("deep/payload", "wall_s")
+    }, "nothing is left"
+    assert not here.keep(tmp_path / "removed by the model", "judged", "key")
+    there.drop("candidates", "key")
+    assert not here.has("candidates", "key")
+
+
+def test_a_folder_is_not_there_before_its_marker(
+    bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Wire(s3_address) as wire:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
+        here = machine(bucket, tmp_path / "here")
+        wire.cut_at = 3
+        with pytest.raises(StoreUnreachableError, match="cannot be reached"):
+            here.keep(made(tmp_path / "made"), "judged", "key")
+        wire.mend()
+        assert len(objects(s3_address, bucket.removeprefix("s3://"))) == 2
+        assert not here.has("judged", "key")
+        assert not here.bring("judged", "key", tmp_path / "brought")
+        assert here.keep(tmp_path / "made", "judged", "key")
+        assert here.has("judged", "key")
+
+
+def test_what_was_damaged_on_the_way_is_refused(bucket: str, s3_address: str, tmp_path: Path) -> None:
+    here, place = machine(bucket, tmp_path / "here"), bucket.removeprefix("s3://")
+    here.keep(made(tmp_path / "made"), "judged", "key")
+    overwrite(s3_address, f"{place}/.coldpress/judged/key/deep/payload", b"PAYLOAD" * 100)
+    with pytest.raises(IntegrityError, match="changed or damaged"):
+        here.bring("judged", "key", tmp_path / "brought")
+    overwrite(s3_address, f"{place}/.coldpress/judged/key.json", b'{"files": {"../out": {"digest": "", "size_bytes": 1}}}')
+    with pytest.raises(IntegrityError, match="outside the artifact's folder"):
+        here.bring("judged", "key", tmp_path / "brought")
+    overwrite(s3_address, f"{place}/.coldpress/judged/key.json", b"{")
+    with pytest.raises(IntegrityError, match=r"is damaged .*; delete it, and it is made again"):
+        here.has("judged", "key")
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
+        tmp_path / "made" / name for name in ("deep/payload", "wall_s")
+    }
+
+
+def test_sources_travel_once_and_are_found_by_every_machine(bucket: str, s3_address: str, tmp_path: Path) -> None:
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "catalog" / "ranker.py").write_text("import helper\n\ndef model():\n    return helper.made()\n")
+    (tmp_path / "catalog" / "helper.py").write_text("import torch\n\ndef made():\n    return torch.nn.Linear(2, 2)\n")
+    given = replace(
+        entry("ranker", tmp_path / "catalog", tags={}, registered_name=None, speedup_min=1.05),
+        source=parse_source("python:ranker:model", folder=tmp_path / "catalog", search_path=(str(tmp_path / "catalog"),)),
+        search_path=(str(tmp_path / "catalog"),),
+    )
+    driver = machine(bucket, tmp_path / "driver")
+    digests = FileDigests(tmp_path / "digests.json")
+    materials = Materials(driver.root, "sqlite://", digests, place=driver)
+    assert materials.travelling(materials.ready(given)) == given, "a local Ray sees the catalog"
+    materials.ship_from_now_on()
+    travelling = materials.travelling(materials.ready(given))
+    assert travelling.search_path[0].startswith(str(SHIPPED))
+    before = objects(s3_address, bucket.removeprefix("s3://"))
+    for name in ("one", "two"):
+        node = machine(bucket, tmp_path / name)
+        here: Entry = arrived(travelling, node)
+        assert Path(here.search_path[0]).is_relative_to(tmp_path / name)
+        assert {path.name for path in Path(here.search_path[0]).iterdir()} == {"ranker.py", "helper.py"}
+        assert arrived(travelling, node) == here
+    again = Materials(driver.root, "sqlite://", digests, place=driver, shipping=True)
+    assert again.travelling(again.ready(given)) == travelling
+    assert objects(s3_address, bucket.removeprefix("s3://")) == before
+
+
+def test_a_ledger_in_a_bucket_is_read_by_every_machine(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(bucket)
+    with Ledger(store, "one") as ledger:
+        for index in range(MERGE_AT + 2):
+            ledger.append("build", f"key{index}", model="m", device_class="portable", data={"index": index})
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+        other = Store.open(bucket)
+        assert other.root != store.root
+        assert len(part_paths(ledger_folder(other))) == 3, "what is merged is gone, there too"
+        rows = {row.key: row.data["index"] for row in read_rows(ledger_folder(other))}
+        assert rows == {f"key{index}": index for index in range(MERGE_AT + 2)}
+        with Ledger(other, "two") as second:
+            row = second.find("build", "key7")
+            assert row is not None
+            assert row.data == {"index": 7}
+            ledger.append("build", "late", model="m", device_class="portable", data={"index": -1})
+            assert second.find("build", "late") is None
+            second.refresh()
+            assert second.find("build", "late") is not None
+    assert len(part_paths(ledger_folder(other))) == 1
+    with pytest.raises(UsageError, match="knows no campaign 'one'"):
+        History(other).record("one")
+
+
+def test_what_cannot_be_written_into_a_bucket_is_not_in_the_ledger(
+    bucket: str, s3_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Wire(s3_address) as wire:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
+        with Ledger(Store.open(bucket), "one") as ledger:
+            ledger.append("build", "first", model="m", device_class="portable", data={})
+            wire.is_cut = True
+            with pytest.raises(StoreUnreachableError, match=r"cannot be (read|written)"):
+                ledger.append("build", "second", model="m", device_class="portable", data={})
+            wire.mend()
+            ledger.append("build", "third", model="m", device_class="portable", data={})
+        assert {row.key for row in read_rows(ledger_folder(Store.open(bucket)))} == {"first", "third"}
+
+
+def test_a_lease_in_a_bucket_keeps_a_second_driver_out(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Store.open(bucket).remote
+    assert remote is not None
+    with campaign_lock(tmp_path / "one", "c", remote=remote) as lease:
+        with (
+            pytest.raises(InfrastructureError, match="campaign 'c' is being run by another driver"),
+            campaign_lock(tmp_path / "two", "c", remote=remote),
+        ):
+            pass
+        lease.check()
+        holder = read_holder(lease_of(tmp_path, "c", remote))
+        assert holder is not None
+        assert holder.token == lease.token
+        overtaken = lease_of(tmp_path, "c", remote)
+        overtaken.write(b"{}")  # type: ignore[union-attr]
+        with pytest.raises(LeaseLostError, match="was taken over"):
+            lease.check()
+    overtaken.unlink()
+    with campaign_lock(tmp_path / "two", "c", remote=remote):
+        pass
+    assert read_holder(lease_of(tmp_path, "c", remote)) is None
+
+
+def test_of_two_drivers_that_start_at_once_one_goes_on(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other writes its lease after both have seen that there was none."""
+    remote = Store.open(bucket).remote
+    assert remote is not None
+    rival = lease_of(tmp_path, "c", remote)
+    sleep = time.sleep
+
+    def then_the_rival(seconds: float) -> None:
+        monkeypatch.setattr(time, "sleep", sleep)
+        held = read_holder(rival)
+        assert held is not None
+        lease = lease_module.Lease(rival, "c", after=None)
+        lease.write()
+
+    monkeypatch.setattr(time, "sleep", then_the_rival)
+    with pytest.raises(InfrastructureError, match="is being run by another driver"), campaign_lock(tmp_path, "c", remote=remote):
+        pass
+    assert read_holder(rival) is not None, "the rival's lease stays"
+
+
+def test_the_same_in_a_bucket_of_google(gs: str, tmp_path: Path) -> None:
+    here, there = machine(gs, tmp_path / "here"), machine(gs, tmp_path / "there")
+    assert here.keep(made(tmp_path / "made"), "candidates", "key")
+    assert there.had("candidates", "key")
+    assert there.bring("candidates", "key", tmp_path / "brought")
+    store = Store.open(gs)
+    with Ledger(store, "one") as ledger:
+        ledger.append("build", "key", model="m", device_class="portable", data={})
+        assert [row.key for row in read_rows(ledger_folder(Store.open(gs)))] == ["key"]
+        with pytest.raises(InfrastructureError, match="is being run by another driver"), Ledger(store, "one"):
+            pass
+    here.drop("candidates", "key")
+    assert not there.has("candidates", "key")
