@@ -67,10 +67,9 @@ def test_prepare_makes_each_file_once(tags: dict[str, dict[str, str]], capsys: p
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "classes", [(PORTABLE,), pytest.param((PORTABLE, str(LEVEL)), marks=pytest.mark.slow)], ids=["portable", "all"]
-)
-def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_path: Path, classes: tuple[str, ...]) -> None:
+@pytest.mark.slow
+def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    classes = (PORTABLE, str(LEVEL))
     done = _run(tmp_path, classes)
     assert done.returncode == 1, done.stdout + done.stderr
     found = _outcomes(tmp_path / "store")
