@@ -185,7 +185,7 @@ def by_type(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("model", "refused"),
-    [(to_numpy, r"torch\.export: .* at test_exporting\.py"), (by_type, "the exported program differs from the model")],
+    [(to_numpy, r"torch\.export: .* at test_export\.py"), (by_type, "the exported program differs from the model")],
 )
 def test_what_plain_tracing_gets_wrong_strict_tracing_may_get_right(model: Any, refused: str, tmp_path: Path) -> None:
     recipe = replace(RECIPES["portable"], ways=RECIPES["portable"].ways[:2])

@@ -137,7 +137,7 @@ def test_a_scripted_branch_is_no_reading_in_python_but_one_beside_it_is() -> Non
             y = self.function(x)
             return y if float(y.sum()) > 0 else -y
 
-    with pytest.raises(CaptureError, match=r"what Python reads of its inputs at test_scripting\.py:\d+: return y if float"):
+    with pytest.raises(CaptureError, match=r"what Python reads of its inputs at test_script\.py:\d+: return y if float"):
         captured_by(subject_of(Both(), {"x": X}), "trace")
 
 

@@ -74,7 +74,7 @@ def test_state_and_routes_are_values_too(model: type[nn.Module], of: str) -> Non
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_an_encoder_that_looks_at_its_mask_is_not_traced() -> None:
     inputs: Any = {"x": {"shape": [2, 5, 8]}, "padding": {"shape": [2, 5], "dtype": "bool"}}
-    with pytest.raises(CaptureError, match=r"at test_traced_values\.py:\d+: out: Tensor = self\.encoder\(") as caught:
+    with pytest.raises(CaptureError, match=r"at test_value_reads\.py:\d+: out: Tensor = self\.encoder\(") as caught:
         captured_by(prepare("model", seeded(Encoding), declared_spec(inputs, {})), "trace")
     assert caught.value.code == "CP-TRACE-VALUES"
 
@@ -181,7 +181,7 @@ def test_the_lines_of_a_graph_read_like_calls() -> None:
         "aten::add(x, view, 1)",
         "return((cat, add))",
     ]
-    assert all(line.where.startswith("test_tracing.py:") for line in found[:-1])
+    assert all(line.where.startswith("test_trace.py:") for line in found[:-1])
 
 
 def test_constants_are_compared_with_all_their_bytes() -> None:
@@ -218,4 +218,4 @@ def test_a_long_difference_is_cut_in_the_message_alone() -> None:
     diff = difference(lines(many), lines(lambda x: x), "one", "other")
     assert diff.count("\n-aten::add(") == 10
     assert shortened(diff).count("aten::add") == 6
-    assert " and 4 more at test_tracing.py:" in shortened(diff)
+    assert " and 4 more at test_trace.py:" in shortened(diff)

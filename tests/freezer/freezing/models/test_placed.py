@@ -109,7 +109,7 @@ class Breaks(nn.Module):
 def test_a_model_that_runs_on_the_cpu_alone_says_what_to_change(
     model: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freezer.freezing.models.subject.same_bytes", lambda *_: True)  # of meta tensors there are none
+    monkeypatch.setattr("freezer.freezing.models.calls.same_bytes", lambda *_: True)  # of meta tensors there are none
     subject = subject_of(model(), {"x": X})
     with pytest.raises(JudgeError, match=message) as caught:
         placed(subject, torch.device("meta"))

@@ -128,7 +128,7 @@ def test_only_the_method_that_is_called_is_looked_into() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a worker with a GPU takes it")
 def test_a_file_made_for_a_gpu_is_refused_as_a_source(tmp_path: Path) -> None:
     scripted(MadeForGpu(), tmp_path)
-    with pytest.raises(SourceError, match=r"names the device cuda \(test_torchscript_graph\.py:\d+: return y\.cuda"):
+    with pytest.raises(SourceError, match=r"names the device cuda \(test_torchscript_module\.py:\d+: return y\.cuda"):
         load_source(parse_source("torchscript:model.pt", folder=tmp_path))
 
 
