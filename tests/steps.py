@@ -21,7 +21,7 @@ from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.freeze import example_spec
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import Target, class_here, target_here
 from freezer.freezing.validation.judge import Judgement, judge
@@ -52,7 +52,7 @@ def subject_of(
     points: Sequence[Mapping[str, int]] = (),
 ) -> Subject:
     spec, example = example_spec(inputs, dims or {})
-    return prepare("model", model.eval(), spec, [example], fill_up=True, points=points)
+    return prepare("model", model.eval(), spec, [example], SubjectOptions(fill_up=True, points=points))
 
 
 def captured_by(subject: Subject, name: CaptureName, point: Mapping[str, int] | None = None) -> Captured:

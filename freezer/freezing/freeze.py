@@ -30,11 +30,10 @@ from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.checks import check_mode
 from freezer.freezing.models.loaders import load_source, own_spec
 from freezer.freezing.models.randomness import generators_kept
-from freezer.freezing.models.release import let_go
 from freezer.freezing.models.samples import spec_of_samples, tensor_spec
 from freezer.freezing.models.sources import Source
-from freezer.freezing.models.subject import Subject, placed, prepare
-from freezer.freezing.models.weights import weights_digest
+from freezer.freezing.models.subject import Subject, SubjectOptions, placed, prepare
+from freezer.freezing.models.weights import let_go, weights_digest
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.packaging.eager_fallback import keep_eager, serves_itself
 from freezer.freezing.recipes.recipes import select
@@ -124,8 +123,8 @@ def freeze(
     spec, example = example_spec(example_inputs, dims or {})
     device_class, where = aim(model, device_class, device, example.values())
     with generators_kept():
-        kept: dict[str, Any] = {"preserve": preserve, "reset": reset, "device": where}
-        subject = prepare(name, model, spec, [example], fill_up=True, points=points or (), **kept)
+        options = SubjectOptions(preserve=preserve, reset=reset, points=points or (), fill_up=True, device=where)
+        subject = prepare(name, model, spec, [example], options)
     return freeze_subject(
         subject,
         out=Path(out),
@@ -220,7 +219,8 @@ def load_subject(
             f"source {source} does not tell its inputs; declare them (`inputs:`; with `coldpress freeze`, `--inputs`), or give "
             "samples"
         )
-    return prepare(name, model, spec, sets, fill_up=fill_up, preserve=preserve, reset=reset, points=points, device=device)
+    options = SubjectOptions(preserve=preserve, reset=reset, points=points, fill_up=fill_up, device=device)
+    return prepare(name, model, spec, sets, options)
 
 
 def freeze_subject(

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from freezer.errors import CatalogError, ColdpressError
 from freezer.files.download import file_name, is_url
-from freezer.freezing.models.python_modules import module_file
-from freezer.freezing.models.sources import Source, parse_source
+from freezer.freezing.models.sources import Source, module_file, parse_source
 from freezer.freezing.recipes.recipes import select
 from freezer.hardware.device_classes import device_class
 from freezer.limits import Limits

@@ -17,8 +17,7 @@ from typing import Any
 from freezer.artifact.manifest import FORMAT_VERSION
 from freezer.errors import MissingDependencyError
 from freezer.files.download import is_url
-from freezer.freezing.models.python_modules import module_file
-from freezer.freezing.models.sources import FILE_KINDS, Source
+from freezer.freezing.models.sources import FILE_KINDS, Source, module_file
 from freezer.freezing.recipes.recipes import Recipe
 from freezer.limits import Limits, SamplingPolicy
 from pipeline.catalog.entry import SOURCE_RUN, Entry

@@ -17,8 +17,7 @@ from pathlib import Path
 from freezer.errors import SourceError
 from freezer.files.atomic import copy_whole, make_folder, move
 from freezer.files.digest import digest_file
-from freezer.freezing.models.python_modules import module_file
-from freezer.freezing.models.sources import FILE_KINDS
+from freezer.freezing.models.sources import FILE_KINDS, module_file
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
 from pipeline.workspace.staging import own_path, remove_tree

@@ -90,7 +90,7 @@ def build(request: BuildRequest) -> BuildResult:
 
 def _build_child(request: BuildRequest, staging: Path) -> None:
     from freezer.freezing.candidates.build import build as build_candidate
-    from freezer.freezing.models.release import is_large
+    from freezer.freezing.models.weights import is_large
     from freezer.freezing.recipes.recipes import RECIPES
     from freezer.freezing.target.target import target_here
     from freezer.hardware.peak_memory import own_process
@@ -179,7 +179,7 @@ def _failed_judge(request: JudgeRequest, end: End) -> JudgeResult:
 
 def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     from freezer.freezing.candidates.candidate import Candidate
-    from freezer.freezing.models.python_modules import find_function
+    from freezer.freezing.models.sources import find_function
     from freezer.freezing.models.weights import weights_digest
     from freezer.freezing.packaging.assemble import assemble
     from freezer.freezing.packaging.eager_fallback import VERDICT, keep_eager, serves_itself

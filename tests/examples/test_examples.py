@@ -16,8 +16,8 @@ from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, VA
 from examples.prepare import SAMPLE_SIZES, digits_split, prepare
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.loaders import load_source
-from freezer.freezing.models.python_modules import find_function
 from freezer.freezing.models.samples import match_samples
+from freezer.freezing.models.sources import find_function
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.subject import prepare as prepare_subject
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced

@@ -23,9 +23,8 @@ from freezer.freezing.lowering.custom_operators import check_operators
 from freezer.freezing.lowering.lowerings import LOWERINGS
 from freezer.freezing.lowering.readable import captured_texts
 from freezer.freezing.lowering.result import timed
-from freezer.freezing.models.release import give_back, is_large, let_go
 from freezer.freezing.models.subject import Subject, placed
-from freezer.freezing.models.weights import weights_digest
+from freezer.freezing.models.weights import give_back, is_large, let_go, weights_digest
 from freezer.freezing.recipes.recipes import CaptureName, Recipe, made_for
 from freezer.freezing.target.target import Target, toolchain
 from freezer.freezing.target.torch_config import without_environment

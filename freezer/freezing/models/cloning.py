@@ -1,15 +1,18 @@
-"""A copy of a source model to run, capture and time; the source model itself stays as it is."""
+"""Copies of a source model to run, capture and time, on its own or on another device; the source model stays as it is."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any, TypeVar
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
+from freezer.runtime.devices import CPU, DEPTH, moved_to_device
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensor_memory import address_of
 
 _T = TypeVar("_T")
@@ -17,23 +20,24 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A deep copy of a model, as it is served: without torch.compile's wrappers and backward hooks, which serving never calls.
+    """Deep-copy a model without torch.compile's wrappers and backward hooks, which serving never calls.
 
-    Tensors that copy.deepcopy refuses are copied all the same: those that a hook computes (torch.nn.utils.weight_norm), and sparse
-    ones in a compressed layout. Scripted functions, which nothing changes and nothing copies, are shared. Of a larger storage, only
-    what a buffer shows is copied, where it lies apart from all other tensors; what lies over one another still does in the copy.
+    Also copies tensors that copy.deepcopy refuses: those that a hook computes (torch.nn.utils.weight_norm), and sparse tensors in
+    a compressed layout. Scripted functions are shared. A buffer that is a view of a larger storage is copied alone, unless it
+    overlaps another tensor; overlapping tensors overlap in the copy too.
     """
-    with torch.no_grad():  # else a copied ScriptModule's parameters are no leaves, and .double() warns of them
+    with torch.no_grad():  # otherwise the parameters of a copied ScriptModule are not leaves, and .double() warns
         pairs = _overlaps(model)
         memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in (*_refused(model), *_wasteful(model, pairs))}
         held = [vars(module) for module in _plain_modules(model)]
         memo |= {id(function): function for function in _all_of(torch.jit.ScriptFunction, held)}
-        for parameter in _overlaid(pairs):  # torch copies each parameter apart
-            memo[id(parameter)] = nn.Parameter(copy.deepcopy(parameter.data, memo), parameter.requires_grad)
+        for one, other in pairs:  # deepcopy would separate a parameter from the buffer that it overlaps
+            if not (isinstance(one, nn.Parameter) and isinstance(other, nn.Parameter)):
+                for tensor in (one, other):
+                    if type(tensor) is nn.Parameter and id(tensor) not in memo:
+                        memo[id(tensor)] = nn.Parameter(copy.deepcopy(tensor.data, memo), tensor.requires_grad)
         whole: nn.Module = _unwrapped(copy.deepcopy(model, memo))
-    for module in whole.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue  # its parts are scripted too, and have no such hooks
+    for module in _plain_modules(whole):
         for name, part in module._modules.items():
             module._modules[name] = _unwrapped(part)
         module._backward_hooks.clear()
@@ -42,8 +46,50 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def overlapping(model: nn.Module) -> list[Tensor]:
-    """The tensors of a model that lie over another one in memory: what is written into one of them changes the other."""
+    """The tensors of a model that overlap another in memory: a write into one changes the other."""
     return list({id(tensor): tensor for pair in _overlaps(model) for tensor in pair}.values())
+
+
+def device_of_model(model: nn.Module, inputs: Iterable[Tensor] = ()) -> torch.device:
+    """The device of a model's first parameter or buffer; without any, of its first input; otherwise the CPU."""
+    first = next((tensor for tensor in (*model.parameters(), *model.buffers(), *inputs)), None)
+    return CPU if first is None else first.device
+
+
+def model_on(model: nn.Module, device: torch.device) -> nn.Module:
+    """Copy a model to a device.
+
+    Also moves what `Module.to` does not: tensors in attributes and in lists, tuples and dicts there, constants of a TorchScript
+    graph, and the device named in an exported program's graph. A device named in TorchScript code stays.
+    """
+    with torch.no_grad(), torchscript_deprecations_silenced():
+        if isinstance(model, torch.jit.ScriptModule):
+            file = io.BytesIO()  # reading it again also moves the constants of its graph
+            torch.jit.save(model, file)
+            file.seek(0)
+            return cast(nn.Module, torch.jit.load(file, map_location=device))
+        moved = copied(model).to(device)
+        for part in _plain_modules(moved):
+            _move_attributes(part, device)
+            if isinstance(part, fx.GraphModule):
+                _rename_devices(part, device)
+        return moved
+
+
+def _move_attributes(module: nn.Module, device: torch.device) -> None:
+    for name, value in list(vars(module).items()):
+        if name not in ("_parameters", "_buffers", "_modules"):
+            vars(module)[name] = moved_to_device(value, device, DEPTH)
+
+
+def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
+    """Make a graph of torch.export create its tensors on a device."""
+    for node in module.graph.nodes:
+        if isinstance(node.kwargs.get("device"), torch.device):
+            node.kwargs = {**node.kwargs, "device": device}
+        if node.target is torch.ops.aten.to.device:
+            node.args = (node.args[0], device, *node.args[2:])
+    module.recompile()
 
 
 def _refused(model: nn.Module) -> list[Tensor]:
@@ -53,43 +99,35 @@ def _refused(model: nn.Module) -> list[Tensor]:
 
 
 def _wasteful(model: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Buffers that are views of a larger storage, and lie apart from all other tensors. Parameters are cut by copy.deepcopy."""
-    buffers = (buffer for module in _plain_modules(model) for buffer in module._buffers.values())
-    held = {id(buffer): buffer for buffer in buffers if type(buffer) is Tensor and buffer.layout is torch.strided}
+    """Buffers that are views of a larger storage and overlap no other tensor. copy.deepcopy itself cuts parameters."""
     shared = {id(tensor) for pair in pairs for tensor in pair}
     return [
         buffer
-        for buffer in held.values()
-        if buffer.untyped_storage().nbytes() > buffer.numel() * buffer.element_size() and id(buffer) not in shared
+        for module in _plain_modules(model)
+        for buffer in module._buffers.values()
+        if type(buffer) is Tensor
+        and buffer.layout is torch.strided
+        and buffer.untyped_storage().nbytes() > buffer.numel() * buffer.element_size()
+        and id(buffer) not in shared
     ]
 
 
-def _overlaid(pairs: list[tuple[Tensor, Tensor]]) -> list[nn.Parameter]:
-    """Of tensors that lie over one another, the parameters that lie over one which is none."""
-    mixed = [pair for pair in pairs if not all(isinstance(tensor, nn.Parameter) for tensor in pair)]
-    return list({id(tensor): tensor for pair in mixed for tensor in pair if type(tensor) is nn.Parameter}.values())
-
-
 def _overlaps(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of tensors that lie over one another."""
-    placed = sorted(((*span, tensor) for tensor in _held(model) if (span := _span(tensor))), key=lambda item: item[:2])
+    """Pairs of tensors that overlap in memory, among parameters, buffers and tensors in attributes."""
+    plain = (tensor for module in _plain_modules(model) for tensor in _all_of(Tensor, vars(module)))
+    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *plain)}
+    spans = sorted(((*span, tensor) for tensor in held.values() if (span := _span(tensor))), key=lambda item: item[:2])
     pairs: list[tuple[Tensor, Tensor]] = []
     reaching: list[tuple[int, Tensor]] = []
-    for start, end, tensor in placed:
+    for start, end, tensor in spans:
         reaching = [(until, other) for until, other in reaching if until > start]
         pairs += [(other, tensor) for _, other in reaching]
         reaching.append((end, tensor))
     return pairs
 
 
-def _held(model: nn.Module) -> list[Tensor]:
-    """Every tensor that a model holds, each once: parameters, buffers, and those in attributes and in lists, tuples and dicts."""
-    plain = (tensor for module in _plain_modules(model) for tensor in _all_of(Tensor, vars(module)))
-    return list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *plain)}.values())
-
-
 def _span(tensor: Tensor) -> tuple[int, int] | None:
-    """Where a tensor lies in memory, from its first byte to behind its last; None where it is nowhere, or that cannot be told."""
+    """The memory range of a tensor, from its first byte to past its last; None if it has none."""
     if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
         return None
     address = address_of(tensor)
@@ -101,7 +139,7 @@ def _span(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def _all_of(kind: type[_T], value: Any, depth: int = 3) -> Iterator[_T]:
-    """What is of a type in attributes, and in lists, tuples and dicts of them."""
+    """The values of a type in attributes, and in lists, tuples and dicts there."""
     if isinstance(value, kind):
         yield value
     elif depth and isinstance(value, list | tuple | dict):
@@ -114,7 +152,7 @@ def _plain_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def _unwrapped(module: Any) -> Any:
-    """The module that torch.compile was given, of what it gave."""
+    """The module inside torch.compile's wrappers."""
     while type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module):
         module = module._orig_mod
     return module

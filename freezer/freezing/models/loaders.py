@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from freezer.errors import MissingDependencyError, SourceError
 from freezer.files.download import is_url
-from freezer.freezing.models.python_modules import find_function, on_path
-from freezer.freezing.models.sources import TRUST, Source
+from freezer.freezing.models.sources import TRUST, Source, find_function, on_path
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 if TYPE_CHECKING:

@@ -1,20 +1,24 @@
-"""The digest of a model's weights."""
+"""The weights of a model: their digest, their size, and giving their memory back."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import traceback
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import Tensor, nn
+
+from freezer.runtime.tensor_bytes import bytes_of, dense_parts, memory_of
+from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors, tensors_bytes
+
+LARGE_BYTES = 500_000_000
+"""A model above this size that only a build needs is discarded while it is built."""
 
 
 def weights_digest(model: nn.Module) -> str:
-    """`sha256:` over names, dtypes, shapes and bytes of all parameters, buffers and packed weights, in the order of their names."""
-    from freezer.runtime.tensor_bytes import bytes_of, dense_parts, memory_of
-
+    """`sha256:` over names, dtypes, shapes and bytes of all parameters, buffers and packed weights, ordered by name."""
     digest = hashlib.sha256()
-    tensors = {**dict(model.named_buffers()), **model.state_dict()}  # state_dict leaves buffers out that are not persistent
+    tensors = {**dict(model.named_buffers()), **model.state_dict()}  # state_dict omits non-persistent buffers
     for name, value in sorted(tensors.items()):
         for tensor in dense_parts(value):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -22,3 +26,47 @@ def weights_digest(model: nn.Module) -> str:
                 data = bytes_of(tensor)
                 digest.update(memory_of(data))
     return f"sha256:{digest.hexdigest()}"
+
+
+def is_large(module: nn.Module) -> bool:
+    """Whether a module's parameters and buffers take more than LARGE_BYTES."""
+    return tensors_bytes(program_tensors(module)) > LARGE_BYTES
+
+
+def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
+    """Free the memory of tensors; return the number of bytes.
+
+    The tensors must never be read again, even if others still refer to them. Memory that cannot be resized (a mapped file, or
+    shared with NumPy) is only dereferenced. Memory shared with a tensor of `in_use` is kept.
+    """
+    kept = addresses_of(in_use)
+    freed: dict[int, int] = {}
+    for tensor in tensors:
+        address = address_of(tensor)
+        if address is None or address in kept:
+            continue
+        storage = tensor.untyped_storage()
+        freed[address] = storage.nbytes()
+        if storage.resizable():
+            storage.resize_(0)
+        else:
+            tensor.data = tensor.data.new_empty(0)
+    return sum(freed.values())
+
+
+def let_go(error: BaseException, handled: BaseException | None = None) -> None:
+    """Clear the frames of an error and of its causes, whose local variables keep graphs and weights alive. It prints as before.
+
+    Args:
+        error: an error whose functions have ended.
+        handled: an error that was already being handled before; it is left alone.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen = {id(handled)}
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]

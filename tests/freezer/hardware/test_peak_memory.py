@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.freezing.models.release import give_back, is_large, let_go
+from freezer.freezing.models.weights import give_back, is_large, let_go
 from freezer.hardware.peak_memory import PeakMemory, peak_bytes
 from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors
 from tests.models import mlp

@@ -332,7 +332,7 @@ def elsewhere(entry: Entry, folder: Path) -> str:
 import pickle, sys
 from pathlib import Path
 from freezer.freezing.models.samples import read_samples
-from freezer.freezing.models.python_modules import find_function
+from freezer.freezing.models.sources import find_function
 from freezer.freezing.models.loaders import load_source
 entry = pickle.loads(Path(sys.argv[1]).read_bytes())
 assert len(read_samples(entry.samples)) == 1

@@ -32,7 +32,7 @@ from freezer.freezing.lowering.inductor.weight_table import table_of, write_tabl
 from freezer.freezing.lowering.isa_check import check_package, host_class
 from freezer.freezing.lowering.readable import CODE, GRAPH, shortened
 from freezer.freezing.lowering.result import Lowered, timed
-from freezer.freezing.models.release import give_back
+from freezer.freezing.models.weights import give_back
 from freezer.freezing.recipes.inductor_settings import BESIDE, REQUIRED
 from freezer.freezing.target.target import Target, packed_layouts
 from freezer.freezing.target.toolchain import compiler

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from freezer.errors import CaptureError
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
@@ -167,7 +167,7 @@ class Remembering(nn.Module):
 
 def kept(*names: str, reset: str | None = None) -> Subject:
     spec = declared_spec({"x": {"shape": [2, 4]}}, {})
-    return prepare("model", seeded(Remembering), spec, preserve=names, reset=reset)
+    return prepare("model", seeded(Remembering), spec, options=SubjectOptions(preserve=names, reset=reset))
 
 
 def test_a_script_keeps_methods_and_attributes_and_leaves_the_users_class_as_it_is() -> None:
@@ -211,7 +211,7 @@ def test_where_names_must_stay_the_way_that_keeps_them_is_taken(tmp_path: Path) 
 
 def test_a_torchscript_source_keeps_its_names_as_it_is() -> None:
     spec = declared_spec({"x": {"shape": [2, 4]}}, {})
-    subject = prepare("model", scripted(mlp()), spec, preserve=["first.weight"])
+    subject = prepare("model", scripted(mlp()), spec, options=SubjectOptions(preserve=["first.weight"]))
     assert captured_by(subject, "as-is").preserve == ("first.weight",)
     with pytest.raises(CaptureError, match=r"an exported program keeps no attribute or method, and 'first.weight' must stay"):
         captured_by(subject, "convert")

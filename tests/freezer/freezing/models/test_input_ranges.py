@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError, SpecError
-from freezer.freezing.models.subject import prepare
+from freezer.freezing.models.subject import SubjectOptions, prepare
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.parse import declared_spec
 
@@ -187,7 +187,7 @@ def test_samples_need_no_range_unless_generated_sets_are_added() -> None:
     model, spec = Function(lambda ids: ids).eval(), declared_spec(ids(), BATCH)
     samples = [{"ids": torch.full((2, 6), 4)}]
     assert prepare("m", model, spec, samples).spec.tensors[0].range is None
-    assert prepare("m", model, spec, samples, fill_up=True).spec.tensors[0].range == (0, 9)
+    assert prepare("m", model, spec, samples, SubjectOptions(fill_up=True)).spec.tensors[0].range == (0, 9)
 
 
 def test_the_callers_model_and_random_numbers_are_left_alone() -> None:

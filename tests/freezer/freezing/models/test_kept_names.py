@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from freezer.errors import SpecError
 from freezer.freezing.freeze import example_spec, freeze
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.freezer.models_state import Constant, InPlace, OptionalState, Versioned
 from tests.models import seeded
@@ -31,7 +31,7 @@ class Scaled(nn.Module):
 
 def prepared(model: nn.Module, x: Tensor, **kwargs: Any) -> Subject:
     spec, example = example_spec({"x": x}, {})
-    return prepare("model", model, spec, [example], fill_up=True, **kwargs)
+    return prepare("model", model, spec, [example], SubjectOptions(fill_up=True, **kwargs))
 
 
 def as_given(model: nn.Module, *, scripted: bool) -> nn.Module:
@@ -127,7 +127,7 @@ def test_a_reset_method_takes_nothing(scripted: bool) -> None:
 
 def test_what_is_no_module_is_refused() -> None:
     spec, _ = example_spec({"x": X}, {})
-    with pytest.raises(SpecError, match=r"got a function, expected an nn\.Module; a frozen model is made of its source, anew"):
+    with pytest.raises(SpecError, match=r"got a function, expected an nn\.Module"):
         prepare("model", lambda x: x, spec)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import freezer
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.build import build
-from freezer.freezing.models.subject import placed, prepare
+from freezer.freezing.models.subject import SubjectOptions, placed, prepare
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.packaging.eager_fallback import VERDICT, keep_eager, serves_itself
 from freezer.freezing.recipes.recipes import RECIPES
@@ -102,8 +102,8 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (MakesOnCpu, "output 'output' is on cpu, expected meta, where the model and its inputs are; make it there"),
-        (Breaks, "it runs on the CPU, and not on meta: make tensors where the inputs are"),
+        (MakesOnCpu, "output 'output' is on cpu, expected meta like the model and its inputs"),
+        (Breaks, "it runs on the CPU, but not on meta: create tensors on the device"),
     ],
 )
 def test_a_model_that_runs_on_the_cpu_alone_says_what_to_change(
@@ -120,6 +120,6 @@ def test_a_model_may_be_tried_where_it_runs_and_begins_on_the_cpu_all_the_same()
     from freezer.freezing.freeze import example_spec
 
     spec, example = example_spec({"x": X}, {})
-    subject = prepare("model", mlp(), spec, [example], device=APART)
+    subject = prepare("model", mlp(), spec, [example], SubjectOptions(device=APART))
     assert subject.device == torch.device("cpu")
     assert not placed(subject_of(Random(), {"x": X}), APART).model.training

@@ -13,8 +13,7 @@ from torch import nn
 
 from freezer.errors import SourceError
 from freezer.freezing.models.loaders import load_source, own_spec
-from freezer.freezing.models.python_modules import find_function, module_file
-from freezer.freezing.models.sources import Source, parse_source
+from freezer.freezing.models.sources import Source, find_function, module_file, parse_source
 from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.models import Counter, Mlp, mlp, seeded
@@ -106,7 +105,7 @@ def test_a_transformers_folder_is_loaded_as_what_it_was_saved(tmp_path: Path) ->
         ("python:module", "expected python:MODULE:FUNCTION"),
         (
             "torchscript:none.jit",
-            r"none\.jit is not there; paths are relative to the catalog's folder \(.*, the working directory\)",
+            r"none\.jit does not exist; paths are relative to the catalog's folder \(.*, the working directory\)",
         ),
     ],
 )

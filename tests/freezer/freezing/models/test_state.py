@@ -17,7 +17,7 @@ from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.freeze import example_spec, freeze, load_subject
 from freezer.freezing.models.sources import parse_source
 from freezer.freezing.models.state import attributes_of, same_values
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.freezing.validation.reference import run_reference
 from freezer.pyfunc import _load_pyfunc
 from freezer.runtime.frozen_model import FrozenModel
@@ -36,7 +36,7 @@ def inputs_of(model: type[nn.Module], seed: int = 0) -> Tensor:
 
 def stateful(model: nn.Module, x: Tensor, reset: str | None = "reset", dims: Any = None, **kwargs: Any) -> Subject:
     spec, example = example_spec({"x": x}, dims or {})
-    return prepare("model", model, spec, [example], fill_up=True, reset=reset, **kwargs)
+    return prepare("model", model, spec, [example], SubjectOptions(fill_up=True, reset=reset, **kwargs))
 
 
 def scripted(model: nn.Module) -> nn.Module:
