@@ -31,7 +31,7 @@ from freezer.serving.load import open_artifact
 from freezer.serving.speed_diagnosis import causes
 from freezer.spec.inputs import bind
 from freezer.store.store import Store
-from freezer.timing.inputs import distinct_at
+from freezer.timing.distinct_inputs import distinct_at
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, sample, speedup
 
