@@ -1,117 +1,169 @@
-"""How far two answers to the same inputs are from each other, and how far the gate lets one be from the golden outputs."""
+"""Compare tensors: equality, errors of an output against its reference, and the gate formula.
+
+The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`; docs/measuring.md explains the figures.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 POOL_BELOW = 64
-
-_HALVES = (torch.float16, torch.bfloat16)
+"""Outputs with fewer elements are pooled over all input sets: the ratio of two errors of a few elements is chance."""
 
 SMALL_TENSOR = 1000
-"""Elements below which dynamo's `same()` takes the larger multiplier."""
+"""Elements below which dynamo's `same()` applies the larger multiplier."""
 
 GAP = 0.1
-"""Of what the tolerance would allow: values apart by more hide the lesser ones' errors in the greater ones' rms."""
+"""Share of the tolerance of the large values above which the small values would be lost in it; see `parts_of`."""
+
+EAGER_REFERENCE_TOL = 1e-3
+"""Relative error allowed where the reference is eager: OpenVINO's bound for float32. Lower precisions use their eps."""
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 _OPENVINO: Mapping[str, tuple[float, float, float]] = {
     "float32": (0.999, 1e-4, 1e-3),
     "float16": (0.995, 1e-2, 5e-2),
     "bfloat16": (0.99, 2e-2, 1e-1),
 }
-"""Least cosine, and absolute and relative error of which one must hold, by dtype."""
+"""OpenVINO's bounds by dtype: least cosine, and the absolute and relative error of which one must hold."""
 
 
-EAGER_REFERENCE_TOL = 1e-3
-"""Relative error of outputs whose reference was eager: OpenVINO's bound for float32; lower precisions get theirs by dtype."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputError:
+    """Error of one output, as the gate judges it.
+
+    Attributes:
+        rmse: root-mean-square distance from the reference.
+        native_rmse: the same for the eager model.
+        rms: root mean square of the reference.
+        dtype: of the output.
+        num_elements: of the output in one input set.
+    """
+
+    rmse: float
+    native_rmse: float
+    rms: float
+    dtype: torch.dtype
+    num_elements: int
 
 
-def exact_problem(r: Tensor, c: Tensor) -> str | None:
-    """What differs in what must be the same: shape, dtype, integers, places of NaN and Inf; and fill values but for rounding."""
-    if r.shape != c.shape or r.dtype != c.dtype:
-        return f"got {c.dtype} {list(c.shape)}, expected {r.dtype} {list(r.shape)}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoldenGate:
+    """Gate recorded in a manifest, for comparisons with golden outputs.
+
+    Attributes:
+        reference: source of the golden outputs; `eager` widens the bounds.
+    """
+
+    error_ratio_max: float
+    reference: Literal["float64", "eager"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorFigures:
+    """Figures of docs/measuring.md for one output; None where the figure is undefined."""
+
+    max_abs_err: float
+    max_rel_err: float
+    rmse: float
+    rms: float
+    sqnr_db: float | None
+    cosine: float | None
+    gain: float | None
+
+
+# Equality
+
+
+def comparable(tensor: Tensor) -> bool:
+    """Whether the dtype has rounding errors; integers and bools must be equal."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def same_tensors(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have equal shapes, dtypes, layouts and elements; NaN equals NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+        return False
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    if not comparable(one):
+        return torch.equal(one, other)
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one[~one.isnan()], other[~other.isnan()])
+
+
+def structure_problem(r: Tensor, c: Tensor) -> str | None:
+    """First difference in shape, dtype, integer or bool elements, or the places of NaN and Inf; None if there is none."""
+    if c.shape != r.shape:
+        return f"got shape {list(c.shape)}, expected {list(r.shape)}"
+    if c.dtype != r.dtype:
+        return f"got dtype {c.dtype}, expected {r.dtype}"
     if not comparable(r):
-        wrong = int((r != c).sum())
-        return f"{wrong} of {r.numel()} elements differ" if wrong else None
-    infinite = r.isinf()
-    if not torch.equal(r.isnan(), c.isnan()) or not torch.equal(infinite, c.isinf()) or not torch.equal(r[infinite], c[infinite]):
+        num_wrong = int((r != c).sum())
+        return f"{num_wrong} of {r.numel()} elements differ" if num_wrong else None
+    finite = r.isfinite()
+    if not torch.equal(finite, c.isfinite()) or not same_tensors(r[~finite], c[~finite]):
         return "NaN or Inf at other places"
-    for one, other in parts(r, c)[1:]:
-        rmse, rms = _rms(other - one), _rms(one)
-        if not rmse <= judge_rmse(rmse, 0.0, rms, dtype=r.dtype, num_elements=one.numel(), error_ratio_max=3.0)[1]:
-            return f"the greatest values, of {rms:.3g}, are off by {rmse:.3g}"
     return None
 
 
+def exact_problem(r: Tensor, c: Tensor) -> str | None:
+    """Like `structure_problem`, and also a difference of fill values beyond rounding."""
+    if (problem := structure_problem(r, c)) or not comparable(r):
+        return problem
+    for one, other in parts(r, c)[1:]:
+        fill = OutputError(rmse=rms(other - one), native_rmse=0.0, rms=rms(one), dtype=r.dtype, num_elements=one.numel())
+        if not fill.rmse <= judge_rmse(fill, error_ratio_max=3.0)[1]:
+            return f"the greatest values, of {fill.rms:.3g}, are off by {fill.rmse:.3g}"
+    return None
+
+
+# Errors
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """Convert to float64 or complex128."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def square_sum(tensor: Tensor) -> float:
+    """Sum of squared magnitudes."""
+    return float((tensor.abs() ** 2).sum())
+
+
+def rms(tensor: Tensor) -> float:
+    """Root mean square; 0 for an empty tensor."""
+    return math.sqrt(square_sum(tensor) / max(tensor.numel(), 1))
+
+
+def finite_difference(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Magnitudes of the difference and elements of `other`, flat, in double precision, where the difference is finite."""
+    wide = in_double(other)
+    difference = (in_double(one) - wide).abs()
+    finite = difference.isfinite()
+    return difference[finite], wide[finite]
+
+
 def parts(r: Tensor, c: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The elements that are finite in both, flat and in double precision, by the parts that are judged apart; the lesser first."""
+    """Elements that are finite in both tensors, flat, in double precision, by the groups of `parts_of`; small values first."""
     finite = r.isfinite() & c.isfinite()
-    r64, c64 = (tensor[finite].to(torch.complex128 if r.is_complex() else torch.float64) for tensor in (r, c))
+    r64, c64 = in_double(r[finite]), in_double(c[finite])
     return [(r64[chosen], c64[chosen]) for chosen in parts_of(r64, r.dtype)]
 
 
-def errors(r: Tensor, c: Tensor) -> tuple[float, float, float]:
-    """rmse, rms of the reference, and the largest absolute error, over finite elements; rmse and rms without fill values."""
-    found = parts(r, c)
-    r64, c64 = found[0]
-    worst = max((float((other - one).abs().max()) for one, other in found if one.numel()), default=0.0)
-    return _rms(c64 - r64), _rms(r64), worst
-
-
-def _rms(values: Tensor) -> float:
-    return math.sqrt(float((values.abs() ** 2).sum()) / max(values.numel(), 1))
-
-
-def pooled(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
-    """Rmse and rms of one output over several sets; infinite where they cannot be compared."""
-    if any(exact_problem(r, c) or not comparable(r) for r, c in zip(expected, got, strict=True)):
-        return math.inf, 0.0
-    rmse, rms, _ = errors(torch.cat([r.flatten() for r in expected]), torch.cat([c.flatten() for c in got]))
-    return rmse, rms
-
-
-def golden_bound(
-    rmse: float, native_rmse: float, rms: float, r: Tensor, *, gate: Mapping[str, Any], reference: str
-) -> tuple[float, float]:
-    """The error ratio against golden outputs, and the rmse that an artifact's gate allows.
-
-    Args:
-        rmse, native_rmse, rms: of one output, pooled where it is small.
-        r: the golden output, for its dtype and its number of elements.
-        gate, reference: of the manifest.
-    """
-    ratio, bound = judge_rmse(
-        rmse, native_rmse, rms, dtype=r.dtype, num_elements=r.numel(), error_ratio_max=gate["error_ratio_max"]
-    )
-    if reference == "eager":
-        bound = max(bound, EAGER_REFERENCE_TOL * rms, 4 * torch.finfo(r.dtype).eps * rms)
-    return ratio, bound
-
-
-def golden_problem(r: Tensor, c: Tensor, rmse: float, bound: float, ratio: float, *, reference: str) -> str | None:
-    """What the gate finds wrong with an answer, beside the golden output; None where it passes.
-
-    Args:
-        r, c: golden output and answer, without an `exact_problem`.
-        rmse, bound, ratio: of `golden_bound`, with what was given to it.
-        reference: of the manifest; where it is eager, the bounds of OpenVINO's output validation do as well.
-    """
-    if rmse <= bound or (reference == "eager" and openvino_problem(*parts(r, c)[0], r.dtype) is None):
-        return None
-    return f"rmse {rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
-
-
 def parts_of(r: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Masks of the elements that are judged apart: one of all, or one of the lesser and one of the greater magnitudes.
+    """Masks of the elements to judge apart: one mask of all, or one of the small and one of the large magnitudes.
 
-    They are apart where the least of the greater is so much above the greatest of the lesser that the tolerance of the whole, as a
-    part of its rms, is a tenth of the lesser ones; those must be at least two, and 64 or a tenth of all, so that values that are
-    zero but for rounding make no part.
+    An output may hold fill values, for example a mask's -1e9 among logits of 10. The rms of the whole output is then the rms of the
+    fill values, and hides errors of the other elements. Magnitudes are split where the gap is so wide that the tolerance of the
+    whole, a share of its rms, is a tenth of the small values. The small values must be at least two, and at least 64 or a tenth of
+    all elements, so that values that are zero but for rounding do not form a part.
 
     Args:
         r: the reference, flat and finite.
@@ -126,88 +178,98 @@ def parts_of(r: Tensor, dtype: torch.dtype) -> list[Tensor]:
     below = empty = 0
     for place, count in enumerate(counts):
         if count and empty >= wide and below >= least:
-            greater = sizes >= 2.0 ** (lowest + place - 1)
-            return [~greater, greater]
+            large = sizes >= 2.0 ** (lowest + place - 1)
+            return [~large, large]
         below, empty = below + count, 0 if count else empty + 1
     return [torch.ones_like(sizes, dtype=torch.bool)]
 
 
-def judge_rmse(
-    rmse: float, native_rmse: float, rms: float, *, dtype: torch.dtype, num_elements: int, error_ratio_max: float
-) -> tuple[float, float]:
-    """The error ratio, and the rmse that would just pass the gate. The canary applies this very formula.
-
-    Args:
-        rmse, native_rmse, rms: of one output, pooled where it is small.
-        dtype: of the output.
-        num_elements: of the output in one set.
-        error_ratio_max: the gate.
-    """
-    eps = torch.finfo(dtype).eps
-    floor = max(native_rmse, eps * rms)
-    ratio = rmse / floor if floor > 0 else (0.0 if rmse == 0 else math.inf)
-    multiplier = 3.0 if dtype in _HALVES or num_elements < SMALL_TENSOR else 2.0
-    return ratio, max(error_ratio_max * floor, multiplier * native_rmse + _tolerance(dtype) * rms / 10)
+def rms_errors(r: Tensor, c: Tensor) -> tuple[float, float, float]:
+    """Rmse and rms of the reference without fill values, and the largest absolute error, over finite elements."""
+    found = parts(r, c)
+    r64, c64 = found[0]
+    worst = max((float((other - one).abs().max()) for one, other in found if one.numel()), default=0.0)
+    return rms(c64 - r64), rms(r64), worst
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    """How far an output may be off, as a part of its rms: that of dynamo's benchmarks."""
-    return 1e-2 if dtype in _HALVES else 1e-4 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
+def pooled(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
+    """Rmse and rms of one output over several input sets; an infinite rmse where a set cannot be compared."""
+    if any(exact_problem(r, c) or not comparable(r) for r, c in zip(expected, got, strict=True)):
+        return math.inf, 0.0
+    rmse, size, _ = rms_errors(torch.cat([r.flatten() for r in expected]), torch.cat([c.flatten() for c in got]))
+    return rmse, size
 
 
-def comparable(tensor: Tensor) -> bool:
-    """Whether an output has rounding errors; integers and bools must be equal."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def in_double(tensor: Tensor) -> Tensor:
-    """The tensor in float64, or in complex128."""
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def square_sum(tensor: Tensor) -> float:
-    """The sum of squared magnitudes."""
-    return float((tensor.abs() ** 2).sum())
-
-
-def error_figures(r: Tensor, c: Tensor, *, eps: float) -> dict[str, Any]:
-    """The figures of docs/measuring.md for a reference `r` and an output `c`, flat, finite and in double precision."""
+def error_figures(r: Tensor, c: Tensor, *, eps: float) -> ErrorFigures:
+    """Figures for a reference `r` and an output `c`, both flat, finite and in double precision; `eps` of the output's dtype."""
     count = max(r.numel(), 1)
     error = (c - r).abs()
     signal, noise, power = square_sum(r), square_sum(c - r), square_sum(c)
     inner = float((c * r.conj()).sum().real)
     largest = torch.maximum(torch.maximum(c.abs(), r.abs()), torch.full_like(error, eps))
-    return {
-        "max_abs_err": float(error.max()) if r.numel() else 0.0,
-        "max_rel_err": float((error / largest).max()) if r.numel() else 0.0,
-        "rmse": math.sqrt(noise / count),
-        "rms": math.sqrt(signal / count),
-        "sqnr_db": 10 * math.log10(signal / noise) if noise > 0 and signal > 0 else None,
-        "cosine": inner / math.sqrt(signal * power) if signal > 0 and power > 0 else None,
-        "gain": inner / signal if signal > 0 else None,
-    }
+    return ErrorFigures(
+        max_abs_err=float(error.max()) if r.numel() else 0.0,
+        max_rel_err=float((error / largest).max()) if r.numel() else 0.0,
+        rmse=math.sqrt(noise / count),
+        rms=math.sqrt(signal / count),
+        sqnr_db=10 * math.log10(signal / noise) if noise > 0 and signal > 0 else None,
+        cosine=inner / math.sqrt(signal * power) if signal > 0 and power > 0 else None,
+        gain=inner / signal if signal > 0 else None,
+    )
 
 
-def openvino_problem(r: Tensor, c: Tensor, dtype: torch.dtype) -> str | None:
-    """What OpenVINO's output validation would find wrong; the canary applies this to outputs whose reference was eager.
+# The gate
+
+
+def judge_rmse(error: OutputError, error_ratio_max: float) -> tuple[float, float]:
+    """Error ratio of an output, and the largest rmse that passes the gate."""
+    floor = max(error.native_rmse, torch.finfo(error.dtype).eps * error.rms)
+    ratio = error.rmse / floor if floor > 0 else (0.0 if error.rmse == 0 else math.inf)
+    multiplier = 3.0 if error.dtype in _HALVES or error.num_elements < SMALL_TENSOR else 2.0
+    return ratio, max(error_ratio_max * floor, multiplier * error.native_rmse + _tolerance(error.dtype) * error.rms / 10)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Allowed error as a share of the rms, from dynamo's benchmarks."""
+    return 1e-2 if dtype in _HALVES else 1e-4 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
+
+
+def golden_bound(error: OutputError, gate: GoldenGate) -> tuple[float, float]:
+    """Error ratio against a golden output, and the largest rmse that the artifact's gate allows."""
+    ratio, bound = judge_rmse(error, gate.error_ratio_max)
+    if gate.reference == "eager":
+        bound = max(bound, EAGER_REFERENCE_TOL * error.rms, 4 * torch.finfo(error.dtype).eps * error.rms)
+    return ratio, bound
+
+
+def golden_problem(r: Tensor, c: Tensor, error: OutputError, gate: GoldenGate) -> str | None:
+    """Why an output does not pass the gate against a golden output; None where it passes.
+
+    Where the reference is eager, meeting OpenVINO's bounds is enough.
 
     Args:
-        r, c: golden output and answer, flat, finite, in double precision.
-        dtype: of the output.
+        r, c: golden output and output, without an `exact_problem`.
+        error: of `c` against `r`, pooled where they are small.
     """
-    return openvino_bounds_problem(dtype, error_figures(r, c, eps=torch.finfo(dtype).eps))
+    ratio, bound = golden_bound(error, gate)
+    if error.rmse <= bound:
+        return None
+    if gate.reference == "eager":
+        figures = error_figures(*parts(r, c)[0], eps=torch.finfo(r.dtype).eps)
+        if openvino_problem(figures, r.dtype) is None:
+            return None
+    return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
 
 
-def openvino_bounds_problem(dtype: torch.dtype, figures: Mapping[str, Any]) -> str | None:
-    """Why `error_figures` exceed the bounds of OpenVINO's output validation for a dtype; None where they do not."""
+def openvino_problem(figures: ErrorFigures, dtype: torch.dtype) -> str | None:
+    """Why figures exceed the bounds of OpenVINO's output validation for a dtype; None where they do not."""
     name = str(dtype).removeprefix("torch.")
     least_cosine, absolute, relative = _OPENVINO.get(name, _OPENVINO["float32"])
-    cosine, abs_err, rel_err = figures["cosine"], figures["max_abs_err"], figures["max_rel_err"]
-    if abs_err == 0:
+    if figures.max_abs_err == 0:
         return None
-    if cosine is None or cosine < least_cosine:
-        return f"cosine {cosine} < {least_cosine} ({name}, the reference is eager)"
-    if abs_err > absolute and rel_err > relative:
-        errors = f"max_abs_err {abs_err:.3g} > {absolute:g} and max_rel_err {rel_err:.3g} > {relative:g}"
-        return f"{errors} ({name}, the reference is eager)"
+    if figures.cosine is None or figures.cosine < least_cosine:
+        return f"cosine {figures.cosine} < {least_cosine} ({name}, the reference is eager)"
+    if figures.max_abs_err > absolute and figures.max_rel_err > relative:
+        exceeded = f"max_abs_err {figures.max_abs_err:.3g} > {absolute:g} and max_rel_err {figures.max_rel_err:.3g} > {relative:g}"
+        return f"{exceeded} ({name}, the reference is eager)"
     return None

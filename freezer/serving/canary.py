@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
 from freezer.errors import CanaryError
-from freezer.numerics import POOL_BELOW, comparable, errors, exact_problem, golden_bound, golden_problem, pooled
+from freezer.numerics import (
+    POOL_BELOW,
+    GoldenGate,
+    OutputError,
+    comparable,
+    exact_problem,
+    golden_bound,
+    golden_problem,
+    pooled,
+    rms_errors,
+)
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.pytree import leaves_of
@@ -56,35 +65,22 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
         given = tensors_on({item.name: inputs[f"{index}/{item.name}"] for item in manifest.inputs.tensors}, model.device)
         leaves = [leaf.cpu() for leaf in leaves_of(model(**given))]
         found.append({spec.name: leaf for spec, leaf in zip(manifest.outputs, leaves, strict=True)})
+    gate = GoldenGate(error_ratio_max=manifest.gate["error_ratio_max"], reference=manifest.reference)
     figures = []
     for spec in manifest.outputs:
         expected = [golden[f"{index}/{spec.name}"] for index in range(len(sets))]
         got = [outputs[spec.name] for outputs in found]
-        over_all = pooled(expected, got)
-        for index, golden_set in enumerate(sets):
-            native = golden_set.native_rmse.get(spec.name)
-            figures.append(
-                _figure(index, spec.name, expected[index], got[index], native, over_all, manifest.gate, manifest.reference)
-            )
+        whole = pooled(expected, got)
+        for index, (golden_set, r, c) in enumerate(zip(sets, expected, got, strict=True)):
+            ratio, worst = None, 0.0
+            problem = exact_problem(r, c)
+            if problem is None and comparable(r):
+                rmse, rms, worst = rms_errors(r, c)
+                if r.numel() < POOL_BELOW:
+                    rmse, rms = whole
+                native = golden_set.native_rmse.get(spec.name) or 0.0
+                error = OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=r.dtype, num_elements=r.numel())
+                ratio, _ = golden_bound(error, gate)
+                problem = golden_problem(r, c, error, gate)
+            figures.append(CanaryFigure(set_index=index, output=spec.name, error_ratio=ratio, max_abs_err=worst, problem=problem))
     return figures
-
-
-def _figure(
-    index: int,
-    name: str,
-    r: Tensor,
-    c: Tensor,
-    native: float | None,
-    over_all: tuple[float, float],
-    gate: Mapping[str, float],
-    reference: str,
-) -> CanaryFigure:
-    problem = exact_problem(r, c)
-    if problem or not comparable(r):
-        return CanaryFigure(set_index=index, output=name, error_ratio=None, max_abs_err=0.0, problem=problem)
-    rmse, rms, worst = errors(r, c)
-    if r.numel() < POOL_BELOW:
-        rmse, rms = over_all
-    ratio, bound = golden_bound(rmse, native or 0.0, rms, r, gate=gate, reference=reference)
-    problem = golden_problem(r, c, rmse, bound, ratio, reference=reference)
-    return CanaryFigure(set_index=index, output=name, error_ratio=ratio, max_abs_err=worst, problem=problem)

@@ -19,7 +19,7 @@ from torch import Tensor
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS
 from freezer.artifact.manifest import FileRef, Manifest
 from freezer.errors import IntegrityError
-from freezer.numerics import POOL_BELOW, comparable, errors, exact_problem, golden_bound, pooled
+from freezer.numerics import POOL_BELOW, GoldenGate, OutputError, comparable, exact_problem, golden_bound, pooled, rms_errors
 from freezer.runtime.recorded_outputs import OWN_OUTPUT_BYTES
 from freezer.runtime.tensor_bytes import bytes_of
 from freezer.runtime.tensor_files import load_tensors
@@ -76,6 +76,10 @@ class _Side:
     @property
     def name(self) -> str:
         return self.manifest.device_class
+
+    @property
+    def gate(self) -> GoldenGate:
+        return GoldenGate(error_ratio_max=self.manifest.gate["error_ratio_max"], reference=self.manifest.reference)
 
     def native_rmse(self, key: str, output: str) -> float:
         return self.manifest.golden[self.sets[key]].native_rmse.get(output) or 0.0
@@ -182,8 +186,8 @@ def _rows(
             differing = int((a != b).sum()) if exact and a.shape == b.shape else 0
             rows.append(DiffRow(**row, num_differing=differing, problem=problem))
             continue
-        rmse, _, worst = errors(b, a)
-        _, rms, _ = errors(one.reference(key, output), one.reference(key, output))
+        rmse, _, worst = rms_errors(b, a)
+        _, rms, _ = rms_errors(one.reference(key, output), one.reference(key, output))
         if draws or a.numel() < POOL_BELOW:
             rmse, rms = pooled_rmse, pooled_rms
         rows.append(_float_row(row, one, other, key, rmse, rms, worst))
@@ -195,11 +199,12 @@ def _float_row(row: dict[str, Any], one: _Side, other: _Side | None, key: str, r
     sides, output = [side for side in (one, other) if side is not None], row["output"]
     r = one.reference(key, output)
     natives = [side.native_rmse(key, output) for side in sides]
-    bounds = [
-        golden_bound(rmse, native, rms, r, gate=side.manifest.gate, reference=side.manifest.reference)[1]
-        for side, native in zip(sides, natives, strict=True)
-    ]
-    ratio, _ = golden_bound(rmse, max(natives), rms, r, gate=one.manifest.gate, reference=one.manifest.reference)
+
+    def error(native: float) -> OutputError:
+        return OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=r.dtype, num_elements=r.numel())
+
+    bounds = [golden_bound(error(native), side.gate)[1] for side, native in zip(sides, natives, strict=True)]
+    ratio, _ = golden_bound(error(max(natives)), one.gate)
     bound = math.fsum(bounds)
     problem = None if rmse <= bound else f"rmse {rmse:.3g} > {bound:.3g}"
     return DiffRow(**row, error_ratio=ratio, max_abs_err=worst, rmse=rmse, bound=bound, problem=problem)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
+from freezer.numerics import same_tensors
 from freezer.runtime.input_set import InputSet, resize
 from freezer.runtime.sample_generation import generate_at, needs_range
 from freezer.spec.inputs import InputSpec
@@ -28,4 +27,4 @@ def distinct_at(spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, i
 
 
 def _equal(one: InputSet, other: InputSet) -> bool:
-    return all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+    return all(same_tensors(tensor, other.tensors[name]) for name, tensor in one.tensors.items())

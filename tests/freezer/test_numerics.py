@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from freezer.numerics import errors, exact_problem, golden_bound, golden_problem, pooled
+from freezer.numerics import GoldenGate, OutputError, exact_problem, golden_problem, pooled, rms_errors
 from tests.steps import random_inputs
-
-GATE = {"error_ratio_max": 3.0}
 
 
 def masked(fill: float = -1e9) -> Tensor:
@@ -16,10 +16,10 @@ def masked(fill: float = -1e9) -> Tensor:
     return x.masked_fill(x > 1, fill)
 
 
-def problem(r: Tensor, c: Tensor, reference: str) -> str | None:
-    rmse, rms, _ = errors(r, c)
-    ratio, bound = golden_bound(rmse, 1e-8, rms, r, gate=GATE, reference=reference)
-    return golden_problem(r, c, rmse, bound, ratio, reference=reference)
+def problem(r: Tensor, c: Tensor, reference: Literal["float64", "eager"]) -> str | None:
+    rmse, rms, _ = rms_errors(r, c)
+    error = OutputError(rmse=rmse, native_rmse=1e-8, rms=rms, dtype=r.dtype, num_elements=r.numel())
+    return golden_problem(r, c, error, GoldenGate(error_ratio_max=3.0, reference=reference))
 
 
 def test_fill_values_hide_no_error_of_the_others() -> None:

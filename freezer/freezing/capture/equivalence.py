@@ -5,6 +5,7 @@ A trace keeps the branch and the Python numbers of its one example, and only war
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from freezer.freezing.diagnostics.source_lines import warned_at
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.randomness import same_each_time
 from freezer.freezing.models.subject import Subject
+from freezer.numerics import comparable, in_double, structure_problem
 from freezer.runtime.input_set import InputSet
 from freezer.runtime.pytree import leaves_of
 from freezer.runtime.tensor_bytes import same_bytes
@@ -175,21 +177,12 @@ def _worst(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) 
 
 def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
     """How far two tensors are apart, as a number and in words; None where they agree within the dtype's tolerance."""
-    if expected.dtype != got.dtype:
-        return float("inf"), f"has dtype {_name(got.dtype)}, expected {_name(expected.dtype)}"
-    if expected.shape != got.shape:
-        return float("inf"), f"has shape {list(got.shape)}, expected {list(expected.shape)}"
-    if torch.equal(expected, got):
+    if (problem := structure_problem(expected, got)) is not None:
+        return math.inf, f"differs: {problem}"
+    if not comparable(expected):
         return None
-    if not (expected.is_floating_point() or expected.is_complex()):
-        num_wrong = int((expected != got).sum())
-        return float(num_wrong), f"differs in {num_wrong} of {expected.numel()} places"
     one, other = _wide(expected), _wide(got)
-    finite = torch.isfinite(one)
-    if not torch.equal(finite, torch.isfinite(other)) or not torch.equal(
-        one[~finite].nan_to_num(0.5), other[~finite].nan_to_num(0.5)
-    ):
-        return float("inf"), "has NaN or Inf in other places"
+    finite = torch.isfinite(one) & torch.isfinite(other)
     one, other = one[finite], other[finite]
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
     sizes = one.abs()[one != 0]
@@ -198,13 +191,9 @@ def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
     return (float(apart.max()), f"is off by up to {float(apart.max()):.3g}") if bool((apart > allowed).any()) else None
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _wide(tensor: Tensor) -> Tensor:
     """The values in float64; of complex ones both parts."""
-    return torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.to(torch.float64)
+    return torch.view_as_real(in_double(tensor)) if tensor.is_complex() else in_double(tensor)
 
 
 def lost(said: Sequence[warnings.WarningMessage]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freezer.numerics import comparable, in_double, same_tensors, square_sum
+
 NUM_MORE_CALLS = 16
 """A coin that eager throws falls the same way so often once in 65,536 times."""
 
@@ -77,24 +79,19 @@ def baked_in(
     suspects = {
         index
         for index, (of_eager, mine) in enumerate(zip(zip(*eager, strict=True), zip(*candidate, strict=True), strict=True))
-        if any(_apart(of_eager[0], other) for other in of_eager[1:]) and all(_equal(mine[0], other) for other in mine[1:])
+        if any(_apart(of_eager[0], other) for other in of_eager[1:]) and all(same_tensors(mine[0], other) for other in mine[1:])
     }
     for _ in range(NUM_MORE_CALLS):
         if not suspects:
             return None
         answer = ask()
-        suspects = {index for index in suspects if _equal(candidate[0][index], answer[index])}
+        suspects = {index for index in suspects if same_tensors(candidate[0][index], answer[index])}
     return PROBLEM if suspects else None
 
 
 def _apart(one: Tensor, other: Tensor) -> bool:
     """Whether two answers are apart by more than rounding."""
-    if one.shape != other.shape or not (one.is_floating_point() or one.is_complex()):
+    if one.shape != other.shape or not comparable(one):
         return not torch.equal(one, other)
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    a, b = one.to(wide).nan_to_num(), other.to(wide).nan_to_num()
-    return bool((a - b).abs().square().sum() > ROUNDING**2 * a.abs().square().sum())
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    a, b = in_double(one).nan_to_num(), in_double(other).nan_to_num()
+    return square_sum(a - b) > ROUNDING**2 * square_sum(a)

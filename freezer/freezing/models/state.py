@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freezer.numerics import same_tensors
+
 _OWN = frozenset((*vars(nn.Module()), "training"))
 """Attributes that every module has."""
 
@@ -39,17 +41,6 @@ def same_values(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(same_values(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other) or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
-
-
-def same_tensors(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal in shape, dtype and every element, NaN included."""
-    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
-        return False
-    if one.layout is not torch.strided:
-        one, other = one.to_dense(), other.to_dense()
-    if not (one.is_floating_point() or one.is_complex()):
-        return torch.equal(one, other)
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one[~one.isnan()], other[~other.isnan()])
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:

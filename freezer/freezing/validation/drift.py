@@ -27,13 +27,15 @@ from torch import Tensor
 
 from freezer.numerics import (
     POOL_BELOW,
+    OutputError,
     comparable,
     error_figures,
     in_double,
     judge_rmse,
-    openvino_bounds_problem,
+    openvino_problem,
     parts_of,
     square_sum,
+    structure_problem,
 )
 
 NOTHING_COMPARED = "no output was compared"
@@ -214,7 +216,7 @@ def _row(recipe: str, name: str, index: int, call: Call, pools: _Pools, gate: Ga
         missing = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
         return DriftRow(**base, **blank, num_elements=0, problem=missing)
     r, e, c = call.reference[index], call.eager[index], call.candidate[index]
-    mismatch = _structure_problem(e, c)
+    mismatch = structure_problem(e, c) or _stride_problem(e, c)
     if mismatch or not comparable(e):
         return DriftRow(**base, **blank, num_elements=e.numel(), problem=mismatch)
     noise = call.noise_rmse[index]
@@ -232,37 +234,23 @@ def _judged(
     native = math.sqrt(square_sum(e - r) / max(r.numel(), 1) + noise_rmse**2)
     if pool.num_elements > 0 and (pool.noisy or r.numel() < POOL_BELOW):
         totals = (pool.candidate, pool.native, pool.reference)
-        figures["rmse"], native, figures["rms"] = (math.sqrt(total / pool.num_elements) for total in totals)
-    rmse, rms = figures["rmse"], figures["rms"]
-    ratio, bound = judge_rmse(rmse, native, rms, dtype=dtype, num_elements=r.numel(), error_ratio_max=gate.error_ratio_max)
+        rmse, native, rms = (math.sqrt(total / pool.num_elements) for total in totals)
+        figures = replace(figures, rmse=rmse, rms=rms)
+    error = OutputError(rmse=figures.rmse, native_rmse=native, rms=figures.rms, dtype=dtype, num_elements=r.numel())
+    ratio, bound = judge_rmse(error, gate.error_ratio_max)
     problem: str | None = None
     held_to: float | None = bound
-    if not all(math.isfinite(figure) for figure in (rmse, native, rms)):
+    if not all(math.isfinite(figure) for figure in (error.rmse, native, error.rms)):
         problem = "values so great that their squares are infinite, so that no error can be told; mend the model"
     elif not float64 and not pool.noisy:
-        held_to, problem = None, openvino_bounds_problem(dtype, figures)
-    elif not rmse <= bound:
+        held_to, problem = None, openvino_problem(figures, dtype)
+    elif not error.rmse <= bound:
         problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
-    return {**figures, "native_rmse": native, "error_ratio": ratio, "bound": held_to, "problem": problem}
+    return {**asdict(figures), "native_rmse": native, "error_ratio": ratio, "bound": held_to, "problem": problem}
 
 
-def _structure_problem(e: Tensor, c: Tensor) -> str | None:
-    """What differs from eager in what must be the same exactly: shape, dtype, strides, the places of NaN and Inf, integers."""
-    if c.shape != e.shape:
-        return f"shape {list(c.shape)}, eager's is {list(e.shape)}"
-    if c.dtype != e.dtype:
-        return f"dtype {c.dtype}, eager's is {e.dtype}"
-    if _strides(c) != _strides(e):
-        return f"strides {c.stride()}, eager's are {e.stride()}"
-    if not comparable(e):
-        wrong = int((c != e).sum())
-        return f"{wrong} of {e.numel()} elements differ from eager's" if wrong else None
-    if not torch.equal(torch.isnan(c), torch.isnan(e)):
-        return f"{int(torch.isnan(c).sum())} NaN, eager has {int(torch.isnan(e).sum())}, or at other places"
-    infinite = torch.isinf(e)
-    if not torch.equal(torch.isinf(c), infinite) or not torch.equal(c[infinite], e[infinite]):
-        return f"{int(torch.isinf(c).sum())} Inf, eager has {int(infinite.sum())}, or at other places"
-    return None
+def _stride_problem(e: Tensor, c: Tensor) -> str | None:
+    return None if _strides(c) == _strides(e) else f"strides {c.stride()}, eager's are {e.stride()}"
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
 from freezer.freezing.recipes.recipes import CaptureName
 from freezer.limits import SamplingPolicy
+from freezer.numerics import finite_difference, square_sum
 from freezer.timing.sampling import Sampling, speedup
 
 CONVERTED = "convert"
@@ -131,11 +131,8 @@ def _apart(one: Sequence[Sequence[Tensor]], other: Sequence[Sequence[Tensor]]) -
         for a, b in zip(mine, theirs, strict=True):
             if a.shape != b.shape:
                 return None, None
-            wide = torch.complex128 if a.is_complex() else torch.float64
-            difference = (a.to(wide) - b.to(wide)).abs()
-            finite = torch.isfinite(difference)
-            difference = difference[finite]
+            difference, reference = finite_difference(a, b)
             worst = max(worst, float(difference.max()) if difference.numel() else 0.0)
-            noise += float((difference**2).sum())
-            signal += float((b.to(wide)[finite].abs() ** 2).sum())
+            noise += square_sum(difference)
+            signal += square_sum(reference)
     return worst, math.sqrt(noise / signal) if signal > 0 else (0.0 if noise == 0 else None)

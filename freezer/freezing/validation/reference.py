@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,9 +15,10 @@ from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.checks import RESET
 from freezer.freezing.models.cloning import overlapping
 from freezer.freezing.models.randomness import same_each_time
-from freezer.freezing.models.state import attributes_of, same_tensors, same_values, tensors_of
+from freezer.freezing.models.state import attributes_of, same_values, tensors_of
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.float64_mode import Widening, own_dtype, widen_attributes, widening
+from freezer.numerics import comparable, finite_difference, rms, same_tensors
 from freezer.runtime.pytree import flatten
 
 SEQUENCE_CALLS = 4
@@ -288,7 +288,4 @@ def _within(reference: Tensor, eager: Tensor) -> Tensor:
 
 
 def _rms_difference(one: Tensor, other: Tensor) -> float:
-    if not (one.is_floating_point() or one.is_complex()) or one.shape != other.shape or one.numel() == 0:
-        return 0.0
-    difference = (one.to(torch.complex128) - other.to(torch.complex128)).abs()
-    return math.sqrt(float((difference[torch.isfinite(difference)] ** 2).mean().nan_to_num()))
+    return rms(finite_difference(one, other)[0]) if comparable(one) and one.shape == other.shape else 0.0

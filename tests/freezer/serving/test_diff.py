@@ -19,7 +19,7 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETEN
 from freezer.artifact.manifest import GoldenSet
 from freezer.cli.app import main
 from freezer.errors import IntegrityError
-from freezer.numerics import judge_rmse
+from freezer.numerics import OutputError, judge_rmse
 from freezer.runtime.recorded_outputs import OWN_OUTPUT_BYTES, kept_of, within, write_own_outputs
 from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.diff import diff
@@ -128,7 +128,10 @@ def test_the_figures_are_those_of_the_gate(published: Store, scripted: Frozen, p
     )
     rmse, rms = (float(tensor.square().mean().sqrt()) for tensor in (one - other, golden))
     natives = [item.artifact.manifest.golden[0].native_rmse["output"] for item in (scripted, portable)]
-    held = [judge_rmse(rmse, native, rms, dtype=torch.float32, num_elements=3, error_ratio_max=3.0) for native in natives]
+    held = [
+        judge_rmse(OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=torch.float32, num_elements=3), 3.0)
+        for native in natives
+    ]
     for row in only(found).rows:  # of so few elements that they are pooled over the sets
         assert row.rmse == pytest.approx(rmse)
         assert row.error_ratio == pytest.approx(min(ratio for ratio, _ in held))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, rows_as_columns
-from freezer.numerics import judge_rmse, parts_of
+from freezer.numerics import OutputError, judge_rmse, parts_of
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -108,17 +108,19 @@ def test_complex_outputs_count_both_parts() -> None:
 )
 def test_the_second_rule_is_dynamos_ladder(dtype: torch.dtype, num_elements: int, multiplier: float, tol: float) -> None:
     native, rms = 0.5, 8.0
-    _, bound = judge_rmse(0.0, native, rms, dtype=dtype, num_elements=num_elements, error_ratio_max=0.0)
+    _, bound = judge_rmse(OutputError(rmse=0.0, native_rmse=native, rms=rms, dtype=dtype, num_elements=num_elements), 0.0)
     assert bound == pytest.approx(multiplier * native + tol * rms / 10)
 
 
 def test_the_first_rule_is_the_ratio_with_eps_as_its_floor() -> None:
-    ratio, bound = judge_rmse(6.0, 2.0, 1.0, dtype=torch.float32, num_elements=5000, error_ratio_max=7.0)
-    assert (ratio, bound) == (3.0, 14.0)
-    ratio, _ = judge_rmse(1e-6, 0.0, 1.0, dtype=torch.float32, num_elements=5000, error_ratio_max=3.0)
-    assert ratio == pytest.approx(1e-6 / EPS)
-    assert judge_rmse(0.0, 0.0, 0.0, dtype=torch.float32, num_elements=1, error_ratio_max=3.0) == (0.0, 0.0)
-    assert judge_rmse(1.0, 0.0, 0.0, dtype=torch.float32, num_elements=1, error_ratio_max=3.0) == (math.inf, 0.0)
+    def judged(rmse: float, native_rmse: float, rms: float, error_ratio_max: float) -> tuple[float, float]:
+        error = OutputError(rmse=rmse, native_rmse=native_rmse, rms=rms, dtype=torch.float32, num_elements=5000)
+        return judge_rmse(error, error_ratio_max)
+
+    assert judged(6.0, 2.0, 1.0, 7.0) == (3.0, 14.0)
+    assert judged(1e-6, 0.0, 1.0, 3.0)[0] == pytest.approx(1e-6 / EPS)
+    assert judged(0.0, 0.0, 0.0, 3.0) == (0.0, 0.0)
+    assert judged(1.0, 0.0, 0.0, 3.0) == (math.inf, 0.0)
 
 
 @pytest.mark.parametrize(("candidate", "passes"), [(2.9e-3, True), (3.1e-3, False)])
@@ -203,7 +205,7 @@ def test_integers_and_bools_must_be_equal(dtype: torch.dtype) -> None:
     assert report.passed
     assert report.error_ratio is None
     c[7] = 0
-    assert drift(call(e, e, c)).nearest_miss == "output 'out', input set 0 (single): 1 of 100 elements differ from eager's"
+    assert drift(call(e, e, c)).nearest_miss == "output 'out', input set 0 (single): 1 of 100 elements differ"
 
 
 def test_the_noise_of_eager_itself_is_added_to_the_floor() -> None:
