@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +51,3 @@ class SamplingPolicy:
     steal_limit: float = 0.10
     num_bootstrap: int = 1000
     seed: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The policy as a judge's key and the manifest hold it."""
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"percentiles": list(self.percentiles)}

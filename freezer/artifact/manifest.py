@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from freezer.errors import IntegrityError, SpecError
+from freezer.codec import decode, encode, keyed_by
+from freezer.errors import IntegrityError
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.outputs import OutputSpec, OutputStructure
 
@@ -41,40 +42,13 @@ class Payload:
     size_bytes: int
     kind: PayloadKind
     num_threads: int | None
-    dims: tuple[Dim, ...] = ()
+    dims: tuple[Dim, ...] = field(default=(), metadata=keyed_by("name"))
     convention: Literal["flat", "native"] = "flat"
     layouts: Mapping[str, str] | None = None
 
     def accepts(self, point: Mapping[str, int]) -> bool:
         """Whether the payload serves inputs of these sizes."""
         return all(point[dim.name] in dim.sizes for dim in self.dims)
-
-    def to_json(self) -> dict[str, Any]:
-        """The manifest's form of the payload."""
-        return {
-            "path": self.path,
-            "digest": self.digest,
-            "size_bytes": self.size_bytes,
-            "kind": self.kind,
-            "num_threads": self.num_threads,
-            "dims": {dim.name: dim.to_json() for dim in self.dims},
-            "convention": self.convention,
-            "layouts": None if self.layouts is None else dict(self.layouts),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Payload:
-        """The payload that `to_json` wrote."""
-        return cls(
-            path=data["path"],
-            digest=data["digest"],
-            size_bytes=data["size_bytes"],
-            kind=data["kind"],
-            num_threads=data["num_threads"],
-            dims=tuple(Dim.from_json(name, bounds) for name, bounds in data["dims"].items()),
-            convention=data["convention"],
-            layouts=data.get("layouts"),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,37 +122,9 @@ class Manifest:
         """Every file of the artifact but the manifest itself."""
         return (*self.payloads, *self.files)
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of manifest.json."""
-        return {
-            "format_version": self.format_version,
-            "model": self.model,
-            "version": self.version,
-            "device_class": self.device_class,
-            "verdict": self.verdict,
-            "needs": dict(self.needs),
-            "recipe": dict(self.recipe),
-            "inputs": self.inputs.to_json(),
-            "outputs": [{"name": o.name, "dtype": o.dtype, "rank": o.rank} for o in self.outputs],
-            "structure": self.structure.to_json(),
-            "stateful": self.stateful,
-            "payloads": [payload.to_json() for payload in self.payloads],
-            "files": [
-                {"path": f.path, "digest": f.digest, "size_bytes": f.size_bytes, "media_type": f.media_type} for f in self.files
-            ],
-            "golden": [{"point": dict(g.point), "native_rmse": dict(g.native_rmse)} for g in self.golden],
-            "reference": self.reference,
-            "toolchain": dict(self.toolchain),
-            "drift": dict(self.drift),
-            "gate": dict(self.gate),
-            "latency": None if self.latency is None else dict(self.latency),
-            "provenance": dict(self.provenance),
-            "freezing": dict(self.freezing),
-        }
-
     def to_bytes(self) -> bytes:
         """manifest.json, byte for byte: sorted keys, no NaN."""
-        return (json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+        return (json.dumps(encode(self), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, origin: str) -> Manifest:
@@ -198,39 +144,7 @@ class Manifest:
             raise IntegrityError(f"{origin} is no Coldpress manifest: {error}; pull the artifact again") from None
         if found != FORMAT_VERSION:
             raise IntegrityError(f"{origin}: format_version {found}, this release reads {FORMAT_VERSION}; upgrade coldpress")
-        try:
-            return cls._from_json(parsed)
-        except (KeyError, TypeError, AttributeError, ValueError, SpecError) as error:
-            raise IntegrityError(f"{origin}: the manifest lacks or misspells {error}; pull the artifact again") from None
-
-    @classmethod
-    def _from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        return cls(
-            model=data["model"],
-            version=data["version"],
-            device_class=data["device_class"],
-            verdict=data["verdict"],
-            needs=data["needs"],
-            recipe=data["recipe"],
-            inputs=InputSpec.from_json(data["inputs"]),
-            outputs=tuple(OutputSpec(name=o["name"], dtype=o["dtype"], rank=o["rank"]) for o in data["outputs"]),
-            structure=OutputStructure.from_json(data["structure"]),
-            stateful=data["stateful"],
-            payloads=tuple(Payload.from_json(item) for item in data["payloads"]),
-            files=tuple(
-                FileRef(path=f["path"], digest=f["digest"], size_bytes=f["size_bytes"], media_type=f["media_type"])
-                for f in data["files"]
-            ),
-            golden=tuple(GoldenSet(point=g["point"], native_rmse=g["native_rmse"]) for g in data["golden"]),
-            reference=data["reference"],
-            toolchain=data["toolchain"],
-            drift=data["drift"],
-            gate=data["gate"],
-            latency=data["latency"],
-            provenance=data["provenance"],
-            freezing=data["freezing"],
-            format_version=data["format_version"],
-        )
+        return decode(cls, parsed, origin=origin)
 
 
 def version_tuple(version: str) -> tuple[int, int]:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
+from freezer.codec import keyed_by, written_if
 from freezer.errors import SpecError
 from freezer.spec.items import (
     ConstantSpec,
     InputItem,
     Point,
     TensorSpec,
-    item_from_json,
-    item_to_json,
     put_together,
     walk,
     with_tensors,
@@ -40,7 +39,7 @@ class Dim:
     name: str
     min: int
     max: int
-    multiple_of: int = 1
+    multiple_of: int = field(default=1, metadata=written_if(lambda dim: dim.multiple_of > 1))
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -63,15 +62,6 @@ class Dim:
             f" in multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
         )
 
-    def to_json(self) -> dict[str, int]:
-        """The manifest's form of the bounds."""
-        return {"min": self.min, "max": self.max, **({"multiple_of": self.multiple_of} if self.multiple_of > 1 else {})}
-
-    @classmethod
-    def from_json(cls, name: str, data: Mapping[str, int]) -> Dim:
-        """The dim whose bounds `to_json` wrote."""
-        return cls(name=name, min=data["min"], max=data["max"], multiple_of=data.get("multiple_of", 1))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:
@@ -84,7 +74,7 @@ class InputSpec:
     """
 
     inputs: tuple[InputItem, ...]
-    dims: tuple[Dim, ...] = ()
+    dims: tuple[Dim, ...] = field(default=(), metadata=keyed_by("name"))
     style: Literal["keyword", "positional"] = "keyword"
 
     def __post_init__(self) -> None:
@@ -180,20 +170,6 @@ class InputSpec:
             with_tensors(item, lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))) for item in self.inputs
         )
         return replaced(self, inputs=changed)
-
-    def to_json(self) -> dict[str, Any]:
-        """The manifest's form of the spec."""
-        return {
-            "style": self.style,
-            "dims": {dim.name: dim.to_json() for dim in self.dims},
-            "inputs": [item_to_json(item) for item in self.inputs],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> InputSpec:
-        """The spec that `to_json` wrote."""
-        dims = tuple(Dim.from_json(name, bounds) for name, bounds in data["dims"].items())
-        return cls(inputs=tuple(item_from_json(item) for item in data["inputs"]), dims=dims, style=data["style"])
 
 
 def bind(spec: InputSpec, tensors: Mapping[str, Tensor]) -> tuple[list[Any], dict[str, Any]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import Any, Literal
 
+from freezer.codec import written_if
 from freezer.errors import ContractError, SpecError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -49,7 +50,7 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    range: tuple[float, float] | None = None
+    range: tuple[float, float] | None = field(default=None, metadata=written_if(lambda tensor: tensor.range is not None))
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -93,11 +94,9 @@ class NestedSpec:
     name: str
     kind: Literal["tuple", "list", "dict"]
     items: tuple[InputItem, ...]
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = field(default=(), metadata=written_if(lambda nested: nested.kind == "dict"))
 
     def __post_init__(self) -> None:
-        if self.kind not in ("tuple", "list", "dict"):
-            raise SpecError(f"input {self.name!r}: got the kind {self.kind!r}, expected tuple, list or dict")
         keys = self.keys if self.kind == "dict" else tuple(str(index) for index in range(len(self.items)))
         if tuple(item.name for item in self.items) != tuple(f"{self.name}.{key}" for key in keys):
             raise SpecError(f"input {self.name!r}: its parts are {[item.name for item in self.items]}, expected their paths")
@@ -190,34 +189,3 @@ def _kind(value: object) -> str:
 
 def _listed(keys: tuple[str, ...]) -> str:
     return ", ".join(keys) or "no keys"
-
-
-def item_to_json(item: InputItem) -> dict[str, Any]:
-    """The manifest's form of an item."""
-    if isinstance(item, ConstantSpec):
-        return {"name": item.name, "value": item.value}
-    if isinstance(item, NestedSpec):
-        keys = {"keys": list(item.keys)} if item.kind == "dict" else {}
-        return {"name": item.name, "kind": item.kind, **keys, "items": [item_to_json(part) for part in item.items]}
-    return {
-        "name": item.name,
-        "dtype": item.dtype,
-        "shape": list(item.shape),
-        **({"range": list(item.range)} if item.range else {}),
-    }
-
-
-def item_from_json(data: Mapping[str, Any]) -> InputItem:
-    """The item that `item_to_json` wrote."""
-    if "value" in data:
-        return ConstantSpec(name=data["name"], value=data["value"])
-    if "kind" in data:
-        parts = tuple(item_from_json(part) for part in data["items"])
-        return NestedSpec(name=data["name"], kind=data["kind"], items=parts, keys=tuple(data.get("keys", ())))
-    low_high = data.get("range")
-    return TensorSpec(
-        name=data["name"],
-        dtype=data["dtype"],
-        shape=tuple(data["shape"]),
-        range=(low_high[0], low_high[1]) if low_high else None,
-    )

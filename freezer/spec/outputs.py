@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from freezer.codec import written_if
+from freezer.spec.items import PlainValue
+
+_LEAVES = ("tensor", "constant")
+_WITH_KEYS = ("dict", "named", "namedtuple")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,31 +35,7 @@ class OutputStructure:
     """
 
     kind: Literal["tensor", "constant", "tuple", "list", "dict", "named", "namedtuple"]
-    keys: tuple[str, ...] = ()
-    items: tuple[OutputStructure, ...] = ()
-    value: bool | int | float | str | None = None
-    type_name: str = field(default="")
-
-    def to_json(self) -> dict[str, Any]:
-        """The manifest's form of the structure."""
-        data: dict[str, Any] = {"kind": self.kind}
-        if self.kind in ("dict", "named", "namedtuple"):
-            data["keys"] = list(self.keys)
-        if self.kind not in ("tensor", "constant"):
-            data["items"] = [item.to_json() for item in self.items]
-        if self.kind == "constant":
-            data["value"] = self.value
-        if self.type_name:
-            data["type_name"] = self.type_name
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> OutputStructure:
-        """The structure that `to_json` wrote."""
-        return cls(
-            kind=data["kind"],
-            keys=tuple(data.get("keys", ())),
-            items=tuple(cls.from_json(item) for item in data.get("items", ())),
-            value=data.get("value"),
-            type_name=data.get("type_name", ""),
-        )
+    keys: tuple[str, ...] = field(default=(), metadata=written_if(lambda self: self.kind in _WITH_KEYS))
+    items: tuple[OutputStructure, ...] = field(default=(), metadata=written_if(lambda self: self.kind not in _LEAVES))
+    value: PlainValue = field(default=None, metadata=written_if(lambda self: self.kind == "constant"))
+    type_name: str = field(default="", metadata=written_if(lambda self: self.type_name != ""))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from freezer.artifact.manifest import FORMAT_VERSION
+from freezer.codec import encode
 from freezer.errors import MissingDependencyError
 from freezer.files.download import is_url
 from freezer.freezing.models.sources import FILE_KINDS, Source, module_file
@@ -129,7 +130,7 @@ def build_key(
         {
             **kept,
             "source": source.digest,
-            "inputs": entry.spec.to_json() if entry.spec else None,
+            "inputs": encode(entry.spec) if entry.spec else None,
             "samples": samples,
             "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
             "device_class": device_class,
@@ -170,7 +171,7 @@ def judge_key(
                 "latency_ms_max": limits.latency_ms_max,
                 "size_mb_max": limits.size_mb_max,
             },
-            "policy": policy.to_json(),
+            "policy": encode(policy),
             "num_threads": _counts(num_threads, further_threads),
             "inputs": {"version": INPUTS_VERSION, "samples": samples},
             "task_metric": task_metric,

@@ -11,6 +11,7 @@ from typing import Any
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import set_for
+from freezer.codec import decode, encode
 from freezer.freezing.models.subject import Subject
 from freezer.runtime.frozen_model import FrozenModel, OpenPayload
 from freezer.runtime.payloads import LOADERS
@@ -79,7 +80,7 @@ class Candidate:
             "capture": self.capture,
             "settings": dict(self.settings),
             "tried": [dict(item) for item in self.tried],
-            "payloads": [payload.to_json() for payload in self.payloads],
+            "payloads": [encode(payload) for payload in self.payloads],
             "reports": {path: report.to_json() for path, report in self.reports.items()},
             "warnings": list(self.warnings),
             "toolchain": dict(self.toolchain),
@@ -97,7 +98,7 @@ class Candidate:
         """
         known = {field.name for field in fields(cls)}
         record = {name: value for name, value in json.loads((folder / CANDIDATE).read_text()).items() if name in known}
-        payloads = tuple(Payload.from_json(item) for item in record["payloads"])
+        payloads = tuple(decode(Payload, item, origin=str(folder / CANDIDATE)) for item in record["payloads"])
         lists = {name: tuple(record[name]) for name in ("tried", "warnings", "preserve")}
         reports = {path: FreezingReport.from_json(item) for path, item in record["reports"].items()}
         return cls(folder=folder, **{**record, **lists, "payloads": payloads, "reports": reports})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from freezer.codec import encode
 from freezer.errors import JudgeError, SpecError
 from freezer.freezing.models.calls import first_result
 from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
@@ -216,8 +217,8 @@ def _check_runs(subject: Subject) -> None:
         raise JudgeError(f"{error}; it runs on the CPU, but not on {subject.device}{_why(subject)}", code=error.code) from error
     if structure != subject.structure:
         raise JudgeError(
-            f"{subject.name}: on {subject.device} the result has the structure {structure.to_json()}, expected "
-            f"{subject.structure.to_json()} as on the CPU; return the same structure on every device",
+            f"{subject.name}: on {subject.device} the result has the structure {encode(structure)}, expected "
+            f"{encode(subject.structure)} as on the CPU; return the same structure on every device",
             code="CP-EAGER",
         )
     there = torch.empty(0, device=subject.device).device

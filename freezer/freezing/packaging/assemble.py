@@ -25,6 +25,7 @@ from freezer.artifact.folder import (
 )
 from freezer.artifact.manifest import FileRef, GoldenSet, Manifest, version_tuple
 from freezer.artifact.payload_selection import counts_of, serving, set_for
+from freezer.codec import encode
 from freezer.files.atomic import link_or_copy
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
@@ -250,7 +251,7 @@ def _latency(
         "num_samples": {name: len(judgement.sampling.pooled(name)) for name in judgement.sampling.samples_ms},
         "num_dropped_rounds": judgement.sampling.num_dropped,
         "settled": judgement.sampling.settled,
-        "policy": policy.to_json(),
+        "policy": encode(policy),
         "cold_start": dict(cold),
         "points": [figures.to_json() for figures in winner.points],
         **({"device": dict(judgement.sampling.device)} if judgement.sampling.device else {}),

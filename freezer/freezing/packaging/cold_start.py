@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freezer.codec import decode, encode
 from freezer.errors import JudgeError
 from freezer.hardware.peak_memory import peak_bytes
 from freezer.spec.inputs import InputSpec
@@ -50,7 +51,7 @@ def measure(
         "kind": kind,
         "settings": dict(settings),
         "inputs": str(inputs),
-        "spec": spec.to_json(),
+        "spec": encode(spec),
         "native": native,
         "num_threads": num_threads,
         "device": device,
@@ -90,7 +91,7 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
 
     torch.set_num_threads(request["num_threads"])
     device = torch.device(request["device"])
-    spec, golden = InputSpec.from_json(request["spec"]), load_tensors(Path(request["inputs"]))
+    spec, golden = decode(InputSpec, request["spec"], origin="request"), load_tensors(Path(request["inputs"]))
     tensors = tensors_on({item.name: golden[f"0/{item.name}"] for item in spec.tensors}, device)
     args, kwargs = bind(spec, tensors) if request["native"] else (list(tensors.values()), {})
     before_mb = _peak_mb()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from freezer.codec import encode
 from freezer.errors import JudgeError
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.checks import RESET
@@ -247,7 +248,7 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mo
         if not wide and structure != subject.structure:
             raise JudgeError(
                 f"{subject.name}: the result's form, or a constant in it, changes from call to call, which none follows; got "
-                f"{structure.to_json()}, expected {subject.structure.to_json()}; return tensors instead",
+                f"{encode(structure)}, expected {encode(subject.structure)}; return tensors instead",
                 code="CP-OUTPUTS",
             )
         return [leaf.cpu() for leaf in leaves]  # all that is compared lies on the CPU, whatever it was computed on

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from freezer.artifact.manifest import FileRef, Manifest, Payload
+from freezer.codec import encode
 from freezer.errors import IntegrityError
 from freezer.files.digest import digest_bytes
 from freezer.spec.inputs import Dim, InputSpec
@@ -102,7 +103,7 @@ def test_figures_that_json_lacks_are_not_written() -> None:
         (b"\xff\xfe", "here is no Coldpress manifest"),
         (b'{"schemaVersion": 2}', "here is no Coldpress manifest: 'format_version'"),
         (b'{"format_version": 2}', "here: format_version 2, this release reads 1; upgrade coldpress"),
-        (b'{"format_version": 1}', "here: the manifest lacks or misspells 'model'"),
+        (b'{"format_version": 1}', "here: the record lacks 'device_class'"),
     ],
 )
 def test_what_is_no_manifest_is_refused(data: bytes, message: str) -> None:
@@ -110,9 +111,9 @@ def test_what_is_no_manifest_is_refused(data: bytes, message: str) -> None:
         Manifest.from_bytes(data, origin="here")
 
 
-@pytest.mark.parametrize("field", sorted(full_manifest().to_json()))
-def test_every_field_is_required(field: str) -> None:
-    data = full_manifest().to_json()
+@pytest.mark.parametrize("field", sorted(encode(full_manifest()).keys() - {"freezing", "version"}))
+def test_a_missing_field_is_named(field: str) -> None:
+    data = encode(full_manifest())
     del data[field]
     with pytest.raises(IntegrityError, match=field):
         Manifest.from_bytes(json.dumps(data).encode(), origin="here")
@@ -129,8 +130,8 @@ def test_every_field_is_required(field: str) -> None:
     ],
 )
 def test_a_field_of_another_form_is_damage_not_misuse(field: str, value: Any) -> None:
-    data = full_manifest().to_json() | {field: value}
-    with pytest.raises(IntegrityError, match="lacks or misspells"):
+    data = encode(full_manifest()) | {field: value}
+    with pytest.raises(IntegrityError, match=f"here: field '{field}"):
         Manifest.from_bytes(json.dumps(data).encode(), origin="here")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from freezer.codec import decode, encode
 from freezer.errors import ContractError, SpecError
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import ConstantSpec, InputItem, NestedSpec, TensorSpec, put_together, take_apart
@@ -43,7 +44,7 @@ def test_json_round_trip_keeps_the_order_of_keys_whatever_sorts_them() -> None:
     spec = declared_spec(
         {"d": {"dict": {"b": {"shape": [1]}, "a": {"shape": [2], "range": [0, 1]}}}, **NESTED}, {"batch": {"max": 4}}
     )
-    read = InputSpec.from_json(json.loads(json.dumps(spec.to_json(), sort_keys=True)))
+    read = decode(InputSpec, json.loads(json.dumps(encode(spec), sort_keys=True)), origin="here")
     assert read == spec
     assert [tensor.name for tensor in read.tensors][:2] == ["d.b", "d.a"]
 
@@ -52,7 +53,7 @@ def test_a_flat_spec_is_written_as_it_always_was() -> None:
     spec = declared_spec(
         {"ids": {"shape": ["batch"], "dtype": "int64", "range": [0, 9]}, "k": {"value": None}}, {"batch": {"max": 4}}
     )
-    assert spec.to_json() == {
+    assert encode(spec) == {
         "style": "keyword",
         "dims": {"batch": {"min": 1, "max": 4}},
         "inputs": [{"name": "ids", "dtype": "int64", "shape": ["batch"], "range": [0, 9]}, {"name": "k", "value": None}],
@@ -147,7 +148,5 @@ def test_a_nested_record_that_contradicts_itself_is_refused() -> None:
     leaf = TensorSpec(name="y.0", dtype="float32", shape=())
     with pytest.raises(SpecError, match=r"its parts are \['y\.0'\], expected their paths"):
         NestedSpec(name="x", kind="tuple", items=(leaf,))
-    with pytest.raises(SpecError, match="got the kind 'set'"):
-        InputSpec.from_json({"style": "keyword", "dims": {}, "inputs": [{"name": "x", "kind": "set", "items": []}]})
     with pytest.raises(SpecError, match="expected their paths"):
         NestedSpec(name="x", kind="dict", items=(ConstantSpec(name="x.a", value=1),), keys=("b",))

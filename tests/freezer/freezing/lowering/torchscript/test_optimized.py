@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact.folder import GOLDEN_INPUTS, Artifact
+from freezer.codec import encode
 from freezer.errors import IncompatibleError
 from freezer.files.digest import digest_file
 from freezer.freezing.recipes.recipes import RECIPES
@@ -174,7 +175,7 @@ def test_the_cold_start_figures_include_it(optimized: Frozen, settings: dict[str
         "kind": "torchscript",
         "settings": dict(settings),
         "inputs": str(folder / GOLDEN_INPUTS),
-        "spec": manifest.inputs.to_json(),
+        "spec": encode(manifest.inputs),
         "native": manifest.payloads[0].convention == "native",
         "num_threads": 1,
         "device": "cpu",
