@@ -75,15 +75,14 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     safetensors.torch.save_file(
         {key: answer.to(torch.float64).contiguous() for key, answer in answers.items()}, folder / "answers.safetensors"
     )
-    settings: dict[str, Any] = {"limits": Limits(speedup_min=0.0), "policy": BUILDING}
     small = {item.point.get("batch", 1): item for item in reversed(subject.sets) if item.point.get("batch", 1) < BATCH_MAX}
     subject = replace(subject, sets=tuple(small.values()))  # whole batches in float64 take a minute, and show nothing more here
-    judgement = judge(subject, [candidate], target, **settings)
+    judgement = judge(subject, [candidate], target, limits=Limits(speedup_min=0.0), policy=BUILDING)
     assert judgement.winner is not None, judgement.reason
     # Whatever gains nothing is left out of an artifact; here all of it is wanted, so that the loader has to choose.
     everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
     provenance = {"source": str(SOURCES[job["model"]]), "weights": weights_digest(subject.model)}
-    assemble(subject, everything, target, provenance=provenance, dest=folder / "artifact", **settings)
+    assemble(subject, everything, target, dest=folder / "artifact", provenance=provenance, failures={})
     return {}
 
 

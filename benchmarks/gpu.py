@@ -143,7 +143,12 @@ def measure(name: str, dtype: str, batch: int, recipes: Sequence[str], device: t
         for recipe in recipes:
             out = Path(work) / recipe
             try:
-                result = freezer.freeze(model, {"x": inputs[0]}, out=out, recipes=[recipe], limits=ANY_SPEED, num_threads=1)
+                result = freezer.freeze(
+                    model,
+                    {"x": inputs[0]},
+                    out=out,
+                    options=freezer.FreezeOptions(recipes=[recipe], limits=ANY_SPEED, num_threads=1),
+                )
                 if result.verdict != "published":
                     raise UsageError(result.reason)
                 entrants[recipe] = freezer.load(out)

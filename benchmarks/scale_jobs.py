@@ -187,11 +187,12 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from freezer.freezing.freeze import freeze
+    from freezer.freezing.options import FreezeOptions
 
     folder = Path(job["folder"])
     Store.open(str(folder / "store"), create=True)
     model, out = torch.jit.load(str(folder / "model.pt")), folder / "store" / WORK / TEMPLATE
-    made = freeze(model, torch.zeros(4, 32), out=out, device_class=PORTABLE, num_threads=1, policy=POLICY)
+    made = freeze(model, torch.zeros(4, 32), out=out, options=FreezeOptions(device_class=PORTABLE, num_threads=1, policy=POLICY))
     if made.artifact is None:
         raise RuntimeError(made.reason)
     return {}

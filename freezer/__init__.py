@@ -38,6 +38,7 @@ from freezer.spec.inputs import Dim
 
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeResult, freeze
+    from freezer.freezing.options import FreezeOptions
     from freezer.runtime.frozen_model import FrozenModel
     from freezer.serving.load import load
     from freezer.serving.verify import verify
@@ -49,6 +50,7 @@ __all__ = [
     "DeviceClass",
     "Dim",
     "FreezeError",
+    "FreezeOptions",
     "FreezeResult",
     "FrozenModel",
     "IncompatibleError",
@@ -64,6 +66,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "FreezeOptions": "freezer.freezing.options",
     "FreezeResult": "freezer.freezing.freeze",
     "freeze": "freezer.freezing.freeze",
     "FrozenModel": "freezer.runtime.frozen_model",

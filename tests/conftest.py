@@ -18,6 +18,7 @@ from freezer.artifact.folder import Artifact
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.freezing.models.subject import Subject
+from freezer.freezing.options import FreezeOptions
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.target.target import Target, target_here
 from freezer.freezing.validation.judge import Judgement, judge
@@ -90,12 +91,8 @@ def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, de
         model,
         {"x": x},
         out=out,
-        name=name,
         dims={"x": {0: BATCH}},
-        recipes=[recipe],
-        device_class=device_class,
-        limits=ANY_SPEED,
-        policy=QUICK,
+        options=FreezeOptions(name=name, recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK),
     )
     assert result.artifact is not None, (result.reason, result.failures)
     return Frozen(
@@ -137,8 +134,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
     assert judgement.winner is not None, judgement.reason
     everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
     made = {"source": "tests.models.TinyConv", "weights": candidate.weights}
-    settings: dict[str, Any] = {"limits": ANY_SPEED, "policy": QUICK, "provenance": made}
-    artifact = assemble(subject, everything, target, dest=folder / "conv", **settings)
+    artifact = assemble(subject, everything, target, dest=folder / "conv", provenance=made, failures={})
     return Several(model=model, subject=subject, target=target, candidate=candidate, judgement=judgement, artifact=artifact)
 
 

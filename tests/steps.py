@@ -20,8 +20,9 @@ from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.freeze import example_spec
+from freezer.freezing.example_inputs import example_spec
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
+from freezer.freezing.options import FreezeOptions
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import Target, class_here, target_here
 from freezer.freezing.validation.judge import Judgement, judge
@@ -43,6 +44,8 @@ BATCH = Dim(name="batch", min=1, max=4)
 
 HERE = next(name for name in auto_classes(detect().classes) if not name.startswith("cuda"))
 """The device class of this machine's CPU."""
+
+QUICK_OPTIONS = FreezeOptions(device_class=HERE, limits=ANY_SPEED, policy=QUICK)
 
 
 def subject_of(

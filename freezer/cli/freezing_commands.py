@@ -83,6 +83,8 @@ def freeze(
         os.environ["PYTORCH_JIT"] = "0"  # likewise
     from freezer.freezing.freeze import freeze_source, load_subject
     from freezer.freezing.models.sources import fetched, parse_source
+    from freezer.freezing.options import FreezeOptions
+    from freezer.runtime.devices import CPU
 
     here = Path.cwd()
     samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
@@ -90,22 +92,22 @@ def freeze(
         raise UsageError(f"--weights {weights}: expected `random`, or nothing")
     settings = {"args": _parsed(args, "args"), "weights": weights, "seed": seed, "method": method, "sha256": sha256, "trust": trust}
     spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
-    named: dict[str, Any] = {"spec": spec, "samples": samples, "name": name, "preserve": tuple(preserve or ()), "reset": reset}
-    named["points"] = [_point(text) for text in point or ()]
+    options = FreezeOptions(
+        name=name,
+        recipes=recipe or ("auto",),
+        device_class=device_class_,
+        num_threads=threads or None,
+        points=[_point(text) for text in point or ()],
+        preserve=preserve or (),
+        reset=reset,
+        device=device,
+    )
     with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
         found = fetched(parse_source(source, folder=here, search_path=(str(here),), **settings), Path(cache))
         if out is None or debug:
-            _debug(load_subject(found, **named))
+            _debug(load_subject(found, name, spec, samples, options.for_subject(CPU)))
             return
-        result = freeze_source(
-            found,
-            out=out,
-            device_class=device_class_,
-            num_threads=threads or None,
-            recipes=tuple(recipe or ("auto",)),
-            device=device,
-            **named,
-        )
+        result = freeze_source(found, spec=spec, samples=samples, out=out, options=options)
     for failed, why in result.failures.items():
         console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
     console.print(f"{result.verdict}: {result.reason}", markup=False, soft_wrap=True)

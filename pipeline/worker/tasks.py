@@ -196,13 +196,19 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
-    settings: dict[str, Any] = {"limits": entry.limits, "policy": request.policy, "failures": request.failures}
-    settings["provenance"] = provenance
     folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
     if has_artifact:
-        assemble(subject, judgement, target, dest=folder, **settings)
+        assemble(subject, judgement, target, dest=folder, provenance=provenance, failures=request.failures)
     elif judgement.verdict == VERDICT and serves_itself(target):
-        artifact, served = keep_eager(subject, target, work=staging, out=folder, **settings)
+        artifact, served = keep_eager(
+            subject,
+            target,
+            dest=folder,
+            limits=entry.limits,
+            policy=request.policy,
+            provenance=provenance,
+            failures=request.failures,
+        )
         judgement, has_artifact = replace(judgement, reason=f"{judgement.reason}; {served}"), artifact is not None
     return replace(_summary(request, judgement, host_fingerprint(target.device)), has_artifact=has_artifact)
 
@@ -210,19 +216,17 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
 def load_subject(entry: Entry, target: Target | None = None) -> Subject:
     """The subject of an entry, on the device of a target if one is given; see `freezer.freezing.freeze.load_subject`."""
     from freezer.freezing.freeze import load_subject as load
+    from freezer.freezing.models.subject import SubjectOptions
+    from freezer.runtime.devices import CPU
 
-    samples = Path(entry.samples) if entry.samples else None
-    return load(
-        entry.source,
-        name=entry.name,
-        spec=entry.spec,
-        samples=samples,
-        fill_up=entry.fill_up,
+    options = SubjectOptions(
         preserve=entry.preserve,
         reset=entry.reset,
         points=entry.points,
-        **({"device": target.device} if target else {}),
+        fill_up=entry.fill_up,
+        device=target.device if target else CPU,
     )
+    return load(entry.source, entry.name, entry.spec, Path(entry.samples) if entry.samples else None, options)
 
 
 def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:

@@ -41,12 +41,14 @@ def frozen_for(
     found = freezer.freeze(
         *(model, inputs),
         out=out,
-        name=name,
-        recipes=[recipe],
-        device_class=device_class,
-        num_threads=num_threads,
-        limits=freezer.Limits(speedup_min=0.01),
-        policy=SamplingPolicy(time_limit_s=3.0, warmup_s=0.5, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        options=freezer.FreezeOptions(
+            name=name,
+            recipes=[recipe],
+            device_class=device_class,
+            num_threads=num_threads,
+            limits=freezer.Limits(speedup_min=0.01),
+            policy=SamplingPolicy(time_limit_s=3.0, warmup_s=0.5, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        ),
     )
     assert found.artifact is not None, found.reason
     return found.artifact

@@ -20,6 +20,7 @@ import freezer
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.artifact.manifest import FORMAT_VERSION, GoldenSet
 from freezer.files.digest import digest_file
+from freezer.freezing.example_inputs import Dims
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.numerics import EAGER_REFERENCE_TOL, GAP, POOL_BELOW, SMALL_TENSOR
@@ -31,7 +32,7 @@ from freezer.spec.items import NestedSpec
 from tests.conftest import Frozen, Several
 from tests.freezer.models_state import InPlace
 from tests.models import TinyConv, seeded
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, copy_of, flip_a_byte, random_inputs, rewritten
+from tests.steps import BATCH, HERE, QUICK_OPTIONS, copy_of, flip_a_byte, random_inputs, rewritten
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
 LINE = re.compile(r" *(\d+)  +([\d.]+|inf)? +([\d.e+-]+)  ([^:]+)(?:: (.+))?")
@@ -83,9 +84,10 @@ def run(program: Path, *args: object, **environ: str) -> subprocess.CompletedPro
     return finished(program, *args, env={**unlimited, **environ})
 
 
-def frozen(model: nn.Module, inputs: Any, out: Path, recipe: str = "torchscript-frozen", **kwargs: Any) -> Artifact:
-    fast: dict[str, Any] = {"recipes": [recipe], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
-    result = freezer.freeze(model, inputs, out=out, name="model", **fast, **kwargs)
+def frozen(
+    model: nn.Module, inputs: Any, out: Path, recipe: str = "torchscript-frozen", dims: Dims | None = None, **options: Any
+) -> Artifact:
+    result = freezer.freeze(model, inputs, out=out, dims=dims, options=replace(QUICK_OPTIONS, recipes=[recipe], **options))
     assert result.artifact is not None, (result.reason, result.failures)
     return result.artifact
 

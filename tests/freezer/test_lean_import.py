@@ -177,8 +177,10 @@ from freezer.limits import Limits, SamplingPolicy
 from tests.models import mlp
 model, x = mlp(), torch.ones(2, 4)
 quick = dict(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
-settings = dict(limits=Limits(speedup_min=0.0), policy=SamplingPolicy(**quick))
-result = freezer.freeze(model, {{"x": x}}, out=sys.argv[1], recipes=["torchscript-frozen"], **settings)
+options = freezer.FreezeOptions(
+    recipes=["torchscript-frozen"], limits=Limits(speedup_min=0.0), policy=SamplingPolicy(**quick)
+)
+result = freezer.freeze(model, {{"x": x}}, out=sys.argv[1], options=options)
 assert result.verdict == "published", result.reason
 torch.testing.assert_close(freezer.load(sys.argv[1])(x=x), model(x))
 freezer.verify(sys.argv[1])

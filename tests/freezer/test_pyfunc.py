@@ -19,6 +19,7 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Payload
 from freezer.errors import ContractError, IncompatibleError, IntegrityError
 from freezer.freezing.freeze import freeze
+from freezer.freezing.options import FreezeOptions
 from freezer.limits import SamplingPolicy
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
 from freezer.runtime.frozen_model import FrozenModel, OpenPayload
@@ -178,8 +179,10 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         nn.Linear(3, 2).eval(),
         {"input": torch.ones(1, 3)},
         out=tmp_path_factory.mktemp("artifact"),
-        device_class="portable",
-        policy=SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        options=FreezeOptions(
+            device_class="portable",
+            policy=SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        ),
     )
     assert result.artifact is not None, result.reason
     return result.artifact

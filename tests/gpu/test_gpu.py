@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import freezer
 from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, UsageError
 from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.options import FreezeOptions
 from freezer.freezing.recipes.inductor_settings import COMMON
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware.nvml import NvmlError, opened
@@ -32,6 +33,7 @@ from tests.gpu.models import SHAPES, Counter, made
 from tests.steps import QUICK, rewritten
 
 ANY_SPEED = Limits(speedup_min=0.0)
+GPU_OPTIONS = FreezeOptions(limits=ANY_SPEED, policy=QUICK, num_threads=1)
 SERVED = [name for name, recipe in RECIPES.items() if not recipe.portable]
 BATCH = Dim(name="batch", min=1, max=8)
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -41,7 +43,9 @@ def frozen(
     model: nn.Module, x: Tensor, out: Path, recipe: str = "torchscript-frozen", *, limits: Limits = ANY_SPEED, dynamic: bool = False
 ) -> FreezeResult:
     dims = {"x": {0: BATCH}} if dynamic else None
-    return freeze(model, {"x": x}, out=out, recipes=[recipe], dims=dims, limits=limits, policy=QUICK, num_threads=1)
+    return freeze(
+        model, {"x": x}, out=out, dims=dims, options=FreezeOptions(recipes=[recipe], limits=limits, policy=QUICK, num_threads=1)
+    )
 
 
 def artifact_of(result: FreezeResult) -> Artifact:
@@ -85,15 +89,8 @@ def test_sizes_vary_and_points_have_payloads_of_their_own(
 ) -> None:
     compiles("inductor-frozen")
     model, x = made("mlp", torch.float32, gpu)
-    settings: dict[str, Any] = {"limits": ANY_SPEED, "policy": QUICK, "num_threads": 1, "points": [{"batch": 1}, {"batch": 8}]}
-    result = freeze(
-        model,
-        {"x": x},
-        out=tmp_path / "out",
-        recipes=["inductor-frozen"],
-        dims={"x": {0: BATCH}},
-        **settings,
-    )
+    options = replace(GPU_OPTIONS, recipes=["inductor-frozen"], points=[{"batch": 1}, {"batch": 8}])
+    result = freeze(model, {"x": x}, out=tmp_path / "out", dims={"x": {0: BATCH}}, options=options)
     loaded = freezer.load(artifact_of(result).folder)
     for batch in (1, 3, 8):
         given = x[:1].expand(batch, -1).contiguous()
@@ -169,7 +166,7 @@ def test_a_class_that_this_gpu_is_not_of_is_no_target(gpu: torch.device, gpu_cla
     other = "cuda-sm75" if gpu_class != "cuda-sm75" else "cuda-sm80"
     model, x = made("mlp", torch.float32, gpu)
     with pytest.raises(UsageError, match=f"cannot build for {other}: no GPU that this process sees has this compute capability"):
-        freeze(model, {"x": x}, out=tmp_path / "out", device_class=other)
+        freeze(model, {"x": x}, out=tmp_path / "out", options=FreezeOptions(device_class=other))
 
 
 @pytest.mark.skipif("len(visible()) < 2", reason="needs two GPUs")
@@ -291,8 +288,8 @@ def test_a_version_with_a_gpu_s_and_a_portable_artifact_is_timed_and_served(
     gpu: torch.device, gpu_class: str, mlp: Artifact, tmp_path: Path
 ) -> None:
     model, x = made("mlp", torch.float32, torch.device("cpu"))
-    settings: dict[str, Any] = {"recipes": ["portable"], "limits": ANY_SPEED, "policy": QUICK, "num_threads": 1}
-    portable = artifact_of(freeze(model, {"x": x}, out=tmp_path / "portable", device_class="portable", **settings))
+    options = replace(GPU_OPTIONS, recipes=["portable"], device_class="portable")
+    portable = artifact_of(freeze(model, {"x": x}, out=tmp_path / "portable", options=options))
     store = Store.open(str(tmp_path / "store"), create=True)
     store.publish("mlp", source_key="key", artifacts={gpu_class: mlp, "portable": portable}, carried={})
     loaded = freezer.load("mlp", store=str(store.root))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from freezer.freezing.target.target import Target
 from freezer.freezing.validation.drift import Gate
 from freezer.freezing.validation.judge import Judgement, Trial
 from freezer.hardware.cuda_requirements import cuda_needs
-from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.fingerprint import host_fingerprint
 from freezer.runtime.recorded_outputs import write_own_outputs
 from freezer.runtime.tensor_files import save_tensors
@@ -51,22 +49,17 @@ def assemble(
     judgement: Judgement,
     target: Target,
     *,
-    limits: Limits,
-    policy: SamplingPolicy,
-    provenance: Mapping[str, Any],
     dest: Path,
-    failures: Mapping[str, str] | None = None,
-    verdict: str | None = None,
+    provenance: Mapping[str, str],
+    failures: Mapping[str, str],
 ) -> Artifact:
     """Write the winner's artifact folder, in one step.
 
     Args:
-        subject, judgement, target: of the judge; the judgement has a winner.
-        limits, policy: that it was held to.
+        subject, judgement, target: see `judge`; the judgement has a winner.
+        dest: a new or empty folder.
         provenance: source, weights digest, campaign.
-        dest: a folder that does not exist yet, or is empty.
-        failures: for each recipe that made no candidate, why; recorded.
-        verdict: that the manifest tells; by default the judgement's.
+        failures: the error message of each recipe that made no candidate; recorded.
     """
     winner = judgement.winner
     assert winner is not None, "assemble is called with a winner"
@@ -85,9 +78,8 @@ def assemble(
         ]
         refs = tuple(file_ref(staging, path, media_type) for path, media_type in files)
         cold = _cold(subject, candidate, staging, target)
-        record = freezing_record(judgement, winner, failures or {})
-        manifest = _manifest(subject, judgement, winner, target, limits, policy, golden, refs, cold, provenance, record)
-        manifest = replace(manifest, verdict=verdict or judgement.verdict)
+        record = freezing_record(judgement, winner, failures)
+        manifest = _manifest(subject, judgement, winner, target, golden, refs, cold, provenance, record)
         staging.chmod(0o755)
         return write_artifact(manifest, staging, dest)
     finally:
@@ -184,12 +176,10 @@ def _manifest(
     judgement: Judgement,
     winner: Trial,
     target: Target,
-    limits: Limits,
-    policy: SamplingPolicy,
     golden: tuple[GoldenSet, ...],
     files: tuple[FileRef, ...],
     cold: Mapping[str, float],
-    provenance: Mapping[str, Any],
+    provenance: Mapping[str, str],
     freezing: Mapping[str, Any],
 ) -> Manifest:
     candidate, reference = winner.candidate, judgement.reference
@@ -228,16 +218,14 @@ def _manifest(
             "deterministic": reference.deterministic,
             "task_metric": {EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
         },
-        gate={**Gate(error_ratio_max=limits.error_ratio_max).to_json(), "speedup_min": limits.speedup_min},
-        latency=_latency(judgement, winner, target, policy, cold),
+        gate={**Gate(error_ratio_max=judgement.limits.error_ratio_max).to_json(), "speedup_min": judgement.limits.speedup_min},
+        latency=_latency(judgement, winner, target, cold),
         provenance={**provenance, "host": host_fingerprint(target.device)},
         freezing=freezing,
     )
 
 
-def _latency(
-    judgement: Judgement, winner: Trial, target: Target, policy: SamplingPolicy, cold: Mapping[str, float]
-) -> dict[str, Any] | None:
+def _latency(judgement: Judgement, winner: Trial, target: Target, cold: Mapping[str, float]) -> dict[str, Any] | None:
     if judgement.sampling is None or judgement.eager_latency_ms is None or winner.latency_ms is None:
         return None
     faster = winner.speedup
@@ -251,7 +239,7 @@ def _latency(
         "num_samples": {name: len(judgement.sampling.pooled(name)) for name in judgement.sampling.samples_ms},
         "num_dropped_rounds": judgement.sampling.num_dropped,
         "settled": judgement.sampling.settled,
-        "policy": encode(policy),
+        "policy": encode(judgement.policy),
         "cold_start": dict(cold),
         "points": [figures.to_json() for figures in winner.points],
         **({"device": dict(judgement.sampling.device)} if judgement.sampling.device else {}),

@@ -5,9 +5,10 @@ For a CPU class the portable artifact serves; on a machine with a GPU that would
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from freezer.artifact.folder import Artifact
 from freezer.errors import FreezeError
@@ -31,34 +32,32 @@ def keep_eager(
     subject: Subject,
     target: Target,
     *,
-    work: Path,
-    out: Path,
+    dest: Path,
     limits: Limits,
     policy: SamplingPolicy,
-    provenance: Mapping[str, Any],
-    failures: Mapping[str, str] | None = None,
+    provenance: Mapping[str, str],
+    failures: Mapping[str, str],
 ) -> tuple[Artifact | None, str]:
     """Capture a model on its device, hold the program to the drift gate, and write its artifact, whose verdict is `kept-eager`.
 
     Args:
         subject: whose verdict is `kept-eager`.
         target: of a class for GPUs.
-        work: an existing folder, for the candidate.
-        out: as of `freeze`.
-        limits, policy, provenance, failures: as of `assemble`.
+        limits, policy: see `judge`.
+        dest, provenance, failures: see `assemble`.
 
     Returns:
         The artifact, and a sentence; no artifact where the model cannot be captured, or what was captured does not pass.
     """
-    folder = work / f"{target.device_class.name}-{KEPT_EAGER.name}"
-    folder.mkdir()
-    try:
-        candidate = build(subject, KEPT_EAGER, target, folder)
-    except FreezeError as error:
-        return None, f"no captured program serves: {error}"
-    judgement = judge(subject, [candidate], target, limits=limits, policy=policy, on_drift_alone=True)
-    if judgement.winner is None:
-        return None, f"no captured program serves: {judgement.reason}"
-    settings: dict[str, Any] = {"limits": limits, "policy": policy, "provenance": provenance, "failures": failures}
-    artifact = assemble(subject, judgement, target, dest=out, verdict=VERDICT, **settings)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
+        try:
+            candidate = build(subject, KEPT_EAGER, target, Path(folder))
+        except FreezeError as error:
+            return None, f"no captured program serves: {error}"
+        judgement = judge(subject, [candidate], target, limits=limits, policy=policy, on_drift_alone=True)
+        if judgement.winner is None:
+            return None, f"no captured program serves: {judgement.reason}"
+        kept = replace(judgement, verdict="kept-eager")
+        artifact = assemble(subject, kept, target, dest=dest, provenance=provenance, failures=failures)
     return artifact, f"the captured program serves ({candidate.capture})"

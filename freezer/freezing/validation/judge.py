@@ -66,6 +66,7 @@ class Judgement:
 
     Attributes:
         reason: one sentence for people.
+        limits, policy: see `judge`.
         winner: the trial to publish; None unless published.
         best: the trial that came nearest, for the figures of a verdict that publishes nothing.
         sampling, point: of the deciding cell: the first thread count and point.
@@ -77,6 +78,8 @@ class Judgement:
 
     verdict: Verdict
     reason: str
+    limits: Limits
+    policy: SamplingPolicy
     winner: Trial | None
     best: Trial | None
     trials: tuple[Trial, ...]
@@ -138,6 +141,8 @@ def judge(
     return Judgement(
         verdict=verdict,
         reason=reason,
+        limits=limits,
+        policy=policy,
         winner=winner,
         best=best,
         trials=tuple(trials),

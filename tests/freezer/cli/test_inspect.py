@@ -17,6 +17,7 @@ from freezer.artifact.folder import MEDIA_TEXT, Artifact
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.cli.app import main
 from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.options import FreezeOptions
 from freezer.freezing.packaging.evidence import MAX_TEXT_BYTES, write_evidence, write_texts
 from freezer.freezing.packaging.freezing_record import strides_equal
 from freezer.freezing.validation.judge import Trial
@@ -26,7 +27,7 @@ from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.freezer.models_reports import ConvNet, Stateful
 from tests.models import Branching
-from tests.steps import ANY_SPEED, HERE, QUICK, copy_of, flip_a_byte, random_inputs, write_plain_artifact
+from tests.steps import ANY_SPEED, HERE, QUICK, QUICK_OPTIONS, copy_of, flip_a_byte, random_inputs, write_plain_artifact
 
 TEXTS = ["all-captured-code.txt", "all-captured-graph.txt", "all-code.txt", "all-graph.txt"]
 
@@ -56,10 +57,12 @@ def two_recipes(tmp_path_factory: pytest.TempPathFactory) -> FreezeResult:
         Counting().eval(),
         {"x": random_inputs(2, 3, 8, 8)},
         out=tmp_path_factory.mktemp("two") / "out",
-        recipes=["torchscript-frozen", "torchscript-exact", "inductor-frozen"],
-        device_class=HERE,
-        limits=ANY_SPEED,
-        policy=QUICK,
+        options=FreezeOptions(
+            recipes=["torchscript-frozen", "torchscript-exact", "inductor-frozen"],
+            device_class=HERE,
+            limits=ANY_SPEED,
+            policy=QUICK,
+        ),
     )
 
 
@@ -220,8 +223,8 @@ def test_strides_are_told_as_far_as_they_were_compared(scripted: Frozen, problem
 def test_what_was_preserved_is_in_the_manifest(tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         model: nn.Module = torch.jit.script(Stateful().eval())
-    settings = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
-    result = freeze(model, {"x": random_inputs(2, 4)}, out=tmp_path / "out", preserve=["version"], reset="reset", **settings)  # type: ignore[arg-type]
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"], preserve=["version"], reset="reset")
+    result = freeze(model, {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
     assert result.artifact is not None, result.failures
     report = FreezingReport.from_json(Artifact.read(tmp_path / "out").manifest.freezing["reports"]["payloads/all.pt"])
     assert {item.name: item.kind for item in report.preserved} == {
@@ -233,8 +236,8 @@ def test_what_was_preserved_is_in_the_manifest(tmp_path: Path) -> None:
 
 
 def test_the_errors_of_ways_that_were_tried_in_vain_are_files_too(tmp_path: Path) -> None:
-    settings = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
-    result = freeze(Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", **settings)  # type: ignore[arg-type]
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
+    result = freeze(Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
     assert result.artifact is not None, result.failures
     (failed,) = [row for row in result.artifact.manifest.recipe["tried"] if "error" in row]
     assert failed["capture"] == "trace"

@@ -15,19 +15,20 @@ from torch import Tensor, nn
 import freezer
 from freezer.artifact.folder import Artifact
 from freezer.errors import JudgeError, SpecError, UsageError
-from freezer.freezing.freeze import FreezeResult, example_spec, freeze
+from freezer.freezing.example_inputs import Dims, example_spec
+from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.limits import Limits
 from freezer.spec.inputs import Dim
 from tests.conftest import Frozen
 from tests.models import AttributeCounter, Calling, Counter, Writing, mlp, seeded
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs
+from tests.steps import BATCH, HERE, QUICK_OPTIONS, random_inputs
 
 X = random_inputs(2, 4)
 
 
-def quickly(model: nn.Module, inputs: Any, out: Path, **kwargs: Any) -> FreezeResult:
-    settings: dict[str, Any] = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
-    return freeze(model, inputs, out=out, **(settings | kwargs))
+def quickly(model: nn.Module, inputs: Any, out: Path, dims: Dims | None = None, **options: Any) -> FreezeResult:
+    recipes = options.pop("recipes", ["torchscript-frozen"])
+    return freeze(model, inputs, out=out, dims=dims, options=replace(QUICK_OPTIONS, recipes=recipes, **options))
 
 
 @pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
@@ -170,7 +171,7 @@ def test_positional_examples_and_constants(tmp_path: Path) -> None:
         ({"x": X}, {"recipes": ["none"]}, UsageError, "unknown recipe 'none'"),
         ({"x": {1, 2}}, {}, SpecError, "input 'x': got a set, expected a tensor, a plain constant, or a tuple, list or dict"),
         ({"y": X}, {}, SpecError, r"input 'y' is no parameter of forward\(x\)"),
-        ({"x": X}, {"dims": {"y": {0: BATCH}}}, SpecError, "dims name 'y', which is no tensor input; those are x"),
+        ({"x": X}, {"dims": {"y": {0: BATCH}}}, SpecError, "dims: unknown tensor input 'y'; expected one of x"),
         ({"x": X}, {"dims": {"x": {0: Dim(name="batch", min=3, max=4)}}}, SpecError, "dim 'batch' is 2"),
         ({"x": X.reshape(4, 2)}, {}, JudgeError, "model: the eager model does not run on its inputs: RuntimeError"),
     ],
@@ -194,7 +195,7 @@ def test_one_dim_with_two_bounds_is_refused(tmp_path: Path) -> None:
             return x + y
 
     dims = {"x": {0: BATCH}, "y": {0: replace(BATCH, max=9)}}
-    with pytest.raises(SpecError, match="dim 'batch' is given with two bounds"):
+    with pytest.raises(SpecError, match="dims: 'batch' has two different bounds"):
         quickly(Add().eval(), {"x": X, "y": X}, tmp_path / "out", dims=dims)
 
 

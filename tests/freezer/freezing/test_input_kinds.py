@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import freezer
 from freezer.artifact.folder import Artifact
 from freezer.cli.app import app
 from freezer.errors import ContractError, JudgeError, SpecError
+from freezer.freezing.example_inputs import Dims
 from freezer.freezing.freeze import freeze
 from freezer.freezing.models.subject import Subject, prepare
 from freezer.pyfunc import PyfuncModel
@@ -29,7 +31,7 @@ from freezer.spec.items import DTYPES
 from freezer.spec.parse import declared_spec
 from freezer.spec.sample_headers import match_headers, read_header
 from tests.models import seeded
-from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, judgement_of
+from tests.steps import HERE, QUICK_OPTIONS, candidate_of, judgement_of
 
 BATCH = Dim(name="batch", min=1, max=4)
 RECIPES = {"torchscript-frozen": HERE, "portable": "portable"}
@@ -169,8 +171,8 @@ def test_an_example_stands_for_its_nested_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dims", "example", "message"),
     [
-        ({"state": {1: BATCH}}, {}, "dims name 'state', which is no tensor input; those are ids, state.0, state.1, opts.gain"),
-        ({"state.0": {3: BATCH}}, {}, "input 'state.0' has no axis 3; its axes are 0 to 2"),
+        ({"state": {1: BATCH}}, {}, "dims: unknown tensor input 'state'; expected one of ids, state.0, state.1, opts.gain"),
+        ({"state.0": {3: BATCH}}, {}, "input 'state.0' has no axis 3; expected 0 to 2"),
         ({}, {"opts": {1: torch.ones(1)}}, "input 'opts': got a dict, expected a tensor"),
         ({}, {"state": (torch.ones(1), {2})}, r"input 'state\.1': got a set"),
         ({}, {"opts": {"gain": float("nan")}}, r"input 'opts\.gain': got the constant nan"),
@@ -314,10 +316,9 @@ class Table(nn.Module):
         return self.weight**power
 
 
-def published(model: nn.Module, inputs: Any, out: Path, recipe: str, **kwargs: Any) -> FrozenModel:
-    result = freeze(
-        model, inputs, out=out, recipes=[recipe], device_class=RECIPES[recipe], limits=ANY_SPEED, policy=QUICK, **kwargs
-    )
+def published(model: nn.Module, inputs: Any, out: Path, recipe: str, dims: Dims | None = None) -> FrozenModel:
+    options = replace(QUICK_OPTIONS, recipes=[recipe], device_class=RECIPES[recipe])
+    result = freeze(model, inputs, out=out, dims=dims, options=options)
     assert result.verdict == "published", (result.reason, result.failures)
     return freezer.load(out, strict=True)
 

@@ -274,10 +274,7 @@ def test_the_count_that_was_asked_for_holds_for_payloads_of_any_count(tmp_path: 
         mlp(),
         {"x": random_inputs(2, 4)},
         out=tmp_path / "out",
-        recipes=["torchscript-optimized"],
-        device_class=HERE,
-        limits=ANY_SPEED,
-        policy=QUICK,
+        options=freezer.FreezeOptions(recipes=["torchscript-optimized"], device_class=HERE, limits=ANY_SPEED, policy=QUICK),
     )
     assert result.artifact is not None
     asked, plain = freezer.load(result.artifact.folder, threads=THREADS + 2), freezer.load(result.artifact.folder)
@@ -343,4 +340,6 @@ def main_exits_well() -> None:
 def test_freeze_takes_points_within_the_dims(tmp_path: Path) -> None:
     dims = {"x": {0: Dim(name="batch", min=1, max=4)}}
     with pytest.raises(freezer.ColdpressError, match=r"point {'batch': 9}: got batch 9, expected batch from 1 to 4"):
-        freezer.freeze(mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", dims=dims, points=[{"batch": 9}])
+        freezer.freeze(
+            mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", dims=dims, options=freezer.FreezeOptions(points=[{"batch": 9}])
+        )

@@ -65,7 +65,12 @@ class Gambling(nn.Module):
 
 def frozen(model: Any, x: Tensor, out: Path, recipe: str) -> Any:
     device_class = "portable" if recipe == "portable" else HERE
-    return freezer.freeze(model, {"x": x}, out=out, recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK)
+    return freezer.freeze(
+        model,
+        {"x": x},
+        out=out,
+        options=freezer.FreezeOptions(recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK),
+    )
 
 
 def check_unchanged(model: nn.Module, freeze: Callable[[], Any], state: Callable[[nn.Module], Any] = model_state) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 
 from freezer.artifact.folder import Artifact
 from freezer.freezing.freeze import freeze
+from freezer.freezing.options import FreezeOptions
 from freezer.limits import SamplingPolicy
 from freezer.spec.inputs import Dim
 from pipeline.tracking.projection import Projection
@@ -31,10 +32,12 @@ def artifact(source: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Art
         source,
         {"input": torch.from_numpy(X)},
         out=tmp_path_factory.mktemp("artifact"),
-        name="tiny",
-        device_class="portable",
         dims={"input": {0: Dim(name="batch", min=1, max=8)}},
-        policy=SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        options=FreezeOptions(
+            name="tiny",
+            device_class="portable",
+            policy=SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        ),
     )
     assert result.artifact is not None, result.reason
     return result.artifact

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.freezing.freeze import freeze
+from freezer.freezing.options import FreezeOptions
 from freezer.spec.items import DTYPES
 from freezer.spec.outputs import OutputSpec
 from freezer.spec.parse import declared_spec
@@ -55,8 +56,7 @@ def test_a_registered_model_of_nested_inputs_takes_them_by_path(tmp_path: Path) 
         Sum().eval(),
         {"x": x, "state": (x, x), "opts": {"scale": x}},
         out=tmp_path / DATA,
-        device_class="portable",
-        policy=QUICK,
+        options=FreezeOptions(device_class="portable", policy=QUICK),
     )
     assert result.artifact is not None, result.reason
     _write_model_files(tmp_path, result.artifact.manifest, "m-0", None)

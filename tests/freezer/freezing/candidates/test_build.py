@@ -20,7 +20,7 @@ from freezer.errors import BuildError, CaptureError
 from freezer.files.digest import digest_file
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
-from freezer.freezing.freeze import _build_all
+from freezer.freezing.freeze import build_all
 from freezer.freezing.models.subject import prepare
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe
@@ -153,10 +153,10 @@ def test_the_errors_of_ways_that_failed_hold_no_program(tmp_path: Path) -> None:
 
 def test_the_errors_that_a_freeze_keeps_hold_nothing(tmp_path: Path) -> None:
     target = target_here(HERE, torch.get_num_threads())
-    _, errors = _build_all(subject_of(Listing(), {"x": X}), target, ["torchscript-frozen"], tmp_path)
+    _, errors = build_all(subject_of(Listing(), {"x": X}), target, ["torchscript-frozen"], tmp_path)
     (error,) = errors.values()
     frames = [frame for one in all_errors(error) for frame, _ in traceback.walk_tb(one.__traceback__)]
-    ended = [frame for frame in frames if frame.f_code is not _build_all.__code__]
+    ended = [frame for frame in frames if frame.f_code is not build_all.__code__]
     assert "build" in {frame.f_code.co_name for frame in ended}
     assert [frame.f_code.co_name for frame in ended if frame.f_locals] == []
     assert "sorted(" in "".join(traceback.format_exception(error)), "the user's line is printed still"

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import SpecError
-from freezer.freezing.freeze import example_spec, freeze
+from freezer.freezing.example_inputs import example_spec
+from freezer.freezing.freeze import freeze
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
+from freezer.freezing.options import FreezeOptions
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.freezer.models_state import Constant, InPlace, OptionalState, Versioned
 from tests.models import seeded
@@ -133,5 +135,5 @@ def test_what_is_no_module_is_refused() -> None:
 
 def test_freeze_refuses_before_it_writes(tmp_path: Any) -> None:
     with pytest.raises(SpecError, match="no attribute or method 'none'"):
-        freeze(seeded(Versioned), {"x": X}, out=tmp_path / "out", preserve=["none"])
+        freeze(seeded(Versioned), {"x": X}, out=tmp_path / "out", options=FreezeOptions(preserve=["none"]))
     assert not (tmp_path / "out").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,16 +52,15 @@ def test_capture_build_judge_and_write_elsewhere(recipe: str, model: type[nn.Mod
     judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=QUICK)
     assert judgement.winner is not None, judgement.reason
     assert judgement.reference.float64
-    settings: dict[str, Any] = {"limits": ANY_SPEED, "policy": QUICK, "provenance": {}}
-    artifact = assemble(subject, judgement, target, dest=tmp_path / "out", **settings)
+    artifact = assemble(subject, judgement, target, dest=tmp_path / "out", provenance={}, failures={})
     torch.testing.assert_close(freezer.load(artifact.folder)(x=X), subject.fresh()(X))
 
 
 def test_what_serves_where_nothing_beats_eager_is_captured_judged_and_written(tmp_path: Path, target: Target) -> None:
     model = mlp()
     subject = subject_of(model, {"x": X}, {"x": {0: BATCH}})
-    settings: dict[str, Any] = {"limits": replace(ANY_SPEED, speedup_min=1e9), "policy": QUICK, "provenance": {}}
-    artifact, why = keep_eager(subject, target, work=tmp_path, out=tmp_path / "out", **settings)
+    slow = replace(ANY_SPEED, speedup_min=1e9)
+    artifact, why = keep_eager(subject, target, dest=tmp_path / "out", limits=slow, policy=QUICK, provenance={}, failures={})
     assert artifact is not None
     assert why == "the captured program serves (export)"
     assert (artifact.manifest.verdict, artifact.manifest.device_class) == (VERDICT, HERE), "published whatever its speed"
@@ -78,8 +76,8 @@ def test_what_cannot_be_captured_serves_nowhere(tmp_path: Path, target: Target) 
         def forward(self, x: Tensor) -> Tensor:
             return torch.tensor(sorted(x.tolist(), key=lambda row: row[0]))
 
-    settings: dict[str, Any] = {"limits": ANY_SPEED, "policy": QUICK, "provenance": {}}
-    artifact, why = keep_eager(subject_of(Odd(), {"x": X}), target, work=tmp_path, out=tmp_path / "out", **settings)
+    subject = subject_of(Odd(), {"x": X})
+    artifact, why = keep_eager(subject, target, dest=tmp_path / "out", limits=ANY_SPEED, policy=QUICK, provenance={}, failures={})
     assert artifact is None
     assert why.startswith("no captured program serves: ")
     assert not (tmp_path / "out").exists()
@@ -117,7 +115,7 @@ def test_a_model_that_runs_on_the_cpu_alone_says_what_to_change(
 
 
 def test_a_model_may_be_tried_where_it_runs_and_begins_on_the_cpu_all_the_same() -> None:
-    from freezer.freezing.freeze import example_spec
+    from freezer.freezing.example_inputs import example_spec
 
     spec, example = example_spec({"x": X}, {})
     subject = prepare("model", mlp(), spec, [example], SubjectOptions(device=APART))

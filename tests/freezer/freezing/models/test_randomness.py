@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from freezer.freezing.validation.reference import run_reference
 from freezer.serving.canary import canary_figures
 from freezer.serving.load import open_artifact
 from tests.models import Calling
-from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, judgement_of, random_inputs, subject_of
+from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 CALLS = {"made": 0}
@@ -93,8 +93,8 @@ def test_a_draw_is_one_sample_however_many_elements_it_scales() -> None:
 
 
 def test_the_canary_allows_what_is_between_two_draws(tmp_path: Path) -> None:
-    kwargs: dict[str, Any] = {"recipes": ["torchscript-frozen"], "device_class": HERE, "limits": ANY_SPEED, "policy": QUICK}
-    result = freeze(Calling(of_torch).eval(), {"x": random_inputs(32, 32)}, out=tmp_path / "artifact", **kwargs)
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
+    result = freeze(Calling(of_torch).eval(), {"x": random_inputs(32, 32)}, out=tmp_path / "artifact", options=options)
     assert result.artifact is not None, result.reason
     model = open_artifact(result.artifact, torch.get_num_threads(), canary=False)
     for _ in range(20):

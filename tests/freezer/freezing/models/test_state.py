@@ -14,10 +14,12 @@ from torch import Tensor, nn
 import freezer
 from freezer.errors import FreezeError, JudgeError
 from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.freeze import example_spec, freeze, load_subject
+from freezer.freezing.example_inputs import example_spec
+from freezer.freezing.freeze import freeze, load_subject
 from freezer.freezing.models.sources import parse_source
 from freezer.freezing.models.state import attributes_of, same_values
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
+from freezer.freezing.options import FreezeOptions
 from freezer.freezing.validation.reference import run_reference
 from freezer.pyfunc import _load_pyfunc
 from freezer.runtime.frozen_model import FrozenModel
@@ -102,7 +104,7 @@ def test_a_torchscript_file_whose_source_is_gone_keeps_its_state_and_methods(rec
     spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
     source = parse_source("torchscript:tracker.pt", folder=tmp_path)
     kept = ["threshold", "encode", "windows"]
-    subject = load_subject(source, name="tracker", spec=spec, samples=None, preserve=kept, reset="reset")
+    subject = load_subject(source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset"))
     candidate = candidate_of(subject, recipe, tmp_path / "c")
     found = judgement_of(subject, [candidate])
     assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
@@ -124,7 +126,7 @@ def test_a_method_of_a_file_is_frozen_with_the_reset_of_its_module(tmp_path: Pat
     spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
     source = parse_source("torchscript:tracker.pt", folder=tmp_path, method="follow")
     kept = ["model.threshold", "encode"]
-    subject = load_subject(source, name="tracker", spec=spec, samples=None, preserve=kept, reset="reset")
+    subject = load_subject(source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset"))
     candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
     found = judgement_of(subject, [candidate])
     assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
@@ -364,12 +366,14 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"x": inputs_of(HiddenState)},
         out=out,
         dims={"x": {0: BATCH}},
-        recipes=["torchscript-optimized"],
-        device_class=HERE,
-        limits=ANY_SPEED,
-        policy=QUICK,
-        preserve=["version", "hidden"],
-        reset="reset",
+        options=FreezeOptions(
+            recipes=["torchscript-optimized"],
+            device_class=HERE,
+            limits=ANY_SPEED,
+            policy=QUICK,
+            preserve=["version", "hidden"],
+            reset="reset",
+        ),
     )
     assert result.verdict == "published", (result.reason, result.failures)
     return out

@@ -13,6 +13,7 @@ from torch import nn
 from freezer.artifact.describe import describe
 from freezer.artifact.markdown import manifest_markdown
 from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.options import FreezeOptions
 from freezer.freezing.validation.migration import Entrant, Migration, compare, refused
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.timing.sampling import Sampling
@@ -80,7 +81,7 @@ def frozen_file(model: nn.Module, folder: Path) -> FreezeResult:
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(model.eval()), folder / "legacy.pt")
         legacy = torch.jit.load(folder / "legacy.pt")
-    return freeze(legacy, {"x": random_inputs(2, 4)}, out=folder / "out", limits=ANY_SPEED, policy=QUICK)
+    return freeze(legacy, {"x": random_inputs(2, 4)}, out=folder / "out", options=FreezeOptions(limits=ANY_SPEED, policy=QUICK))
 
 
 def test_a_legacy_file_competes_as_an_inductor_candidate_and_the_artifact_tells_what_that_gains(tmp_path: Path) -> None:
