@@ -1,4 +1,4 @@
-"""Models of docs/what-freezes.md: what is tried, what became of it, and the page's own rows."""
+"""Cases of docs/what-freezes.md: a model with its inputs, its outcome with a recipe, and the rows of the page."""
 
 from __future__ import annotations
 
@@ -21,30 +21,27 @@ from tests.steps import ANY_SPEED, candidate_of, random_inputs, subject_of, targ
 PAGE = Path(__file__).parents[2] / "docs" / "what-freezes.md"
 RECIPES = ("torchscript-frozen", "inductor-frozen", "portable")
 
-VARIANTS = ("torchscript-exact", "torchscript-optimized")
-"""Recipes that take what torchscript-frozen takes."""
-
+# What torch.export, or a judge of its program, says of many models.
 VALUES = r"data-dependent control flow: .* at models(_corners)?\.py:\d+: .*; use torch\.where or torch\.cond"
 SCRIPTED = r"the model holds TorchScript \(part\), which torch\.export does not look into"
 FIXED = "no program takes all declared sizes of size: it needs size == 12; write 12 for size in the shapes"
 DIFFERS = r"the exported program differs from the model on input set \d+: output 'output' is off by up to "
 DIFFERS_LATER = "the exported program differs from the model on the second call with input set 0: output 'output' is off by up to "
 BAKED_IN = "what it drew or read while it was captured .* was baked in; draw with torch"
-"""What torch.export, or a judge of its program, says of many models."""
 
 UNTIMED = SamplingPolicy(time_limit_s=0.01, warmup_s=0.0, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
-"""Drift alone is asked for."""
+"""For a judgement of drift alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model and what it takes.
+    """A model and its inputs.
 
     Attributes:
-        make: gives the model.
+        make: makes the model.
         inputs, dims: as of freezer.freeze.
-        says: a regular expression for the message where a recipe does not serve the model.
-        exported: the same for what is made by torch.export, where that has another reason.
+        says: a regular expression for the message of a recipe that does not serve the model.
+        exported: the same for torch.export, if its reason differs.
     """
 
     make: Callable[[], Any]
@@ -54,8 +51,8 @@ class Case:
     exported: str = ""
 
     def reason(self, recipe: str, cell: str) -> str:
-        """What the message of a recipe that does not serve the model must match: the model's own reason."""
-        by_export = recipe == "inductor-frozen" or (recipe == "portable" and cell == "rejected")  # else its trace has failed too
+        """The regular expression for the message of a recipe that does not serve the model."""
+        by_export = recipe == "inductor-frozen" or (recipe == "portable" and cell == "rejected")  # otherwise its trace failed too
         found = (self.exported if by_export else "") or self.says
         assert found, "a model that is not served has a reason"
         return found
@@ -63,14 +60,14 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a model: a cell of the page, and the message behind it."""
+    """A cell of the page, and the message behind it."""
 
     cell: str
     message: str
 
 
 def outcome_of(case: Case, recipe: str, folder: Path) -> Outcome:
-    """Build and judge a model with one recipe: the capture that serves it, the code of what failed, or `rejected`."""
+    """Build and judge a model with one recipe: the capture that serves it, the code of the failure, or `rejected`."""
     with warnings.catch_warnings(record=True), torch.random.fork_rng(devices=[]), threads(1):
         warnings.simplefilter("always")
         torch.manual_seed(0)
@@ -87,39 +84,13 @@ def outcome_of(case: Case, recipe: str, folder: Path) -> Outcome:
 
 
 def rows_of(heading: str) -> dict[str, dict[str, str]]:
-    """The rows of the page's tables under a heading of the second level: by feature, the cell of every recipe and what to know."""
+    """The rows of the page's tables under a second-level heading: for each model, the cell of every recipe and the remedy."""
     part = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines() if line.startswith("|")]
     heads = ("", *RECIPES, "remedy")
     return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in cells if row[0] and not row[0].startswith("---")}
 
 
-def pairs(heading: str, cases: Mapping[str, Case]) -> list[Any]:
-    """Every row and recipe, as parameters of a test. What takes a C++ compiler to find out is slow."""
-    rows = rows_of(heading)
-    return [
-        pytest.param(name, recipe, marks=[pytest.mark.slow] if _compiles(recipe, rows.get(name, {}).get(recipe, "")) else [])
-        for name in cases
-        for recipe in RECIPES
-    ]
-
-
-def variants(heading: str, cases: Mapping[str, Case]) -> list[Any]:
-    """Every row that torchscript-frozen serves and each of VARIANTS, as parameters of a test; the one that does less is slow."""
-    rows = rows_of(heading)
-    served = [name for name in cases if not failed(rows.get(name, {}).get("torchscript-frozen", "`"))]
-    return [
-        pytest.param(name, recipe, marks=[pytest.mark.slow] if recipe == "torchscript-exact" else [])
-        for name in served
-        for recipe in VARIANTS
-    ]
-
-
 def failed(cell: str) -> bool:
-    """Whether a cell says that nothing serves."""
+    """Whether a cell says that nothing serves the model."""
     return cell.startswith("`") or cell == "rejected"
-
-
-def _compiles(recipe: str, cell: str) -> bool:
-    """Whether a payload is compiled; one for the first sizes is, before torch.export refuses to make one for all."""
-    return recipe == "inductor-frozen" and (cell[:1] != "`" or "EXPORT-DIMS" in cell)

@@ -1,7 +1,6 @@
-"""A tiny model for every corner of the captures in docs/what-freezes.md, by the name of its row."""
+"""CORNERS: a tiny model for every row of "Corners" in docs/what-freezes.md."""
 
 import random
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ def traced_methods(model: nn.Module, **inputs: Any) -> nn.Module:
         return torch.jit.trace_module(model.eval(), inputs)
 
 
-# Parallel tasks
+# Tasks
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -48,7 +47,7 @@ class ForkingOnValues(nn.Module):
         return x
 
 
-# Functions and methods that are scripted, or left out of it
+# Functions and methods
 
 
 @torch.jit.script_if_tracing
@@ -64,23 +63,6 @@ def rows_until_negative(x: Tensor) -> Tensor:
 class ScriptIfTracing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rows_until_negative(x)
-
-
-with torchscript_deprecations_silenced():
-
-    @torch.jit.script
-    def scaled(x: Tensor, factor: float = 2.0, bias: Tensor | None = None) -> Tensor:
-        if bias is not None:
-            x = x + bias
-        return x * factor if float(x.sum()) > 0 else x
-
-
-class CallsScripted(nn.Module):
-    """A scripted function with default arguments, which branches on values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = scaled(x) + scaled(x, bias=x)
-        return out
 
 
 class HoldsTraced(nn.Module):
@@ -106,19 +88,6 @@ class Ignoring(nn.Module):
         return self.python(x) if float(x.sum()) > 0 else x
 
 
-class Unused(nn.Module):
-    """The same method, which is only called in training."""
-
-    @torch.jit.unused
-    def python(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(x.numpy() * 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            return self.python(x)
-        return x * 2 if float(x.sum()) > 0 else x
-
-
 class UnusedButCalled(nn.Module):
     @torch.jit.unused
     def python(self, x: Tensor) -> Tensor:
@@ -126,12 +95,6 @@ class UnusedButCalled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.python(x) if float(x.sum()) > 0 else x
-
-
-class Exporting(Branching):
-    @torch.jit.export
-    def encode(self, x: Tensor) -> Tensor:
-        return x + 1
 
 
 class TwoMethods(nn.Module):
@@ -148,15 +111,6 @@ class TwoMethods(nn.Module):
         return self.encode(x) + x
 
 
-class Scripting(nn.Module):
-    """Does in TorchScript what it does in Python, in other words."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return x + x
-        return torch.stack([x, x]).sum(0) if float(x.sum()) > 0 else x * 2
-
-
 class ScriptingOtherwise(nn.Module):
     """Does something else in TorchScript."""
 
@@ -168,20 +122,86 @@ class ScriptingOtherwise(nn.Module):
 
 with torchscript_deprecations_silenced():
 
-    class LegacyScript(torch.jit.ScriptModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4) * 2)
+    @torch.jit.script
+    def scaled(x: Tensor, factor: float = 2.0, bias: Tensor | None = None) -> Tensor:
+        if bias is not None:
+            x = x + bias
+        return x * factor if float(x.sum()) > 0 else x
 
-        @torch.jit.script_method
+    @torch.jit.interface
+    class Shape(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x * self.weight if float(x.sum()) > 0 else x
+            pass
+
+
+class Doubler(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class OtherNames(nn.Module):
+    """The parameter of its part has another name than the interface's."""
+
+    part: Shape
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.forward(x) if float(x.sum()) > 0 else x
+
+
+def typed_hook(module: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
+    return result + 1
+
+
+class ScriptMethods(nn.Module):
+    """Functions and methods that torch.jit.script takes."""
+
+    part: Shape
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.linear = Doubler(), nn.Linear(4, 4)
+        self.linear.register_forward_hook(typed_hook)
+
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    @torch.jit.unused
+    def python(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    @torch.jit._overload_method
+    def scale(self, x: Tensor, by: int) -> Tensor:
+        pass
+
+    @torch.jit._overload_method
+    def scale(self, x: Tensor, by: float) -> Tensor:  # noqa: F811
+        pass
+
+    def scale(self, x, by):  # noqa: F811
+        return x * by
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return self.python(x)
+        x = scaled(self.linear(self.part.forward(x)), bias=x)
+        if torch.jit.is_scripting():
+            return self.scale(x, 2)
+        return self.scale(x, 2.0) if float(x.sum()) > 0 else self.scale(x, 2)
 
 
 # Attributes
 
 
-class Containers(nn.Module):
+class ScriptAttributes(nn.Module):
+    """Attributes that torch.jit.script takes."""
+
+    __constants__ = ("factor",)
+    depth: Final[int]
     sizes: list[int]
     table: dict[str, Tensor]
     pair: tuple[int, float]
@@ -189,14 +209,23 @@ class Containers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.depth, self.factor = 3, 2.0
         self.sizes, self.table, self.pair, self.bias = [1, 2], {"scale": torch.ones(4) * 2}, (3, 0.5), None
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.named = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
 
     def forward(self, x: Tensor) -> Tensor:
-        out = x * self.table["scale"] * self.sizes[1] + self.pair[1]
+        x = x * self.table["scale"] * self.sizes[1] + self.pair[1]
         bias = self.bias
         if bias is not None:
-            out = out + bias
-        return out if float(x.sum()) > 0 else x
+            x = x + bias
+        for index, part in enumerate(self.parts):
+            x = part(x) * (index + 1)
+        for part in self.named.values():
+            x = part(x)
+        for _ in range(self.depth):
+            x = x * self.factor if float(x.sum()) > 0 else x
+        return x
 
 
 class ChangedContainers(nn.Module):
@@ -214,38 +243,6 @@ class ChangedContainers(nn.Module):
         out = x + self.last["x"] + float(len(self.seen))
         self.last["x"] = x.sum(0)
         return out
-
-
-class Constants(nn.Module):
-    """Final attributes, and __constants__."""
-
-    __constants__ = ("factor",)
-    depth: Final[int]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.depth, self.factor = 3, 2.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(self.depth):
-            x = x * self.factor if float(x.sum()) > 0 else x
-        return x
-
-
-class Lists(nn.Module):
-    """Goes over a ModuleList and a ModuleDict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-        self.named = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        for index, part in enumerate(self.parts):
-            x = part(x) * (index + 1)
-        for part in self.named.values():
-            x = part(x)
-        return x if float(x.sum()) > 0 else -x
 
 
 class Routing(nn.Module):
@@ -271,38 +268,6 @@ class LooseParameters(nn.Module):
         for weight in self.weights:
             x = x * weight
         return x
-
-
-with torchscript_deprecations_silenced():
-
-    @torch.jit.interface
-    class Shape(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            pass
-
-
-class Doubler(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
-class ThroughInterface(nn.Module):
-    part: Shape
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Doubler()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part.forward(x) if float(x.sum()) > 0 else x
-
-
-class OtherNames(ThroughInterface):
-    """Its part's parameter is called otherwise than the interface's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.Linear(4, 4)
 
 
 # What TorchScript cannot read: each also branches on values, so that neither a trace nor an export is right
@@ -385,22 +350,6 @@ class TwoTypes(nn.Module):
         return x * scale
 
 
-class Overloaded(nn.Module):
-    @torch.jit._overload_method
-    def scale(self, x: Tensor, by: int) -> Tensor:
-        pass
-
-    @torch.jit._overload_method
-    def scale(self, x: Tensor, by: float) -> Tensor:  # noqa: F811
-        pass
-
-    def scale(self, x, by):  # noqa: F811
-        return x * by
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale(x, 2) if float(x.sum()) > 0 else self.scale(x, 0.5)
-
-
 # Hooks
 
 
@@ -414,24 +363,12 @@ def hooked(model: nn.Module) -> nn.Module:
 
 class Hooked(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
-        return out
+        return self.linear(x)
 
 
 class HookedOnValues(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x) if float(x.sum()) > 0 else x
-
-
-def typed_hook(module: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
-    return result + 1
-
-
-def with_typed_hook() -> nn.Module:
-    model = HookedOnValues()
-    model.linear = nn.Linear(4, 4)
-    model.linear.register_forward_hook(typed_hook)
-    return model
 
 
 # What torch.export cannot follow, or follows otherwise
@@ -468,26 +405,16 @@ class Unfaked(nn.Module):
         return out
 
 
-class Compiled(nn.Module):
-    """Holds a part that was given to torch.compile."""
+class Wrapped(nn.Module):
+    """Holds parts in torch.compile and nn.DataParallel."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.part = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
+        self.compiled = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
+        self.parallel = nn.DataParallel(nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.part(x) + 1
-        return out
-
-
-class Parallel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.DataParallel(nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.part(x)
-        return out
+        return self.parallel(self.compiled(x))
 
 
 class PythonRandom(nn.Module):
@@ -495,39 +422,10 @@ class PythonRandom(nn.Module):
         return x * random.random()
 
 
-class Clock(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (time.perf_counter_ns() // 100 % 1009 + 1.0)  # no two calls are near each other
-
-
-class TensorRandom(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-
-class Aliased(nn.Module):
-    """Writes into a view of an intermediate, and gives both."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        row = y[0]
-        row.add_(1)
-        return y, row
-
-
 class WritesPart(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x[0] = 0
         return x * 2
-
-
-class NewTensorOfValue(nn.Module):
-    """Makes a tensor of a value, and a loop of a number of rounds that a value gives."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(int(x.abs().sum()) % 3):
-            x = x * 2
-        return x
 
 
 class Item(nn.Module):
@@ -557,17 +455,6 @@ class AsText(nn.Module):
         return x * self.sizes[1] if float(x.sum()) > 0 else x
 
 
-class GlobalState(nn.Module):
-    """Counts in a global of its module."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        COUNTS["calls"] += 1
-        return x * COUNTS["calls"]
-
-
-COUNTS = {"calls": 0}
-
-
 class Setting(nn.Module):
     """Keeps a tensor of its last call as an attribute."""
 
@@ -586,17 +473,16 @@ class Sorting(nn.Module):
 CORNERS: Mapping[str, Case] = {
     # TorchScript's own
     "`torch.jit.fork`, `wait`": Case(make=Forking),
-    "`torch.jit.fork` behind a branch on values": Case(make=ForkingOnValues, exported=VALUES),
     "`torch.jit.fork` in a TorchScript file": Case(
         make=lambda: scripted(ForkingOnValues()),
         exported=r"PyTorch's converter: it does not take prim::fork at models_corners\.py:\d+: task = ",
     ),
     "`torch.jit.script_if_tracing`": Case(make=ScriptIfTracing, exported=VALUES),
-    "a scripted function with default arguments": Case(make=CallsScripted, exported=VALUES),
+    "scripted functions, `@torch.jit.export`, `@torch.jit.interface`, overloads, `torch.jit.is_scripting()`, typed hooks": Case(
+        make=ScriptMethods, exported=VALUES
+    ),
     "a traced module within one that branches on values": Case(make=HoldsTraced, exported=SCRIPTED),
     "`torch.jit.trace_module` with several methods": Case(make=lambda: traced_methods(TwoMethods(), forward=X, encode=X)),
-    "several methods, as Python": Case(make=TwoMethods),
-    "`@torch.jit.export`": Case(make=Exporting, exported=VALUES),
     "`@torch.jit.ignore`": Case(
         make=Ignoring, says="which no file can hold at models_corners.py:.*; mark it `@torch.jit.unused`", exported=VALUES
     ),
@@ -605,51 +491,43 @@ CORNERS: Mapping[str, Case] = {
         says="which no file can hold at models_corners.py:.*; mark it `@torch.jit.unused`",
         exported="PyTorch's converter: .*Could not export Python function call 'python'",
     ),
-    "`@torch.jit.unused`, called in training alone": Case(make=Unused, exported=VALUES),
     "`@torch.jit.unused`, but called": Case(
         make=UnusedButCalled,
         says=r"a method marked @torch\.jit\.unused; mark what serving calls with @torch\.jit\.export",
         exported=VALUES,
     ),
-    "`torch.jit.is_scripting()`, the same in other words": Case(make=Scripting, exported=VALUES),
-    "`torch.jit.is_scripting()`, another result": Case(
-        make=ScriptingOtherwise,
-        says="the script differs from the model on input set 0",
-        exported=VALUES,
+    "`torch.jit.is_scripting()` with a different result": Case(
+        make=ScriptingOtherwise, says="the script differs from the model on input set 0", exported=VALUES
     ),
-    "`torch.jit.ScriptModule` with `script_method`": Case(
-        make=LegacyScript, exported=r"PyTorch's converter: .*aten::gt\(\) Expected a value of type 'float'"
+    "list, dict, tuple, `Optional`, `Final` and `__constants__` attributes, `nn.ModuleList`, `nn.ModuleDict`": Case(
+        make=ScriptAttributes, exported=VALUES
     ),
-    "attributes that are lists, dicts, tuples or `Optional`": Case(make=Containers, exported=VALUES),
-    "the same, scripted by the user": Case(
-        make=lambda: scripted(Containers()),
+    "a scripted module that branches on values": Case(
+        make=lambda: scripted(ScriptAttributes()),
         exported=r"PyTorch's converter: it does not take prim::If at models_corners\.py:\d+: if bias is not None",
     ),
     "lists and dicts that `forward` changes": Case(make=ChangedContainers, exported=DIFFERS_LATER),
-    "the same, as TorchScript": Case(
+    "lists and dicts that `forward` of a scripted module changes": Case(
         make=lambda: scripted(ChangedContainers()), exported="PyTorch's converter: .*'int' object has no attribute 'to'"
     ),
-    "`Final` and `__constants__`": Case(make=Constants, exported=VALUES),
-    "`nn.ModuleList`, `nn.ModuleDict`": Case(make=Lists, exported=VALUES),
     "a module of a `ModuleList` chosen by a value": Case(
         make=Routing,
         says=r"indexed by a variable at models_corners\.py:.*; go over it \(`for i, part",
         exported=VALUES,
     ),
     "parameters in a plain list": Case(make=LooseParameters),
-    "`@torch.jit.interface`": Case(make=ThroughInterface, exported=VALUES),
-    "the same, with parameters of other names": Case(
+    "`@torch.jit.interface` with other parameter names": Case(
         make=OtherNames,
         says="the interface tests.freezer.models_corners.Shape; give its methods the interface's parameters",
         exported=VALUES,
     ),
-    # What TorchScript cannot read
+    # What TorchScript cannot read, and hooks
     "`from __future__ import annotations`, with annotated attributes": Case(
         make=AsText,
         says=r"the annotation 'list\[int\]' is text, .*; remove `from __future__ import annotations`",
         exported=VALUES,
     ),
-    "an argument without its type": Case(
+    "an argument without a type": Case(
         make=Unannotated,
         says=r"'times' has no type, .* at models_corners\.py:.*; annotate it, as in `times: int = 2`",
         exported=VALUES,
@@ -664,15 +542,13 @@ CORNERS: Mapping[str, Case] = {
         says=r"takes \*args, \*\*kwargs .* at models_corners\.py:.*; name its parameters, with types",
         exported=VALUES,
     ),
-    "lambdas, and functions of Python such as `sorted`": Case(
-        make=Lambda,
-        says="does not take lambdas at models_corners.py:.*; write it as a `def`",
-        exported=VALUES,
+    "lambdas, Python functions such as `sorted`": Case(
+        make=Lambda, says="does not take lambdas at models_corners.py:.*; write it as a `def`", exported=VALUES
     ),
     "recursion": Case(
         make=Recursion, says="'halved' calls itself, .* at models_corners.py:.*; write it as a loop", exported=VALUES
     ),
-    "a class of one's own": Case(
+    "an attribute of a custom class": Case(
         make=UsesPlain,
         says="the attribute 'plain', a tests.freezer.models_corners.Plain, .*; work its value out in __init__",
         exported=VALUES,
@@ -685,24 +561,20 @@ CORNERS: Mapping[str, Case] = {
         says="the variable 'scale' is Tensor in one branch and int in the other at models_corners.py:.*; give it one type",
         exported=VALUES,
     ),
-    "overloads": Case(make=Overloaded, exported=VALUES),
-    # Hooks
     "forward hooks and pre-hooks": Case(make=lambda: hooked(Hooked())),
-    "hooks of a model that must be scripted": Case(
+    "untyped hooks of a model that needs a script": Case(
         make=lambda: hooked(HookedOnValues()),
         says="a hook that is a lambda, .*; write it as a `def` with types, or remove the hook",
         exported=VALUES,
     ),
-    "typed hooks of a model that must be scripted": Case(make=with_typed_hook, exported=VALUES),
     # What torch.export cannot follow
-    "a branch on values": Case(make=Branching, exported=VALUES),
+    "a branch or a number of iterations that depends on values": Case(make=Branching, exported=VALUES),
     "a branch on a size": Case(
         make=BySize,
         dims={"x": {0: BATCH}},
         exported=r"no program takes all declared sizes of batch: .*; declare `dims: \{batch: \{min: 3, max: 4\}\}`",
     ),
     "`.item()` in arithmetic": Case(make=Item),
-    "a loop whose number of rounds is a value": Case(make=NewTensorOfValue, exported=VALUES),
     "NumPy inside `forward`": Case(
         make=Unsupported, says="TorchScript's Tensor has no 'numpy' at models_corners.py:.*; use torch's own operations"
     ),
@@ -717,20 +589,10 @@ CORNERS: Mapping[str, Case] = {
         says="the graph calls coldpress_tests::unfaked, .*; write it in torch's operations",
         exported="unfaked.default has no fake kernel, .*register_fake",
     ),
-    "a part given to `torch.compile`": Case(make=Compiled),
-    "a model given to `torch.compile`": Case(make=lambda: torch.compile(Lists(), backend="eager"), exported=VALUES),
-    "`nn.DataParallel`": Case(make=Parallel),
-    "writes into a view of an intermediate": Case(make=Aliased),
+    "`torch.compile` around the model or a part, `nn.DataParallel`": Case(make=lambda: torch.compile(Wrapped(), backend="eager")),
     "writes into a part of its input": Case(make=WritesPart, says=r"writes into its input 'x', .*`x = x\.clone\(\)`"),
     "keeps a tensor of its last call as an attribute": Case(make=Setting),
-    "counts in a global": Case(
-        make=GlobalState, says="the trace is another for input set 1 than for input set 0, which is as large", exported=BAKED_IN
-    ),
-    "`random.random()`": Case(
+    "`random.random()`, the clock, a counter in a global": Case(
         make=PythonRandom, says="the trace is another for input set 1 than for input set 0, which is as large", exported=BAKED_IN
     ),
-    "the clock": Case(
-        make=Clock, says="the trace (differs|is another for input set 1 than for input set 0, which is as large)", exported=BAKED_IN
-    ),
-    "`torch.rand`": Case(make=TensorRandom),
 }

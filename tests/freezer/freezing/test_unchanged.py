@@ -1,4 +1,4 @@
-"""Freezing changes neither the caller's model nor anything of the caller's process."""
+"""Freezing changes neither the caller's model nor the caller's process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGE = random_inputs(2, 3, 8, 8)
 
 
 class Busy(nn.Module):
-    """Something of everything that a freeze could change."""
+    """Has a part of every kind that a freeze could change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def frozen(model: Any, x: Tensor, out: Path, recipe: str) -> Any:
 
 
 def check_unchanged(model: nn.Module, freeze: Callable[[], Any], state: Callable[[nn.Module], Any] = model_state) -> Any:
-    """Run a freeze, and hold model and process to what they were; gives the result."""
+    """Run a freeze; model and process must be the same afterwards. Return the result."""
     before, process = state(model), process_state()
     result = freeze()
     assert changes(process, process_state()) == []
@@ -83,7 +83,7 @@ def check_unchanged(model: nn.Module, freeze: Callable[[], Any], state: Callable
 
 
 @pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable", pytest.param("inductor-frozen", marks=pytest.mark.slow)])
-def test_a_model_with_something_of_everything_and_the_process_stay_as_they_were(recipe: str, tmp_path: Path) -> None:
+def test_freeze_changes_neither_model_nor_process(recipe: str, tmp_path: Path) -> None:
     model = busy()
     result = check_unchanged(model, lambda: frozen(model, IMAGE, tmp_path / "out", recipe))
     assert result.verdict == "published", result.reason
@@ -91,15 +91,13 @@ def test_a_model_with_something_of_everything_and_the_process_stay_as_they_were(
 
 
 @pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
-def test_every_artifact_of_the_session_left_its_model_and_the_process_as_they_were(
-    which: str, request: pytest.FixtureRequest
-) -> None:
+def test_session_artifacts_changed_nothing(which: str, request: pytest.FixtureRequest) -> None:
     frozen: Frozen = request.getfixturevalue(which)
     assert changes(frozen.before, frozen.after) == []
 
 
 @pytest.mark.parametrize(("recipe", "frozen_before"), [("torchscript-frozen", False), ("portable", True)])
-def test_a_scriptmodule_stays_as_it_was(recipe: str, frozen_before: bool, tmp_path: Path) -> None:
+def test_freeze_does_not_change_a_scriptmodule(recipe: str, frozen_before: bool, tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         model = torch.jit.script(seeded(Counter))
         if frozen_before:
@@ -107,17 +105,16 @@ def test_a_scriptmodule_stays_as_it_was(recipe: str, frozen_before: bool, tmp_pa
     x = random_inputs(2, 4)
     result = check_unchanged(model, lambda: frozen(model, x, tmp_path / "out", recipe), script_state)
     assert result.verdict == "published", result.reason
-    assert torch.equal(model(x), x + 1), "the first call since it was made"
+    assert torch.equal(model(x), x + 1), "its first call"
 
 
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
-def test_the_callers_random_numbers_go_on_as_if_nothing_had_been_drawn(recipe: str, tmp_path: Path) -> None:
+def test_freeze_restores_random_generators(tmp_path: Path) -> None:
     model = Gambling().eval()
-    check_unchanged(model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", recipe))
+    check_unchanged(model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", "portable"))
 
 
 @pytest.mark.parametrize(("make", "error"), [(lambda: busy().train(), SpecError), (busy, JudgeError)])
-def test_what_is_refused_is_left_as_it_was(make: Callable[[], nn.Module], error: type[Exception], tmp_path: Path) -> None:
+def test_refused_freeze_changes_nothing(make: Callable[[], nn.Module], error: type[Exception], tmp_path: Path) -> None:
     model = make()
 
     def refused() -> None:
@@ -127,7 +124,7 @@ def test_what_is_refused_is_left_as_it_was(make: Callable[[], nn.Module], error:
     check_unchanged(model, refused)
 
 
-def test_what_fails_to_build_leaves_everything_as_it_was(tmp_path: Path) -> None:
+def test_failed_build_changes_nothing(tmp_path: Path) -> None:
     model = seeded(Counter)
     result = check_unchanged(model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", "inductor-frozen"))
     assert result.verdict == "failed"
