@@ -15,6 +15,7 @@ from freezer.store.store import Store, Version
 from pipeline.ledger.ledger import Draft, Ledger
 from pipeline.planning.item import Item, Plan
 from pipeline.records.outcome import Outcome
+from pipeline.scheduling.item_state import ItemState, OutcomeKnown, VersionPublished, advance, may_publish
 from pipeline.workspace.layout import judged_folder, judged_name
 from pipeline.workspace.workspace import workplace
 
@@ -22,49 +23,50 @@ _Gathered = list[tuple[Item, Outcome]]
 
 
 class Publisher:
-    """Gathers the outcomes of a campaign, and publishes each model once all of its outcomes are in.
+    """Collects the outcomes of a campaign, and publishes a version of a model once all its classes are decided.
 
     Args:
-        plan: which says what classes each model has.
-        store, ledger: where versions are written, and outcomes kept.
+        plan: of the campaign.
+        store, ledger: receive versions and outcomes.
     """
 
     def __init__(self, plan: Plan, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger, self._place = store, ledger, workplace(store.uri)
-        self._expected: dict[str, list[str]] = {}
-        self._gathered: dict[str, _Gathered] = {}
+        self._states: dict[str, dict[str, ItemState]] = {}
         for item in plan.items:
-            self._expected.setdefault(item.entry.name, []).append(item.device_class)
+            self._states.setdefault(item.entry.name, {})[item.device_class] = ItemState(item=item)
 
     def add(self, item: Item, outcome: Outcome) -> list[Outcome]:
-        """Take an outcome in.
+        """Add the outcome of an item.
 
         Returns:
-            The final outcomes of the model, when this was its last; else none. They are in the ledger by then.
+            The final outcomes of the model if this was its last one; else none. They are in the ledger, and in plan order, so
+            that versions in MLflow are the same after a restart.
 
         Raises:
-            StoreUnreachableError: the version or the ledger cannot be written; nothing of it is visible, and the next start
-                publishes it from what was judged.
+            StoreUnreachableError: the version or the ledger cannot be written. The next start publishes what was judged.
         """
-        gathered = self._gathered.setdefault(outcome.model, [])
-        gathered.append((item, outcome))
-        expected = self._expected[outcome.model]
-        if len(gathered) < len(expected):
+        states = self._states[outcome.model]
+        states[outcome.device_class], _ = advance(replace(states[outcome.device_class], item=item), OutcomeKnown(outcome=outcome))
+        if not may_publish(states.values()):
             if outcome.verdict == "failed" and not outcome.cached:
-                self._keep([(item, outcome)])  # which needs no version; else a judge that crashes would do so in each start
+                self._keep([(item, outcome)])  # needs no version; a judge that crashes must not crash again in each start
             return []
-        # In the order of the plan, however they came in: so versions in MLflow are the same after a restart.
-        gathered.sort(key=lambda reached: expected.index(reached[1].device_class))
-        made = {_name(reached) for _, reached in gathered if not reached.cached}
+        gathered = [(state.item, state.outcome) for state in states.values() if state.outcome is not None]
+        new = {_name(reached) for _, reached in gathered if not reached.cached}
         gathered = self._taken_over(gathered)
         try:
             gathered, version = self._publish(gathered)
         except IntegrityError as error:
+            if not any(_is_new(reached) for _, reached in gathered):  # an earlier version is damaged
+                raise StoreUnreachableError(str(error)) from error
             gathered = [(of, self._damaged(of, reached, error)) for of, reached in gathered]
             gathered, version = self._publish(gathered)
         final = [(of, _final(reached, version)) for of, reached in gathered]
         self._finish(final)
-        for name in made - {_name(reached) for _, reached in final}:  # another campaign's stands in its place
+        for of, reached in final:
+            states[of.device_class], _ = advance(states[of.device_class], VersionPublished(outcome=reached))
+        for name in new - {_name(reached) for _, reached in final}:  # replaced by another campaign's
             self._place.drop("judged", name)
         return [reached for _, reached in final]
 
@@ -124,13 +126,7 @@ class Publisher:
         return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, judged=judged_now)
 
     def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
-        """The outcome where what was judged is not what lies on the disk any more: it goes, and is built again by the next start.
-
-        Raises:
-            StoreUnreachableError: it is what was published before that is damaged.
-        """
-        if not any(_is_new(reached) for _, reached in self._gathered[outcome.model]):
-            raise StoreUnreachableError(str(error)) from error
+        """Remove a damaged result and its candidates, so that the next start builds them again; return the failed outcome."""
         if not _is_new(outcome):
             return outcome
         self._place.drop("judged", _name(outcome))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from freezer.errors import CatalogError, InfrastructureError
-from freezer.freezing.recipes.recipes import RECIPES, Recipe
 from freezer.limits import SamplingPolicy
 from pipeline.catalog.entry import Entry
 from pipeline.planning.keys import Key
@@ -45,10 +44,9 @@ class Item:
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
 
-    @property
-    def recipes(self) -> tuple[Recipe, ...]:
-        """The recipes to build."""
-        return tuple(RECIPES[name] for name in self.builds)
+    def label(self, recipe: str | None = None) -> str:
+        """`model class`, or `model class recipe`, for people."""
+        return " ".join(word for word in (self.entry.name, self.device_class, recipe) if word)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

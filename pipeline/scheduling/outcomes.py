@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.failures.policy import soonest_tried_again
@@ -10,7 +11,7 @@ from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.worker.requests import BuildResult, JudgeResult
 
 
-def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) -> Outcome:
+def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult]) -> Outcome:
     """The outcome that a judge's result makes, before it is published."""
     judged = {report.recipe for report in result.candidates}
     candidates = (*result.candidates, *(_report(found) for recipe, found in builds.items() if recipe not in judged))
@@ -35,7 +36,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: dict[str, BuildResult]) 
     )
 
 
-def failed_outcome(item: Item, builds: dict[str, BuildResult]) -> Outcome:
+def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     """The outcome of an item of which nothing was built: failed, or kept-eager where nothing but eager was asked for."""
     if not builds:
         reason = "no other recipe than eager was asked for that fits this class"

@@ -1,58 +1,39 @@
-"""Tasks of the executor, and how their failures are described."""
+"""Tasks that the executor queues and runs, and how a task of Ray ended."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from freezer.errors import ColdpressError, IntegrityError
 from pipeline.cluster.nodes import Done, Node
 from pipeline.failures.classify import CODES, NODE_MEMORY
-from pipeline.failures.policy import final_sentence
 from pipeline.planning.item import Item
-from pipeline.planning.memory_estimate import Demand, corrected
+from pipeline.planning.memory_estimate import Demand
+from pipeline.scheduling.item_state import ItemState, TaskFailure
 from pipeline.worker.requests import BuildResult, JudgeResult
 
 
-@dataclass(kw_only=True)
-class ItemProgress:
-    """Where one item stands.
+@dataclass(kw_only=True, eq=False)
+class Progress:
+    """The current state of an item; `index` is its position in the plan."""
 
-    Attributes:
-        estimate: of its memory; of a model that is fetched, known when it is; no less than what its builds were seen to use.
-        results: of its builds, by recipe.
-        damages: the kinds of failures that candidates were built again for, which were damaged between their build and the judge.
-    """
-
-    item: Item
     index: int
-    estimate: Demand
-    results: dict[str, BuildResult] = field(default_factory=dict)
-    damages: list[str] = field(default_factory=list)
+    state: ItemState
 
     @property
-    def built(self) -> bool:
-        """Whether every build has ended."""
-        return len(self.results) == len(self.item.builds)
+    def item(self) -> Item:
+        """The item."""
+        return self.state.item
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Task:
-    """A build or judge under way or waiting; see `places.Work`.
+    """A queued or running build, or a judge if `recipe` is None; see `queue.Work`."""
 
-    Attributes:
-        recipe: None of a judge.
-        node: where it was last started.
-        failures: the kinds of its failures so far, as pipeline/failures/policy.py names them.
-        avoid: ids of nodes to leave out while others serve the class.
-        memory_bytes: to keep free for it; more than any node has means all of the largest. None: as its entry says.
-    """
-
-    progress: ItemProgress
+    progress: Progress
     recipe: str | None
     node: Node | None = None
-    failures: list[str] = field(default_factory=list)
-    avoid: set[str] = field(default_factory=set)
-    memory_bytes: int | None = None
 
     @property
     def device_class(self) -> str:
@@ -61,58 +42,37 @@ class Task:
 
     @property
     def least_cpus(self) -> int:
-        """A judge needs a core for each thread; a build makes do with one."""
+        """CPUs that the task needs: one for a build, one for each thread for a judge."""
         return 1 if self.recipe else self.judge_cpus
 
     @property
     def judge_cpus(self) -> int:
-        """The CPUs that a judge of the item needs."""
+        """CPUs that the judge of the item needs."""
         return max(self.progress.item.num_threads, *self.progress.item.further_threads, 1)
 
     @property
     def index(self) -> int:
-        """The place of the item in the plan."""
+        """Position of the item in the plan."""
         return self.progress.index
 
     @property
-    def demand(self) -> Demand:
-        """The memory to ask a node for."""
-        estimate = self.progress.estimate
-        return estimate if self.memory_bytes is None else corrected(estimate, self.memory_bytes)
+    def avoid(self) -> Collection[str]:
+        """Ids of nodes where it failed."""
+        return self.progress.state.attempts_of(self.recipe).avoid
 
     @property
-    def what(self) -> str:
-        """The task as it is shown."""
-        return task_label(self.progress.item, self.recipe)
+    def demand(self) -> Demand:
+        """Memory to request from a node."""
+        return self.progress.state.demand_of(self.recipe)
 
-
-def task_label(item: Item, recipe: str | None) -> str:
-    """`model class recipe`, as people are shown a build; of a judge without a recipe."""
-    return " ".join(word for word in (item.entry.name, item.device_class, recipe) if word)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskFailure:
-    """A task that failed, whoever says so: Ray, or the task itself of its child.
-
-    Attributes:
-        kind: of the policy.
-        failure, code, message: of the outcome, if it is final.
-        node_id: where it was, if that is known.
-        peak_bytes, tried_bytes: as in isolate's End.
-    """
-
-    kind: str
-    failure: str
-    code: str
-    message: str
-    node_id: str | None = None
-    peak_bytes: int = 0
-    tried_bytes: int | None = None
+    @property
+    def label(self) -> str:
+        """`model class recipe`; a judge has no recipe."""
+        return self.progress.item.label(self.recipe)
 
 
 def failure_in(done: Done, node: Node | None) -> TaskFailure | None:
-    """What went wrong with a task; None where nothing did."""
+    """Return why a task failed; None if it succeeded."""
     node_id = node.node_id if node else None
     if done.failure is not None:
         failure = {"node-memory": "memory", "disk": "disk"}.get(done.kind, "infrastructure")
@@ -131,9 +91,3 @@ def failure_in(done: Done, node: Node | None) -> TaskFailure | None:
         peak_bytes=result.peak_bytes,
         tried_bytes=result.tried_bytes,
     )
-
-
-def final_message(failed: TaskFailure, task: Task) -> str:
-    """The message of a failure that is not tried again."""
-    more = final_sentence(failed.kind, failed.code, len(task.failures))
-    return f"{failed.message}; {more}" if more else failed.message

@@ -129,7 +129,7 @@ def test_what_was_found_before_stands_where_judging_again_comes_to_nothing(place
     first_start(place, ledger, "timeout")
     outcome, _, notes = start(place, ledger, [built(OTHER), judged(verdict)], plan_of(place, ledger))
     assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
-    assert notes[-1].endswith("what was found before stands")
+    assert notes[-1].endswith("keeping the previous result")
     in_store(place, plan_of(place, ledger).items[0], OTHER)
     _, cluster, _ = start(place, ledger, [judged()], plan_of(place, ledger))
     assert cluster.started == [f"judge m {HERE}"]

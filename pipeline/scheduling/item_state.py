@@ -1,0 +1,308 @@
+"""The life of an item as a state machine, without Ray, I/O or a clock.
+
+    PLANNED -> BUILDING -> BUILT -> JUDGING -> DECIDED -> PUBLISHED
+
+`advance` maps a state and an event to the next state and the actions to perform. A failed judge returns to BUILT for another
+attempt, or to BUILDING if a candidate was damaged. The retry table is pipeline/failures/policy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from pipeline.failures.policy import attempts_left, decide, final_sentence, memory_for_next
+from pipeline.planning.item import Item
+from pipeline.planning.memory_estimate import Demand, corrected, learned
+from pipeline.records.outcome import Outcome
+from pipeline.scheduling.outcomes import failed_outcome, outcome_of
+from pipeline.worker.requests import BuildResult, JudgeResult
+
+NO_DEMAND = Demand(asked=0, least=0)
+
+
+class Phase(StrEnum):
+    """How far an item is."""
+
+    PLANNED = "planned"
+    BUILDING = "building"
+    BUILT = "built"
+    JUDGING = "judging"
+    DECIDED = "decided"
+    PUBLISHED = "published"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempts:
+    """The failed attempts of one build or judge, and where the next one may run.
+
+    Attributes:
+        failures: kinds of the failures in this campaign, as in pipeline/failures/policy.py.
+        avoid: ids of nodes to use only if no other node serves the class.
+        memory_bytes: memory to reserve; None for the estimate of the item.
+    """
+
+    failures: tuple[str, ...] = ()
+    avoid: frozenset[str] = frozenset()
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemState:
+    """The state of one item.
+
+    Attributes:
+        estimate: of its memory; at least the peak of its finished builds.
+        results: final results of builds, by recipe.
+        attempts: failed attempts, by recipe; None is the judge.
+        num_damages: how often a judge found a candidate damaged.
+        outcome: once decided.
+    """
+
+    item: Item
+    estimate: Demand = NO_DEMAND
+    phase: Phase = Phase.PLANNED
+    results: Mapping[str, BuildResult] = field(default_factory=dict)
+    attempts: Mapping[str | None, Attempts] = field(default_factory=dict)
+    num_damages: int = 0
+    outcome: Outcome | None = None
+
+    def attempts_of(self, recipe: str | None) -> Attempts:
+        """The failed attempts of a build, or of the judge."""
+        return self.attempts.get(recipe, Attempts())
+
+    def demand_of(self, recipe: str | None) -> Demand:
+        """The memory that the next attempt of a build or judge needs."""
+        memory_bytes = self.attempts_of(recipe).memory_bytes
+        return self.estimate if memory_bytes is None else corrected(self.estimate, memory_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskFailure:
+    """Why an attempt failed, reported by Ray or by the task itself.
+
+    Attributes:
+        kind: key of the retry table.
+        failure, code, message: of the outcome, if the failure is final.
+        node_id: where it ran, if known.
+        peak_bytes, tried_bytes: as in `pipeline.failures.classify.End`.
+    """
+
+    kind: str
+    failure: str
+    code: str
+    message: str
+    node_id: str | None = None
+    peak_bytes: int = 0
+    tried_bytes: int | None = None
+
+
+# Events
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The item enters the executor. `finished` holds the builds that earlier campaigns finished, by recipe."""
+
+    finished: Mapping[str, BuildResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemandKnown:
+    """The files of the model are here, so its memory can be estimated."""
+
+    demand: Demand
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildEnded:
+    """A build ended. `failed` is set if the retry table applies; a build that never started has a failed result alone."""
+
+    result: BuildResult
+    failed: TaskFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeStarted:
+    """The judge runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeEnded:
+    """The judge ended; `failed` as in BuildEnded. `gone` lists recipes whose candidate was damaged and removed."""
+
+    result: JudgeResult
+    failed: TaskFailure | None = None
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutcomeKnown:
+    """The outcome is known without a judge: from an earlier campaign, or one that runs at the same time."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionPublished:
+    """The outcome is final and in the ledger."""
+
+    outcome: Outcome
+
+
+ItemEvent = Start | DemandKnown | BuildEnded | JudgeStarted | JudgeEnded | OutcomeKnown | VersionPublished
+
+
+# Actions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueTask:
+    """Queue a build, or the judge if `recipe` is None; `first` puts it before the other tasks of its class."""
+
+    recipe: str | None
+    attempt: int = 1
+    first: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordBuild:
+    """Record the final result of a build."""
+
+    result: BuildResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShowNote:
+    """Show a line to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decide:
+    """Hand the outcome over for publication."""
+
+    outcome: Outcome
+
+
+ItemAction = QueueTask | RecordBuild | ShowNote | Decide
+Step = tuple[ItemState, tuple[ItemAction, ...]]
+
+
+def advance(state: ItemState, event: ItemEvent) -> Step:
+    """Return the state after an event, and the actions to perform in order."""
+    match event:
+        case Start(finished=finished):
+            queued = tuple(QueueTask(recipe=recipe) for recipe in state.item.builds if recipe not in finished)
+            return _check_built(replace(state, phase=Phase.BUILDING, results=finished), queued)
+        case DemandKnown(demand=demand):
+            return (replace(state, estimate=demand) if demand.asked > state.estimate.asked else state), ()
+        case BuildEnded():
+            return _after_build(state, event)
+        case JudgeStarted():
+            return replace(state, phase=Phase.JUDGING), ()
+        case JudgeEnded():
+            return _after_judge(state, event)
+        case OutcomeKnown(outcome=outcome):
+            return _decided(state, outcome)
+        case VersionPublished(outcome=outcome):
+            return replace(state, phase=Phase.PUBLISHED, outcome=outcome), ()
+
+
+def may_publish(states: Iterable[ItemState]) -> bool:
+    """Whether a version of a model may be published: the outcome of each of its classes is decided."""
+    return all(state.phase == Phase.DECIDED for state in states)
+
+
+def _after_build(state: ItemState, event: BuildEnded) -> Step:
+    result, failed = event.result, event.failed
+    if failed is not None:
+        retried = _retry(state, result.recipe, failed)
+        if retried is not None:
+            return retried
+        message = _final_message(failed, state.attempts_of(result.recipe))
+        result = replace(result, failure=failed.failure, code=failed.code, message=message)
+    results = {**state.results, result.recipe: result}
+    state = replace(state, results=results, estimate=learned(state.estimate, result.peak_bytes))
+    return _check_built(state, (RecordBuild(result=result),))
+
+
+def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
+    """Queue the judge if all builds ended and one succeeded; decide if there is nothing to judge."""
+    item, results = state.item, state.results
+    if len(results) < len(item.builds):
+        return state, actions
+    if item.before is not None and all(results[recipe].failure is not None for recipe in item.missed):
+        return _decided(state, item.before, actions)
+    if any(result.failure is None for result in results.values()):
+        return replace(state, phase=Phase.BUILT), (*actions, QueueTask(recipe=None))
+    return _decided(state, failed_outcome(item, results), actions)
+
+
+def _after_judge(state: ItemState, event: JudgeEnded) -> Step:
+    item, result, failed = state.item, event.result, event.failed
+    if failed is not None:
+        rebuild = decide(failed.kind, failed.code).rebuild
+        again = _rebuild(state, failed, event.gone) if rebuild else _retry(state, None, failed)
+        if again is not None:
+            return again
+        reason = _final_message(failed, state.attempts_of(None))
+        result = replace(result, reason=reason, failure=failed.failure, code=failed.code, tried_bytes=failed.tried_bytes)
+    outcome = outcome_of(item, result, state.results)
+    if item.before is not None and outcome.verdict in ("failed", "unstable"):
+        text = f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous result"
+        return _decided(state, item.before, (ShowNote(text=text),))
+    return _decided(state, outcome)
+
+
+def _decided(state: ItemState, outcome: Outcome, actions: tuple[ItemAction, ...] = ()) -> Step:
+    return replace(state, phase=Phase.DECIDED, outcome=outcome), (*actions, Decide(outcome=outcome))
+
+
+def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> Step | None:
+    """Build removed candidates again, with all attempts, if the policy allows it."""
+    num_damages = state.num_damages + 1
+    if not gone or not attempts_left([failed.kind] * num_damages, failed.kind, failed.code):
+        return None
+    state = replace(
+        state,
+        phase=Phase.BUILDING,
+        num_damages=num_damages,
+        results={recipe: result for recipe, result in state.results.items() if recipe not in gone},
+        attempts={recipe: attempts for recipe, attempts in state.attempts.items() if recipe is not None and recipe not in gone},
+    )
+    text = f"{state.item.label()}: {failed.message}; building {', '.join(gone)} again"
+    return state, (ShowNote(text=text), *(QueueTask(recipe=recipe) for recipe in gone))
+
+
+def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | None:
+    """Queue a failed build or judge for another attempt, if the policy allows one."""
+    before = state.attempts_of(recipe)
+    failures = (*before.failures, failed.kind)
+    left = attempts_left(failures, failed.kind, failed.code)
+    if not left:
+        return None
+    decision, how = decide(failed.kind, failed.code), ""
+    avoid, memory_bytes = before.avoid, before.memory_bytes
+    if decision.elsewhere and failed.node_id is not None:
+        avoid, how = avoid | {failed.node_id}, ", on another node if there is one"
+    if decision.more_memory:
+        used_bytes = max(failed.peak_bytes, failed.tried_bytes or 0)  # 0 if Ray killed the worker
+        memory_bytes = memory_for_next(state.demand_of(recipe).asked, used_bytes)
+        how = f", with {memory_bytes / 1e9:.1f} GB kept free"
+    attempts = Attempts(failures=failures, avoid=avoid, memory_bytes=memory_bytes)
+    number = len(failures) + 1
+    what = f"{state.item.label(recipe)}: {failed.failure}: {failed.message}"
+    state = replace(state, phase=Phase.BUILDING if recipe else Phase.BUILT, attempts={**state.attempts, recipe: attempts})
+    return state, (
+        ShowNote(text=f"{what}; attempt {number} of {number - 1 + left}{how}"),
+        QueueTask(recipe=recipe, attempt=number, first=not decision.later),
+    )
+
+
+def _final_message(failed: TaskFailure, before: Attempts) -> str:
+    """The message of a failure that is not retried."""
+    more = final_sentence(failed.kind, failed.code, len(before.failures) + 1)
+    return f"{failed.message}; {more}" if more else failed.message

@@ -1,0 +1,239 @@
+"""The state machine of an item, driven through random orders of the events that an executor can report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from freezer.freezing.models.sources import Source
+from freezer.limits import Limits, SamplingPolicy
+from pipeline.catalog.entry import Entry
+from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, decide
+from pipeline.planning.item import Item
+from pipeline.planning.keys import make_key
+from pipeline.records.outcome import Outcome
+from pipeline.scheduling.item_state import (
+    BuildEnded,
+    Decide,
+    ItemEvent,
+    ItemState,
+    JudgeEnded,
+    JudgeStarted,
+    OutcomeKnown,
+    Phase,
+    QueueTask,
+    RecordBuild,
+    Start,
+    TaskFailure,
+    VersionPublished,
+    advance,
+    may_publish,
+)
+from pipeline.worker.requests import BuildResult, JudgeResult
+
+CLASSES, RECIPES = ("cpu-x86-64-v4", "portable"), ("inductor-frozen", "torchscript-frozen", "portable")
+FAILURES = [(kind, "CP-X") for kind in POLICY if kind != "damage"] + [("memory", code) for code in BY_CODE]
+"""Kinds and codes of failures of builds and judges."""
+
+MOST_DAMAGES = POLICY["damage"].attempts
+Name = tuple[str, str | None]
+"""Device class and recipe of a task; None is the judge."""
+
+
+def item_of(device_class: str, recipes: tuple[str, ...], missed: tuple[str, ...]) -> Item:
+    entry = Entry(
+        name="m",
+        source=Source(kind="python", location="mod:make"),
+        spec=None,
+        samples=None,
+        task_metric=None,
+        limits=Limits(),
+        device_classes=("auto",),
+        recipes=("auto",),
+        files=(),
+        search_path=(),
+    )
+    item = Item(
+        entry=entry,
+        device_class=device_class,
+        num_threads=2,
+        source=make_key({}),
+        builds={recipe: make_key({"recipe": recipe}) for recipe in recipes},
+        judge=make_key({"judge": device_class}),
+        policy=SamplingPolicy(),
+        finished=None,
+        why="",
+        missed=missed,
+    )
+    return replace(item, before=outcome_of_earlier(item)) if missed else item
+
+
+def outcome_of_earlier(item: Item) -> Outcome:
+    return Outcome(
+        model="m",
+        device_class=item.device_class,
+        verdict="published",
+        reason=None,
+        num_threads=2,
+        source="s",
+        source_key="",
+        judge_key="",
+        cached=True,
+    )
+
+
+def subset(names: Sequence[str]) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(names), unique=True) if names else st.just([])
+
+
+class LifeOfAModel(RuleBasedStateMachine):
+    """Both classes of a model, and an executor that reports whatever it likes about the tasks that were queued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        self.states: dict[str, ItemState] = {}
+        self.queued: list[Name] = []
+        self.judging: list[Name] = []
+        self.starts: Counter[Name] = Counter()
+        self.allowed: Counter[Name] = Counter()
+        self.recorded: Counter[Name] = Counter()
+        self.rebuilds: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+
+    def step(self, device_class: str, event: ItemEvent) -> None:
+        before = self.states[device_class]
+        self.states[device_class], actions = advance(before, event)
+        for action in actions:
+            match action:
+                case QueueTask(recipe=recipe):
+                    name = (device_class, recipe)
+                    assert name not in self.queued, "queued twice at the same time"
+                    self.queued.append(name)
+                    self.starts[name] += 1
+                case RecordBuild(result=result):
+                    self.recorded[device_class, result.recipe] += 1
+                case Decide(outcome=outcome):
+                    self.outcomes[device_class] += 1
+                    assert outcome == self.states[device_class].outcome
+
+    @precondition(lambda self: all(state.phase == Phase.PUBLISHED for state in self.states.values()))
+    @rule(data=st.data())
+    def the_next_model_is_planned(self, data: st.DataObject) -> None:
+        self.reset()
+        for name in CLASSES:
+            recipes = tuple(data.draw(subset(RECIPES)))
+            finished = data.draw(subset(recipes))
+            missed = tuple(data.draw(subset([recipe for recipe in recipes if recipe not in finished])))
+            self.states[name] = ItemState(item=item_of(name, recipes, missed))
+            self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
+            self.step(name, Start(finished={recipe: self.built(name, recipe) for recipe in finished}))
+
+    def built(self, device_class: str, recipe: str, failure: str | None = None) -> BuildResult:
+        return BuildResult(key=self.states[device_class].item.builds[recipe].digest, recipe=recipe, failure=failure)
+
+    def take(self, data: st.DataObject) -> Name:
+        return self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1)))
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data(), failed=st.none() | st.sampled_from(FAILURES))
+    def a_task_ends(self, data: st.DataObject, failed: tuple[str, str] | None) -> None:
+        device_class, recipe = name = self.take(data)
+        failure = failed and TaskFailure(kind=failed[0], failure=failed[0], code=failed[1], message="so it was", node_id="n1")
+        if failed is not None:
+            self.allowed[name] += decide(*failed).attempts > 1
+        if recipe is not None:
+            self.step(device_class, BuildEnded(result=self.built(device_class, recipe), failed=failure or None))
+            return
+        self.step(device_class, JudgeStarted())
+        verdict = data.draw(st.sampled_from(["published", "rejected", "unstable"]))
+        result = JudgeResult(key="j", verdict="failed" if failure else verdict, reason="because")
+        self.step(device_class, JudgeEnded(result=result, failed=failure or None))
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def a_task_is_given_up(self, data: st.DataObject) -> None:
+        device_class, recipe = self.take(data)
+        if recipe is not None:
+            self.step(device_class, BuildEnded(result=self.built(device_class, recipe, "infrastructure")))
+        else:
+            self.step(
+                device_class, JudgeEnded(result=JudgeResult(key="j", verdict="failed", reason="no node", failure="infrastructure"))
+            )
+
+    @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
+    @rule(data=st.data())
+    def a_judge_finds_damage(self, data: st.DataObject) -> None:
+        name = next(name for name in self.queued if name[1] is None)
+        self.queued.remove(name)
+        state = self.states[name[0]]
+        good = [recipe for recipe, result in state.results.items() if result.failure is None]
+        gone = tuple(data.draw(subset(good)))
+        self.step(name[0], JudgeStarted())
+        self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
+        failure = TaskFailure(kind="damage", failure="disk", code="CP-INTEGRITY", message="a byte differs")
+        result = JudgeResult(key="j", verdict="failed", reason="a byte differs", failure="disk")
+        self.step(name[0], JudgeEnded(result=result, failed=failure, gone=gone))
+        self.rebuilds[name[0]] += self.states[name[0]].phase == Phase.BUILDING
+        assert self.rebuilds[name[0]] < MOST_DAMAGES
+
+    @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
+    @rule()
+    def another_campaign_was_faster(self) -> None:
+        name = next(name for name in self.queued if name[1] is None)
+        self.queued.remove(name)
+        self.step(name[0], OutcomeKnown(outcome=outcome_of_earlier(self.states[name[0]].item)))
+
+    @precondition(lambda self: self.states and may_publish(self.states.values()))
+    @rule()
+    def a_version_is_published(self) -> None:
+        for name, state in self.states.items():
+            assert state.outcome is not None
+            self.step(name, VersionPublished(outcome=state.outcome))
+
+    @invariant()
+    def a_queued_judge_has_all_builds(self) -> None:
+        for device_class, recipe in self.queued:
+            state = self.states[device_class]
+            if recipe is None:
+                assert state.phase == Phase.BUILT
+                assert set(state.results) == set(state.item.builds)
+                assert any(result.failure is None for result in state.results.values())
+
+    @invariant()
+    def every_undecided_item_has_work(self) -> None:
+        for device_class, state in self.states.items():
+            decided = state.phase in (Phase.DECIDED, Phase.PUBLISHED)
+            assert decided != any(name == device_class for name, _ in self.queued)
+            assert self.outcomes[device_class] == decided, "exactly one outcome"
+
+    @invariant()
+    def attempts_are_bounded_and_have_a_reason(self) -> None:
+        for name, num in self.starts.items():
+            assert num <= min(self.allowed[name], MOST_ATTEMPTS * MOST_DAMAGES)
+            assert self.recorded[name] <= MOST_DAMAGES
+
+    @invariant()
+    def nothing_is_published_before_all_classes_are_decided(self) -> None:
+        phases = {state.phase for state in self.states.values()}
+        assert Phase.PUBLISHED not in phases or phases == {Phase.PUBLISHED}
+
+    def teardown(self) -> None:
+        """Give everything up; every item then has one outcome, and the model can be published."""
+        while self.queued:
+            device_class, recipe = self.queued.pop()
+            event: Any = BuildEnded(result=self.built(device_class, recipe, "error")) if recipe else None
+            self.step(device_class, event or JudgeEnded(result=JudgeResult(key="j", verdict="rejected", reason="r")))
+        assert all(self.outcomes[name] == 1 for name in self.states)
+
+
+LifeOfAModel.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, database=None)
+TestLifeOfAModel = LifeOfAModel.TestCase
