@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from freezer.limits import SamplingPolicy
-from pipeline.tracking.tracker import ArtifactMode
+from pipeline.tracking.registry import ArtifactMode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

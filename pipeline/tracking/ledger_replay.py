@@ -21,7 +21,8 @@ from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import keep_newest, ledger_folder
 from pipeline.ledger.segments import LedgerRow, part_paths, read_rows
 from pipeline.records.outcome import Outcome
-from pipeline.tracking.tracker import ArtifactMode, Tracker
+from pipeline.tracking.registry import ArtifactMode
+from pipeline.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,8 @@ from freezer.errors import ColdpressError
 from freezer.store.store import Store
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import preload, resolve
-from pipeline.tracking.tracker import ArtifactMode, Tracker, replay_command
+from pipeline.tracking.registry import ArtifactMode
+from pipeline.tracking.tracker import Tracker, replay_command
 from pipeline.workspace.processes import die_with
 from pipeline.workspace.staging import temporary_folder
 

@@ -1,30 +1,25 @@
-"""The projection of a campaign to MLflow: a parent run for the campaign, a run for every candidate, a summary.
+"""Projection of a campaign to MLflow: a parent run for the campaign, a run for every candidate, a summary.
 
-    open         the server or database answers, the experiment exists
-    start        the parent run, and what an earlier driver of this campaign has logged already
-    log_outcome  a run for each candidate of one outcome
-    finish       summary table, figures, counts, the end of the parent run
-
-The ledger is the truth. Every step may be repeated, by this driver, by the next one after a crash, or by a replay: runs are found
-by their tags before they are made, a run that shows what the outcome says is left alone, and one that shows something else is
-replaced. One process writes for a campaign at a time (the ledger's lock sees to it).
+Every step can be repeated by this driver, by the next one after a crash, or by a replay: a run with the outcome's digest is left
+alone, a run with another digest is replaced. The ledger's lock ensures that one process writes for a campaign at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.artifact.manifest import Manifest
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
 from pipeline.tracking import plots
 from pipeline.tracking.connection import connect, database_file, reaching, resolve
-from pipeline.tracking.run_records import RunRecord, campaign_metrics, run_records, summary_markdown, summary_table
+from pipeline.tracking.run_records import OUTCOME, RunRecord, campaign_metrics, run_records, summary_table
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,49 +28,62 @@ if TYPE_CHECKING:
 EXPERIMENT = "coldpress"
 PARENT = "mlflow.parentRunId"
 LOGGED_TABLES = "mlflow.loggedArtifacts"
-"""The tag by which MLflow's pages and `mlflow.load_table` find tables."""
+"""Tag that lists a run's tables for MLflow's pages and `mlflow.load_table`."""
 
 SUMMARY = "summary.json"
 SHOWN = "coldpress.summary"
-"""The tag with the digest of all that the summary was made of."""
+"""Tag with the digest of the summary's contents."""
 
 COMPLETE = "coldpress.outcomes"
-"""The tag with the digest of the outcomes of which everything was logged and registered; empty while something is logged."""
+"""Tag with the digest of the outcomes that are completely logged and registered; empty while outcomes are being logged."""
 
 FORM = 1
-"""Of what is logged for an outcome. Where it grows, no earlier COMPLETE holds any more."""
+"""Version of what is logged for an outcome. Increase it to invalidate every existing COMPLETE tag."""
 
 PAGE_SIZE = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedRun:
-    """A candidate's run that is there.
+    """Existing run of a candidate.
 
     Attributes:
-        digest: of the record that it was made for.
-        started_ms: the time that all its metrics bear, so that logging them again changes nothing.
+        digest: digest of the record it was created for.
+        started_ms: timestamp of all its metrics; logging a metric again with the same timestamp changes nothing.
+        artifact_uri: where its files are stored.
         complete: whether everything was logged.
     """
 
     run_id: str
     digest: str
     started_ms: int
+    artifact_uri: str
     complete: bool
+
+    @classmethod
+    def of(cls, run: Run) -> LoggedRun:
+        """Read one from MLflow's record."""
+        return cls(
+            run_id=run.info.run_id,
+            digest=run.data.tags[OUTCOME],
+            started_ms=run.info.start_time,
+            artifact_uri=run.info.artifact_uri,
+            complete=run.info.status != "RUNNING",
+        )
 
 
 class Projection:
-    """A campaign as MLflow shows it.
+    """A campaign in MLflow: `open`, `start`, `log_outcome` for each outcome, `finish`.
 
-    Every method raises InfrastructureError when MLflow cannot be reached or refuses; what was logged until then stays.
+    Every method raises InfrastructureError when MLflow cannot be reached or rejects a request; what was logged before stays.
 
     Attributes:
-        client: of the tracking server and registry; `registry.register` takes it.
-        experiment_id: of the experiment that holds every campaign.
-        tracking_uri: absolute.
-        campaign: its name.
-        num_written: runs that were made, completed or replaced; what was there already does not count.
-        is_complete: whether everything that the campaign has was logged and registered by an earlier driver, as that said.
+        client: client of the tracking server and registry.
+        experiment_id: experiment of all campaigns.
+        tracking_uri: absolute URI.
+        campaign: name.
+        num_written: runs created, completed, replaced or deleted by this object.
+        is_complete: whether an earlier driver recorded that every outcome is logged and registered.
     """
 
     def __init__(self, *, client: MlflowClient, experiment_id: str, tracking_uri: str, campaign: str) -> None:
@@ -85,36 +93,34 @@ class Projection:
         self.campaign = campaign
         self.num_written = 0
         self.is_complete = False
-        self._parent: str | None = None
+        self._parent = ""
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
     @classmethod
-    def open(cls, tracking_uri: str, campaign: str, *, experiment: str = EXPERIMENT) -> Projection:
-        """The projection of one campaign; database and experiment are made if they do not exist.
-
-        Args:
-            tracking_uri: of a server, or `sqlite:///FILE`.
-            campaign: its name.
-            experiment: the MLflow experiment.
+    def open(cls, tracking_uri: str, campaign: str) -> Projection:
+        """Connect to MLflow; create the database and the experiment if they do not exist.
 
         Raises:
-            InfrastructureError: nothing answers at the URI; told within some seconds.
+            InfrastructureError: nothing answers at the URI; raised within seconds.
             UsageError: the URI names a folder.
         """
         uri = resolve(tracking_uri)
         client = connect(uri)
         with reaching(uri):
-            return cls(client=client, experiment_id=_experiment(client, uri, experiment), tracking_uri=uri, campaign=campaign)
+            return cls(client=client, experiment_id=_experiment_id(client, uri), tracking_uri=uri, campaign=campaign)
 
     def start(self, catalog: str, started: float, *, resume: bool = True, expected: str | None = None) -> str:
-        """The id of the campaign's parent run, made if it does not exist.
+        """Find or create the campaign's parent run, and find the runs of its candidates.
 
         Args:
-            catalog: what was asked for, for people.
+            catalog: description of the catalog for people.
             started: seconds since the epoch.
-            resume: whether the campaign goes on: a parent run that had ended runs again.
-            expected: `outcomes_digest` of a campaign that has nothing left to do; where MLflow was told all of these, the runs of
-                its candidates are not looked at.
+            resume: whether to set a parent run that has ended to running.
+            expected: `outcomes_digest` of a campaign that has no work left. If the parent run's COMPLETE tag matches it, the runs
+                of candidates are not searched.
+
+        Returns:
+            The id of the parent run.
         """
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
@@ -128,7 +134,7 @@ class Projection:
                 )
             else:
                 if not self.is_complete and run.data.tags.get(COMPLETE):
-                    self.client.set_tag(run.info.run_id, COMPLETE, "")  # what is logged from here on makes it untrue until the end
+                    self.client.set_tag(run.info.run_id, COMPLETE, "")
                 if resume and run.info.status != "RUNNING":
                     self.client.update_run(run.info.run_id, status="RUNNING")
             self._runs = {}
@@ -137,26 +143,24 @@ class Projection:
         self._parent = str(run.info.run_id)
         return self._parent
 
-    def log_outcome(self, outcome: Outcome, manifest: Manifest | None = None, *, reached: float | None = None) -> str | None:
+    def log_outcome(self, outcome: Outcome, *, reached: float | None = None) -> str | None:
         """Log a run for each candidate, or one for an outcome without candidates.
 
         Args:
-            outcome: of one model and device class; call it again when the outcome has changed.
-            manifest: of what was published for it, which goes to the run of its recipe.
+            outcome: outcome to log; log it again when it has changed.
             reached: seconds since the epoch; None means now.
 
         Returns:
-            The id of the run of the outcome's recipe, which a registered model names as its origin; None where there is none.
+            The id of the run of the outcome's recipe, or None.
         """
-        parent = self._started()
-        records = run_records(outcome, self.campaign, manifest)
+        records = run_records(outcome, self.campaign)
         ended = time.time() if reached is None else reached
         runs = self._runs.setdefault((outcome.model, outcome.device_class), {})
         with reaching(self.tracking_uri):
             for recipe in set(runs) - {record.recipe for record in records}:
                 self._delete(runs.pop(recipe))
             for record in records:
-                runs[record.recipe] = self._log_record(record, parent, runs.get(record.recipe), ended)
+                runs[record.recipe] = self._log_record(record, runs.get(record.recipe), ended)
         return runs[outcome.recipe].run_id if outcome.recipe in runs else None
 
     def finish(
@@ -168,47 +172,42 @@ class Projection:
         finished: float | None = None,
         complete: bool = False,
     ) -> None:
-        """Write the campaign's summary, figures and counts, and end its run; one that has ended with this summary is left alone.
+        """Write the campaign's summary, figures and counts, and end its run; do nothing if it ended with this summary already.
 
         Args:
-            outcomes: all of the campaign's, in the order to show.
-            exit_code: of the campaign. A campaign whose models failed has finished; one that broke off for infrastructure failed.
-            interrupted: whether it was stopped; it may be resumed.
+            outcomes: all outcomes of the campaign, in the order to show.
+            exit_code: exit code of the campaign; 0 and 1 end the run as FINISHED, others as FAILED.
+            interrupted: whether the campaign was interrupted; ends the run as KILLED.
             finished: seconds since the epoch; None means now.
-            complete: whether everything of every outcome was logged and registered.
+            complete: whether every outcome was completely logged and registered.
         """
-        parent = self._started()
         ended_ms = int((time.time() if finished is None else finished) * 1000)
-        shown = _digest_of(outcomes, exit_code, interrupted, ended_ms)
+        shown = _summary_digest(outcomes, exit_code, interrupted, ended_ms)
         tags = {
             "coldpress.exit_code": str(exit_code),
             "coldpress.interrupted": str(interrupted).lower(),
             LOGGED_TABLES: json.dumps([{"path": SUMMARY, "type": "table"}]),
             COMPLETE: outcomes_digest(outcomes) if complete else "",
-            SHOWN: shown,  # with the last step but one: a summary that broke off is written again
-        }
-        texts = {
-            SUMMARY: summary_table(outcomes),  # not by log_table, which appends to what an earlier finish wrote
-            "summary.md": summary_markdown(outcomes, self.campaign, exit_code=exit_code, interrupted=interrupted),
+            SHOWN: shown,
         }
         with reaching(self.tracking_uri):
-            run = self.client.get_run(parent)
+            run = self.client.get_run(self._parent)
             if run.data.tags.get(SHOWN) == shown and run.info.status != "RUNNING":
                 if run.data.tags.get(COMPLETE, "") != tags[COMPLETE]:
-                    self.client.set_tag(parent, COMPLETE, tags[COMPLETE])
+                    self.client.set_tag(self._parent, COMPLETE, tags[COMPLETE])
                 return
-            for path, text in texts.items():
-                self.client.log_text(parent, text, path)
-            if not self.is_complete:  # else they are there: nothing in them has changed
-                for path, figure in {"speedups.png": plots.speedups(outcomes), "drift.png": plots.drift(outcomes)}.items():
-                    self.client.log_figure(parent, figure, path)
-            changed = _changed(run.data.metrics, campaign_metrics(outcomes))
-            self._log_batch(parent, changed, {}, tags, ended_ms)
+            table = summary_table(outcomes)
+            files: dict[str, Callable[[Path], object]] = {SUMMARY: lambda path: path.write_text(table)}
+            if not self.is_complete:  # otherwise the figures exist and are the same
+                files |= {"speedups.png": plots.speedups(outcomes).savefig, "drift.png": plots.drift(outcomes).savefig}
+            self._upload(run.info.artifact_uri, files)
+            changed = _changed_metrics(run.data.metrics, campaign_metrics(outcomes))
+            self._log_batch(self._parent, changed, {}, tags, ended_ms)
             status = "KILLED" if interrupted else "FINISHED" if exit_code in (0, 1) else "FAILED"
-            self.client.set_terminated(parent, status=status, end_time=ended_ms)
+            self.client.set_terminated(self._parent, status=status, end_time=ended_ms)
         self.num_written += 1
 
-    def _log_record(self, record: RunRecord, parent: str, known: LoggedRun | None, ended: float) -> LoggedRun:
+    def _log_record(self, record: RunRecord, known: LoggedRun | None, ended: float) -> LoggedRun:
         if known is not None and known.digest != record.digest:
             self._delete(known)
             known = None
@@ -217,19 +216,29 @@ class Projection:
         self.num_written += 1
         if known is None:
             started_ms = int((ended - record.duration_s) * 1000)
-            tags = {**record.tags, PARENT: parent}
+            tags = {**record.tags, PARENT: self._parent}
             run = self.client.create_run(self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name)
-            known = LoggedRun(run_id=run.info.run_id, digest=record.digest, started_ms=started_ms, complete=False)
+            known = LoggedRun.of(run)
         self._log_batch(known.run_id, record.metrics, record.params, {}, known.started_ms)
-        for path, text in record.texts.items():
-            self.client.log_text(known.run_id, text, path)
+        if record.texts:
+            writers = {name: lambda path, text=text: path.write_text(text) for name, text in record.texts.items()}
+            self._upload(known.artifact_uri, writers)
         ended_ms = known.started_ms + int(record.duration_s * 1000)
         self.client.set_terminated(known.run_id, status=record.status, end_time=ended_ms)
-        return LoggedRun(run_id=known.run_id, digest=known.digest, started_ms=known.started_ms, complete=True)
+        return replace(known, complete=True)
 
     def _delete(self, run: LoggedRun) -> None:
         self.client.delete_run(run.run_id)
         self.num_written += 1
+
+    def _upload(self, artifact_uri: str, files: Mapping[str, Callable[[Path], object]]) -> None:
+        """Write files, each by a function of its path, and upload them. The client's own methods would fetch the run first."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
+            for name, write in files.items():
+                write(Path(folder, name))
+            get_artifact_repository(artifact_uri, tracking_uri=self.tracking_uri).log_artifacts(folder)
 
     def _log_batch(
         self, run_id: str, metrics: Mapping[str, float], params: Mapping[str, str], tags: Mapping[str, str], timestamp_ms: int
@@ -244,7 +253,7 @@ class Projection:
         )
 
     def _find(self, kind: str) -> list[Run]:
-        """The campaign's runs of one kind, oldest first."""
+        """Return the campaign's runs of one kind, oldest first."""
         quote = '"' if "'" in self.campaign else "'"
         wanted = f"tags.`coldpress.campaign` = {quote}{self.campaign}{quote} AND tags.`coldpress.kind` = '{kind}'"
         found: list[Run] = []
@@ -259,37 +268,28 @@ class Projection:
                 return found
 
     def _only_parent(self, parents: Sequence[Run], named: set[str]) -> Run | None:
-        """The campaign's parent run, the one that candidates name; a second one is deleted, see _remember."""
+        """Return the parent run that candidates name; delete duplicates that a server left when it died during a request."""
         found = sorted(parents, key=lambda run: run.info.run_id not in named)
         for other in found[1:]:
             self.client.delete_run(other.info.run_id)
         return found[0] if found else None
 
     def _remember(self, run: Run) -> None:
-        """Take note of a run; a second one of a candidate, which a server that died under a request can leave, is deleted."""
-        tags = run.data.tags
-        runs = self._runs.setdefault((tags["coldpress.model"], tags["coldpress.device_class"]), {})
-        logged = LoggedRun(
-            run_id=run.info.run_id,
-            digest=tags["coldpress.outcome"],
-            started_ms=run.info.start_time,
-            complete=run.info.status != "RUNNING",
+        """Note the run of a candidate; of duplicates, keep a complete one and delete the other."""
+        tags, logged = run.data.tags, LoggedRun.of(run)
+        runs, recipe = (
+            self._runs.setdefault((tags["coldpress.model"], tags["coldpress.device_class"]), {}),
+            tags["coldpress.recipe"],
         )
-        recipe = tags["coldpress.recipe"]
         known = runs.setdefault(recipe, logged)
         if known is not logged:
             kept, other = (logged, known) if logged.complete and not known.complete else (known, logged)
             runs[recipe] = kept
             self._delete(other)
 
-    def _started(self) -> str:
-        if self._parent is None:
-            raise RuntimeError("the campaign has no parent run yet: call start first")
-        return self._parent
-
 
 def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
-    """Of what is logged and registered for outcomes, whether they are cached or not; those of bad entries do not count."""
+    """Digest what is logged and registered for outcomes, ignoring `cached` and the outcomes of bad entries."""
     digest = hashlib.sha256(str(FORM).encode())
     for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
         if outcome.judge_key:
@@ -299,38 +299,37 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
     return digest.hexdigest()
 
 
-def _digest_of(outcomes: Sequence[Outcome], *of_the_end: object) -> str:
-    """Of all that the summary says."""
-    digest = hashlib.sha256(repr(of_the_end).encode())
+def _summary_digest(outcomes: Sequence[Outcome], *ending: object) -> str:
+    digest = hashlib.sha256(repr(ending).encode())
     for outcome in outcomes:
         digest.update(json.dumps(outcome.for_json_report(), sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
-def _changed(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics whose value is another than a run shows; a verdict that no outcome has any more counts 0."""
+def _changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that differ from those shown; the count of a verdict that no outcome has any more becomes 0."""
     wanted = {**{name: 0.0 for name in shown if name.startswith("outcomes/")}, **metrics}
     return {name: value for name, value in wanted.items() if shown.get(name) != value}
 
 
-def _experiment(client: MlflowClient, tracking_uri: str, name: str) -> str:
-    """The id of the experiment, made if it does not exist. Another driver may make it at the same moment."""
+def _experiment_id(client: MlflowClient, tracking_uri: str) -> str:
+    """Find or create the experiment; another driver may create it at the same moment."""
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
+    found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
         path = database_file(tracking_uri)
-        # Beside the database, not in the working directory of whoever comes first.
-        location = None if path is None else (path.parent / "mlruns" / name).as_uri()
+        # Beside the database, not in the working directory of the first driver.
+        location = None if path is None else (path.parent / "mlruns" / EXPERIMENT).as_uri()
         try:
-            return str(client.create_experiment(name, artifact_location=location))
+            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(name)
+            found = client.get_experiment_by_name(EXPERIMENT)
     if found is None or found.lifecycle_stage != "active":
         raise InfrastructureError(
-            f"MLflow's experiment {name!r} at {tracking_uri} was deleted; restore it with `mlflow experiments restore -x ID`, "
-            "or remove it for good with `mlflow gc`"
+            f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with `mlflow experiments restore -x ID` "
+            "or remove it permanently with `mlflow gc`"
         )
     return str(found.experiment_id)

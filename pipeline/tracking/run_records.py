@@ -1,7 +1,7 @@
-"""What MLflow is told about an outcome: one record for each run, and the campaign's summary. Pure functions; no mlflow.
+"""Contents of MLflow runs: one record for each candidate, and the campaign's summary. Pure functions; no mlflow.
 
-Every tag of ours starts with `coldpress.`, and takes the place of an entry's own tag of that name; metric names hold a `/`, which
-makes them sections in MLflow's pages.
+Coldpress tags start with `coldpress.` and override an entry's own tag of the same name. A `/` in a metric name makes a section in
+MLflow's pages.
 """
 
 from __future__ import annotations
@@ -17,41 +17,37 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freezer.artifact.describe_report import figures_text
-from freezer.artifact.folder import MANIFEST
-from freezer.artifact.manifest import Manifest
 from freezer.artifact.markdown import FREEZING, freezing_markdown
 from pipeline.records.outcome import CandidateReport, Outcome
 
 NO_RECIPE = "none"
-"""The recipe of the one run of an outcome without candidates."""
+"""Recipe of the single run of an outcome without candidates."""
+
+OUTCOME = "coldpress.outcome"
+"""Tag with the digest of a run's contents."""
 
 MAX_TAG_NAME_CHARS = 250
 MAX_TAG_CHARS = 1000
-"""Far below the limit of any MLflow server; longer ones would be hard to read in a table anyway."""
+"""Below the limits of every MLflow server."""
 
 SUMMARY_COLUMNS = (
     *("model", "device_class", "verdict", "cached", "recipe"),
     *("speedup", "speedup_ci_low", "speedup_ci_high", "eager_p50_ms", "p50_ms"),
     *("error_ratio", "max_abs_err", "margin", "num_threads", "version", "artifact", "build_s", "judge_s", "reason"),
 )
-MARKDOWN_HEAD = (
-    "| model | device class | verdict | recipe | speedup (95% interval) | eager p50, ms | p50, ms | error ratio | reason |"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What one run holds.
+    """Contents of one run.
 
     Attributes:
-        digest: of everything that the run shows; a run with another digest is out of date.
-        texts: artifacts, by path in the run.
+        texts: text files by name.
         duration_s: wall time of the build.
     """
 
     recipe: str
     name: str
-    digest: str
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: Mapping[str, float]
@@ -59,9 +55,14 @@ class RunRecord:
     status: Literal["FINISHED", "FAILED"]
     duration_s: float
 
+    @property
+    def digest(self) -> str:
+        """Digest of all contents; a run with another digest is out of date."""
+        return self.tags[OUTCOME]
+
 
 def free_tags(outcome: Outcome) -> dict[str, str]:
-    """The tags of the entry, as runs and registered versions take them: what MLflow refuses or reserves in a name becomes `_`."""
+    """Return the entry's tags for runs and registered versions; characters that MLflow rejects or reserves in names become `_`."""
     tags: dict[str, str] = {}
     for given, text in outcome.tags.items():
         name = re.sub(r"[^\w\-. :/]", "_", given)[:MAX_TAG_NAME_CHARS] or "_"
@@ -75,23 +76,16 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TAG_CHARS else f"{text[: MAX_TAG_CHARS - 1]}…"
 
 
-def run_records(outcome: Outcome, campaign: str, manifest: Manifest | None) -> tuple[RunRecord, ...]:
-    """One record for each candidate of an outcome; one for an outcome that has none.
-
-    Args:
-        outcome: of one model and device class.
-        campaign: whose run this is.
-        manifest: of the artifact, which the run of the recipe that made it holds.
-    """
+def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
+    """Return one record for each candidate of an outcome, or a single one if it has no candidates."""
     if outcome.candidates:
-        return tuple(_candidate_record(outcome, candidate, campaign, manifest) for candidate in outcome.candidates)
+        return tuple(_candidate_record(outcome, candidate, campaign) for candidate in outcome.candidates)
     why = {"problem": outcome.reason or outcome.failure or outcome.verdict, "failure": outcome.failure, "code": outcome.code}
-    name = f"{outcome.model} · {outcome.device_class} · {_verdict_text(outcome)}"
+    ending = f"{outcome.verdict}: {outcome.failure}" if outcome.failure else outcome.verdict
     return (
         RunRecord(
             recipe=NO_RECIPE,
-            name=name,
-            digest=_digest(outcome, NO_RECIPE),
+            name=f"{outcome.model} · {outcome.device_class} · {ending}",
             tags=_tags(outcome, NO_RECIPE, campaign) | _present(why),
             params=_params(outcome),
             metrics={},
@@ -102,7 +96,7 @@ def run_records(outcome: Outcome, campaign: str, manifest: Manifest | None) -> t
     )
 
 
-def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: str, manifest: Manifest | None) -> RunRecord:
+def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: str) -> RunRecord:
     own = {
         "problem": candidate.problem,
         "failure": candidate.failure,
@@ -122,12 +116,9 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         )
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail
-    if manifest is not None and (manifest.device_class, manifest.recipe.get("name")) == (outcome.device_class, candidate.recipe):
-        texts[MANIFEST] = manifest.to_bytes().decode()
     return RunRecord(
         recipe=candidate.recipe,
         name=f"{outcome.model} · {outcome.device_class} · {candidate.recipe}",
-        digest=_digest(outcome, candidate.recipe),
         tags=_tags(outcome, candidate.recipe, campaign) | _present(own),
         params=_params(outcome) | {"recipe": candidate.recipe, "capture": candidate.capture or "none"},
         metrics=_metrics(outcome, candidate),
@@ -158,7 +149,7 @@ def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
             "artifact": outcome.artifact,
             "version": None if outcome.version is None else str(outcome.version),
             "host": str(outcome.host.get("cpu") or "") or None,
-            "outcome": _digest(outcome, recipe),
+            OUTCOME.removeprefix("coldpress."): _digest(outcome, recipe),
         }
     )
 
@@ -194,11 +185,11 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
 
 
 def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
-    """What serves at each thread count and point that was timed: `latency_ms/threads 1 batch 8/p50`. Nothing where that is one."""
+    """Return metrics for each timed thread count and point, like `latency_ms/threads 1 batch 8/p50`; none if there is only one."""
     serves: dict[str, Mapping[str, Any]] = {}
     for item in candidate.points:
         sizes = [f"{name} {size}" for name, size in item["point"].items()]
-        serves.setdefault(" ".join([f"threads {item['threads']}", *sizes]), item)  # of several payloads the first serves
+        serves.setdefault(" ".join([f"threads {item['threads']}", *sizes]), item)  # the first of several payloads serves
     found: dict[str, float | None] = {}
     for place, item in serves.items() if len(serves) > 1 else ():
         found |= {f"latency_ms/{place}/{name}": item[name] for name in ("eager_p50", "p50", "p90", "p99") if name in item}
@@ -207,17 +198,13 @@ def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
 
 
 def _digest(outcome: Outcome, recipe: str) -> str:
-    """Of an outcome and one of its recipes. Whether it is cached does not count: a resumed campaign takes over its own outcomes."""
+    """Digest an outcome and one of its recipes, ignoring `cached`: a resumed campaign takes its own outcomes from the ledger."""
     content = {**outcome.to_json(), "cached": False, "of_recipe": recipe}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _verdict_text(outcome: Outcome) -> str:
-    return f"{outcome.verdict}: {outcome.failure}" if outcome.failure else outcome.verdict
-
-
 def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Counts for each verdict, and the time that the campaign's own builds and judges took."""
+    """Count the outcomes by verdict, and add up the time of the campaign's own builds and judges."""
     fresh = [outcome for outcome in outcomes if not outcome.cached]
     counts = Counter(outcome.verdict for outcome in outcomes)
     return {
@@ -230,7 +217,7 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> str:
-    """JSON in the form that `mlflow.log_table` writes and `mlflow.load_table` reads; what is infinite or NaN is null."""
+    """Return the summary in the JSON form that `mlflow.load_table` reads; infinite values and NaN become null."""
     rows = [[_finite(_summary_row(outcome)[name]) for name in SUMMARY_COLUMNS] for outcome in outcomes]
     return json.dumps({"columns": list(SUMMARY_COLUMNS), "data": rows}, allow_nan=False)
 
@@ -250,37 +237,3 @@ def _summary_row(outcome: Outcome) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def summary_markdown(outcomes: Sequence[Outcome], campaign: str, *, exit_code: int, interrupted: bool) -> str:
-    """The summary for people: counts, then one row for each outcome."""
-    counts = Counter("unchanged" if outcome.cached else outcome.verdict for outcome in outcomes)
-    said = ", ".join(f"{count} {what}" for what, count in counts.most_common()) or "no outcomes"
-    ended = "interrupted" if interrupted else f"exit code {exit_code}"
-    head = f"# Campaign {campaign}\n\n{len(outcomes)} outcomes ({said}); {ended}.\n"
-    lines = [MARKDOWN_HEAD, "|" + "---|" * (MARKDOWN_HEAD.count("|") - 1)]
-    lines += [f"| {' | '.join(_markdown_cells(outcome))} |" for outcome in outcomes]
-    return "\n".join([head, *lines, ""])
-
-
-def _markdown_cells(outcome: Outcome) -> tuple[str, ...]:
-    latency, drift = outcome.latency_ms or {}, outcome.drift or {}
-    speedup = "" if outcome.speedup is None else f"{outcome.speedup:.2f}"
-    if outcome.speedup_ci:
-        speedup += f" ({outcome.speedup_ci[0]:.2f} to {outcome.speedup_ci[1]:.2f})"
-    reason = " ".join((outcome.reason or "").split()).replace("|", "\\|")
-    return (
-        outcome.model,
-        outcome.device_class,
-        _verdict_text(outcome) + (" (unchanged)" if outcome.cached else ""),
-        outcome.recipe or "",
-        speedup,
-        _figure(latency.get("eager_p50")),
-        _figure(latency.get("p50")),
-        _figure(drift.get("error_ratio")),
-        reason if len(reason) <= 160 else f"{reason[:159]}…",
-    )
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"

@@ -1,43 +1,40 @@
-"""The tracker: shows a campaign's final outcomes in MLflow, and goes on without MLflow when it cannot be reached.
+"""Tracker: writes a campaign's final outcomes to MLflow, and stops writing when MLflow cannot be reached.
 
-The ledger is the truth and is written first; `jobs.replay` brings MLflow up to date from it, with this same class.
+The ledger is written first; `jobs.replay` brings MLflow up to date from it, with this same class.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from freezer.artifact.manifest import Manifest
 from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
 from freezer.store.store import Store, Version
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import without_password
-from pipeline.workspace.staging import temporary_folder, temporary_place
+from pipeline.tracking.registry import ArtifactMode, Registry
 
 if TYPE_CHECKING:
     from pipeline.tracking.projection import Projection
 
 T = TypeVar("T")
-ArtifactMode = Literal["copy", "reference"]
 
 
 class Tracker:
     """MLflow for one campaign.
 
     Args:
-        tracking_uri: of MLflow.
-        campaign: its name.
-        store: where published artifacts are.
-        mode: whether MLflow holds whole artifacts, or references to the store.
+        tracking_uri: URI of MLflow.
+        campaign: name.
+        store: store of the published artifacts.
+        mode: whether MLflow stores whole artifacts, or references to the store.
 
     Attributes:
-        failures: what went wrong, one sentence each. When MLflow cannot be reached, nothing more is tried; a damaged artifact
-            concerns its own outcome alone.
-        broke_off: MLflow could not be reached.
-        notes: what the store does not hold any more, and MLflow cannot show therefore.
-        num_logged, num_unchanged: outcomes that something was written for, and those that MLflow showed already.
+        failures: errors, one sentence each. A damaged artifact concerns its own outcome alone.
+        broke_off: whether MLflow could not be reached; nothing more is tried then.
+        notes: outcomes that are shown without their artifact, because the store lacks it.
+        num_logged, num_unchanged: outcomes that were written, and outcomes that MLflow showed already.
     """
 
     def __init__(self, tracking_uri: str, campaign: str, store: Store, *, mode: ArtifactMode) -> None:
@@ -49,15 +46,7 @@ class Tracker:
         self.num_logged = self.num_unchanged = 0
 
     def start(self, catalog: str, started: float, *, resume: bool = True, expected: str | None = None) -> None:
-        """Open MLflow and the campaign's parent run.
-
-        Args:
-            catalog: what was asked for, for people.
-            started: seconds since the epoch.
-            resume: whether the campaign goes on, and is not only shown.
-            expected: `projection.outcomes_digest` of a campaign with nothing left to do. Where its last driver could log all of
-                that, nothing is looked at again; a replay does so.
-        """
+        """Connect to MLflow and open the campaign's parent run; arguments as of `Projection.start`."""
 
         def opened() -> Projection:
             from pipeline.tracking.projection import Projection  # mlflow takes two seconds to import
@@ -70,16 +59,17 @@ class Tracker:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is nothing to log: MLflow was told all that `start` expected."""
+        """Whether MLflow shows everything that `start` expected."""
         return self._projection is not None and self._projection.is_complete
 
     def log(self, outcomes: Sequence[Outcome], *, reached: float | None = None) -> None:
-        """Log the final outcomes of one model, and register what is published. Doing it again changes nothing.
+        """Log the final outcomes of one model, and register its artifacts. Repeating it changes nothing.
 
         Args:
-            outcomes: of one model.
+            outcomes: outcomes of one model.
             reached: seconds since the epoch; None means now.
         """
+        # A class that keeps eager refers to the portable artifact, which is registered first.
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             projection = self._projection
             if projection is None or self.is_complete:
@@ -89,91 +79,64 @@ class Tracker:
             self.num_unchanged += changed is False
 
     def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float | None = None) -> None:
-        """Write the summary and the figures, and end the parent run.
-
-        Args:
-            outcomes: all of the campaign's, in the order to show.
-            exit_code: of the campaign.
-            interrupted: whether it was stopped.
-            finished: seconds since the epoch; None means now.
-        """
+        """Write the summary and the figures, and end the parent run; arguments as of `Projection.finish`."""
         projection = self._projection
         if projection is not None:
             complete = not self.failures and not self.notes and not interrupted
             self._tried(lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished, complete=complete))
 
     def _log(self, projection: Projection, outcome: Outcome, reached: float | None) -> bool:
-        """Log one outcome and register what serves its class; whether anything was missing."""
+        """Log and register one outcome; return whether anything was changed."""
         before = projection.num_written
-        version, serving = self._published(outcome)
-        manifest: Manifest | None = None
-        if version is not None and outcome.verdict == "published":
-            manifest = self._store.manifest(version, serving)
-        run_id = projection.log_outcome(outcome, manifest, reached=reached)
-        registered = version is not None and self._register(projection, outcome, version, serving, run_id)
-        return registered or projection.num_written > before
+        published = self._published(outcome)
+        run_id = projection.log_outcome(outcome, reached=reached)
+        changed = projection.num_written > before
+        if published is None:
+            return changed
+        version, serving = published
+        registry = Registry(
+            client=projection.client,
+            experiment_id=projection.experiment_id,
+            campaign=self._campaign,
+            mode=self._mode,
+            store_uri=self._store.uri,
+        )
 
-    def _published(self, outcome: Outcome) -> tuple[Version | None, str]:
-        """The version that holds an outcome's artifact, and the class that the artifact was made for."""
+        registered = registry.register(
+            outcome, serving, lambda folder: self._store.materialize(version, serving, folder), run_id=run_id
+        )
+        return registered or changed
+
+    def _published(self, outcome: Outcome) -> tuple[Version, str] | None:
+        """Return the version that contains an outcome's artifact, and the artifact's device class."""
         if outcome.artifact is None or outcome.version is None:
-            return None, ""
+            return None
         try:
             version = self._store.version(f"{outcome.model}:{outcome.version}")
         except NotPublishedError as error:
             self.notes.append(f"{outcome.model} for {outcome.device_class} is shown without its artifact: {error}")
-            return None, ""
-        # Its own class; where eager is kept, portable.
+            return None
         serving = [name for name, image in version.images.items() if image["digest"] == outcome.artifact]
         if not serving:
             raise IntegrityError(
-                f"{outcome.model}:{outcome.version} does not hold {outcome.artifact}, which the ledger says it does"
+                f"{outcome.model}:{outcome.version} does not contain {outcome.artifact}, which the ledger recorded for it"
             )
         return version, serving[0]
-
-    def _register(self, projection: Projection, outcome: Outcome, version: Version, serving: str, run_id: str | None) -> bool:
-        from pipeline.tracking import registry
-
-        changed = registry.alias(projection.client, outcome)
-        if changed is not None:
-            return changed
-        try:
-            with temporary_folder() as scratch:
-                registry.register(
-                    projection.client,
-                    projection.experiment_id,
-                    outcome,
-                    self._store.materialize(version, serving, scratch),
-                    run_id=run_id,
-                    mode=self._mode,
-                    store_uri=self._store.uri,
-                    campaign=self._campaign,
-                )
-        except OSError as error:  # what MLflow or the store's disk raises is an error of ours already
-            raise InfrastructureError(
-                f"no artifact can be laid out in the temporary folder {temporary_place()} ({error}); make room "
-                "there, or name another with TMPDIR",
-                code="CP-TEMPORARY",
-            ) from error
-        return True
 
     def _tried(self, call: Callable[[], T]) -> T | None:
         try:
             return call()
         except IntegrityError as error:
-            self.failures.append(f"MLflow does not show everything: {error}")
+            self.failures.append(f"MLflow is incomplete: {error}")
         except InfrastructureError as error:
             self._projection, self.broke_off = None, True
-            self.failures.append(
-                f"MLflow: {error}; the store and the ledger are complete, and `{self._replay()}` brings MLflow up to date"
-            )
+            again = replay_command(self._uri, self._campaign, self._store.uri, self._mode)
+            self.failures.append(f"MLflow: {error}; the store and the ledger are complete, and `{again}` brings MLflow up to date")
         return None
-
-    def _replay(self) -> str:
-        return replay_command(self._uri, self._campaign, self._store.uri, self._mode)
 
 
 def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:
-    """What brings MLflow up to date with a campaign, as a person types it; without the password of its URI."""
+    """Return the shell command that brings MLflow up to date with a campaign, without the password of the URI."""
     uri = without_password(tracking_uri)
     words = ["python", "-m", "jobs.replay", campaign, "--store", store, "--tracking-uri", uri]
     return shlex.join([*words, *(("--mlflow-artifacts", mode) if mode != "copy" else ())])

@@ -136,7 +136,7 @@ def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> N
     (item,) = (one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE)
     outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
     assert outcome.num_threads == 2, "--json tells of the deciding cell"
-    (record,) = run_records(outcome, "c", manifest)
+    (record,) = run_records(outcome, "c")
     assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[3]["p50"]
     assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[3]["eager_p50"]
     assert record.metrics["speedup/threads 2 batch 1"] == record.metrics["speedup/value"] == candidate.speedup
@@ -157,5 +157,5 @@ def test_one_cell_is_told_by_the_plain_metrics_alone() -> None:
         recipe="torchscript-frozen",
         candidates=(report,),
     )
-    (record,) = run_records(outcome, "c", None)
+    (record,) = run_records(outcome, "c")
     assert set(record.metrics) == {"latency_ms/p50", "speedup/value", "build_s/total"}

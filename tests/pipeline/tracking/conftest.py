@@ -1,4 +1,4 @@
-"""A real sqlite MLflow: one database for a module, and a campaign of its own for every test."""
+"""A campaign in a real sqlite MLflow for every test."""
 
 from __future__ import annotations
 
@@ -7,52 +7,34 @@ from collections.abc import Iterator
 
 import mlflow
 import pytest
-import torch
 from torch import nn
 
 from freezer.artifact.folder import Artifact
-from freezer.freezing.freeze import freeze
-from freezer.freezing.options import FreezeOptions
-from freezer.limits import SamplingPolicy
-from freezer.spec.inputs import Dim
 from pipeline.tracking.projection import Projection
-from tests.pipeline.tracking.outcomes import X
+from tests.conftest import Frozen
 
 
 @pytest.fixture(scope="session")
-def source() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+def source(portable: Frozen) -> nn.Module:
+    return portable.model
 
 
 @pytest.fixture(scope="session")
-def artifact(source: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A real portable artifact, batch 1 to 8."""
-    result = freeze(
-        source,
-        {"input": torch.from_numpy(X)},
-        out=tmp_path_factory.mktemp("artifact"),
-        dims={"input": {0: Dim(name="batch", min=1, max=8)}},
-        options=FreezeOptions(
-            name="tiny",
-            device_class="portable",
-            policy=SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
-        ),
-    )
-    assert result.artifact is not None, result.reason
-    return result.artifact
+def artifact(portable: Frozen) -> Artifact:
+    return portable.artifact
 
 
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", autouse=True)
+def tracking_uri_restored() -> Iterator[None]:
+    """Registering sets it for the process."""
     before = os.environ.get("MLFLOW_TRACKING_URI")
-    yield f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    yield
     mlflow.set_tracking_uri(before)
 
 
 @pytest.fixture
 def projection(uri: str, request: pytest.FixtureRequest) -> Projection:
-    """Of a campaign that is named as the test."""
+    """The projection of a campaign named like the test."""
     opened = Projection.open(uri, request.node.name)
     opened.start("catalog.yaml", 1_700_000_000.0)
     return opened

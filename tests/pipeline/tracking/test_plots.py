@@ -53,9 +53,9 @@ def test_figures_of_any_number_of_rows_can_be_drawn(num_rows: int) -> None:
 def test_figures_leave_pyplot_alone() -> None:
     code = (
         "import sys\n"
-        "from pipeline.tracking import figures\n"
+        "from pipeline.tracking import plots\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "figures.speedups([]); figures.drift([])\n"
+        "plots.speedups([]); plots.drift([])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -228,13 +228,13 @@ def test_a_finished_campaign_asks_mlflow_for_nothing_but_its_own_run(
     first, before = len(asked), shown(uri)
     asked.clear()
     run_judged(store, uri, "again", artifacts)
-    assert (first > 20, sorted(asked)) == (True, ["log_batch", "search_runs"]), "the parent run, and its new summary"
+    assert (first > 10, sorted(asked)) == (True, ["log_batch", "search_runs"]), "the parent run, and its new summary"
     assert shown(uri)["versions"] == before["versions"]
     assert without_ids(shown(uri))["aliases"] == without_ids(before)["aliases"]
 
     asked.clear()
     run_judged(store, uri, "again", artifacts, speedup_min=1.1)  # other keys: there is something to log
-    assert len(asked) > 20
+    assert len(asked) > 10
 
 
 def test_what_mlflow_was_not_told_is_told_by_the_next_start(
@@ -246,7 +246,7 @@ def test_what_mlflow_was_not_told_is_told_by_the_next_start(
         def refuse(*_: object, **__: object) -> None:
             raise IntegrityError("the artifact is damaged")
 
-        broken.setattr("pipeline.tracking.registry.register", refuse)
+        broken.setattr("pipeline.tracking.registry.Registry.register", refuse)
         assert run_judged(store, uri, "told", artifacts).infrastructure
     assert shown(uri)["aliases"] == {}
     assert run_judged(store, uri, "told", artifacts).infrastructure == ()

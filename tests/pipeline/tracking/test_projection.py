@@ -1,4 +1,4 @@
-"""Outcomes and the summary as runs, against a real sqlite MLflow: a campaign and models of its own for every test."""
+"""Outcomes and the summary as runs in a real sqlite MLflow; each test has its own campaign."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from freezer.artifact.folder import Artifact
 from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.errors import InfrastructureError
 from pipeline.tracking.projection import Projection, outcomes_digest
-from pipeline.tracking.run_records import run_records, summary_markdown, summary_table
+from pipeline.tracking.run_records import run_records, summary_table
 from tests.pipeline.full_disks import full_disk
 from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
 
@@ -33,15 +32,15 @@ def text_of(projection: Projection, run_id: str, path: str) -> str:
     return Path(projection.client.download_artifacts(run_id, path)).read_text()
 
 
-def test_a_candidate_is_a_run_with_tags_params_and_grouped_metrics(projection: Projection, artifact: Artifact) -> None:
-    run_id = projection.log_outcome(outcome("runs"), artifact.manifest)
+def test_a_candidate_becomes_a_run(projection: Projection) -> None:
+    run_id = projection.log_outcome(outcome("runs"), reached=1_700_000_010.0)
     runs = by_recipe(projection)
     assert set(runs) == {"portable", "torchscript-frozen"}
     winner = runs["portable"]
     assert winner.info.run_id == run_id
     assert winner.info.run_name == "runs · portable · portable"
     assert winner.info.status == "FINISHED"
-    assert winner.info.end_time - winner.info.start_time == 2500
+    assert (winner.info.start_time, winner.info.end_time) == (1_700_000_007_500, 1_700_000_010_000)
     assert winner.data.params == {
         "model": "runs",
         "device_class": "portable",
@@ -82,18 +81,11 @@ def test_a_candidate_is_a_run_with_tags_params_and_grouped_metrics(projection: P
     }
     assert expected.items() <= winner.data.tags.items()
     assert "coldpress.problem" not in winner.data.tags
+    loser = runs["torchscript-frozen"].data.tags
+    assert (loser["coldpress.problem"], loser["coldpress.winner"]) == ("error_ratio 41.2 > 3", "false")
 
 
-def test_the_winners_run_alone_holds_the_manifest(projection: Projection, artifact: Artifact) -> None:
-    projection.log_outcome(outcome("manifest"), artifact.manifest)
-    runs = by_recipe(projection)
-    assert json.loads(text_of(projection, runs["portable"].info.run_id, "manifest.json"))["model"] == "tiny"
-    assert not projection.client.list_artifacts(runs["torchscript-frozen"].info.run_id)
-    assert runs["torchscript-frozen"].data.tags["coldpress.problem"] == "error_ratio 41.2 > 3"
-    assert runs["torchscript-frozen"].data.tags["coldpress.winner"] == "false"
-
-
-def test_every_candidates_run_holds_a_page_of_what_freezing_did(projection: Projection) -> None:
+def test_every_run_has_its_freezing_report(projection: Projection) -> None:
     report = FreezingReport(ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)).to_json()
     made = [candidate("portable", reports={"payloads/all.pt2": report}, strides_equal=True)]
     made.append(candidate("torchscript-frozen", reports={"payloads/all.pt": report}, problem="error_ratio 41.2 > 3"))
@@ -106,7 +98,7 @@ def test_every_candidates_run_holds_a_page_of_what_freezing_did(projection: Proj
     assert all("| dropouts removed | 2 |" in page for page in pages.values())
 
 
-def test_a_failed_candidate_is_a_failed_run_with_its_problem_and_the_log(projection: Projection) -> None:
+def test_a_failed_candidate_becomes_a_failed_run(projection: Projection) -> None:
     broken = candidate("inductor-frozen", problem="x" * 5000, failure="build", drift=None, latency_ms=None, num_payloads=0)
     projection.log_outcome(outcome("broken", candidates=(candidate("portable"), broken), log_tail="g++: fatal error"))
     runs = by_recipe(projection)
@@ -119,7 +111,7 @@ def test_a_failed_candidate_is_a_failed_run_with_its_problem_and_the_log(project
     assert runs["portable"].info.status == "FINISHED"
 
 
-def test_an_outcome_without_candidates_is_one_failed_run(projection: Projection) -> None:
+def test_an_outcome_without_candidates_becomes_one_run(projection: Projection) -> None:
     assert projection.log_outcome(failed("gone", reason="no such file: gone.pt")) is None
     (run,) = runs_of(projection)
     assert run.info.run_name == "gone · portable · failed: source"
@@ -128,7 +120,7 @@ def test_an_outcome_without_candidates_is_one_failed_run(projection: Projection)
     assert text_of(projection, run.info.run_id, "log.txt") == "Traceback: gone"
 
 
-def test_infinite_and_missing_figures_are_logged_as_far_as_there_are_any(projection: Projection) -> None:
+def test_infinite_figures_are_logged_and_missing_ones_omitted(projection: Projection) -> None:
     drift = {"error_ratio": float("inf"), "max_abs_err": None, "margin": 0.0}
     projection.log_outcome(outcome("infinite", candidates=(candidate("portable", drift=drift, problem="not finite"),)))
     metrics = by_recipe(projection)["portable"].data.metrics
@@ -139,23 +131,22 @@ def test_infinite_and_missing_figures_are_logged_as_far_as_there_are_any(project
 # Idempotence
 
 
-def test_logging_twice_changes_nothing(projection: Projection, artifact: Artifact) -> None:
+def test_logging_twice_changes_nothing(projection: Projection) -> None:
     both = [outcome("twice"), failed("twice-gone")]
-    first = [projection.log_outcome(item, artifact.manifest) for item in both]
+    first = [projection.log_outcome(item) for item in both]
     before = {run.info.run_id: run.to_dictionary() for run in runs_of(projection)}
-    assert [projection.log_outcome(item, artifact.manifest) for item in both] == first
+    assert [projection.log_outcome(item) for item in both] == first
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
     assert resumed.start("catalog.yaml", 1_800_000_000.0) == projection.start("catalog.yaml", 1_700_000_000.0)
-    # A resumed campaign takes its own outcomes from the ledger, as cached ones.
-    assert [resumed.log_outcome(item.as_cached(), artifact.manifest) for item in both] == first
+    assert [resumed.log_outcome(item.as_cached()) for item in both] == first
     assert {run.info.run_id: run.to_dictionary() for run in runs_of(projection)} == before
     assert len(before) == 3
     (parent,) = runs_of(projection, "campaign")
     assert {run.data.tags["mlflow.parentRunId"] for run in runs_of(projection)} == {parent.info.run_id}
 
 
-def test_a_run_that_broke_off_is_completed(projection: Projection, artifact: Artifact) -> None:
-    (record, *_) = run_records(outcome("broke-off"), projection.campaign, artifact.manifest)
+def test_an_incomplete_run_is_completed(projection: Projection) -> None:
+    (record, *_) = run_records(outcome("broke-off"), projection.campaign)
     parent = runs_of(projection, "campaign")[0].info.run_id
     run = projection.client.create_run(
         projection.experiment_id, start_time=123, tags={**record.tags, "mlflow.parentRunId": parent}, run_name=record.name
@@ -163,12 +154,11 @@ def test_a_run_that_broke_off_is_completed(projection: Projection, artifact: Art
     projection.client.log_metric(run.info.run_id, "drift/error_ratio", 1.25, timestamp=123)
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
     resumed.start("catalog.yaml", 0.0)
-    assert resumed.log_outcome(outcome("broke-off"), artifact.manifest) == run.info.run_id
+    assert resumed.log_outcome(outcome("broke-off")) == run.info.run_id
     completed = by_recipe(projection)["portable"]
     assert completed.info.status == "FINISHED"
     assert completed.data.metrics["speedup/value"] == 2.0
     assert len(projection.client.get_metric_history(run.info.run_id, "drift/error_ratio")) == 1
-    assert json.loads(text_of(projection, run.info.run_id, "manifest.json"))["model"] == "tiny"
 
 
 def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
@@ -190,22 +180,16 @@ def test_campaigns_do_not_mix(uri: str, projection: Projection) -> None:
     assert again.log_outcome(outcome("mix")) == other.log_outcome(outcome("mix"))
 
 
-def test_runs_that_a_dying_server_made_twice_are_one_again(projection: Projection, artifact: Artifact) -> None:
-    kept = projection.log_outcome(outcome("doubled"), artifact.manifest)
-    (record, *_) = run_records(outcome("doubled"), projection.campaign, artifact.manifest)
+def test_duplicate_runs_are_removed(projection: Projection) -> None:
+    kept = projection.log_outcome(outcome("doubled"))
+    (record, *_) = run_records(outcome("doubled"), projection.campaign)
     for kind_tags in (record.tags, {"coldpress.campaign": projection.campaign, "coldpress.kind": "campaign"}):
         projection.client.create_run(projection.experiment_id, start_time=123, tags=dict(kind_tags))
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
     resumed.start("catalog.yaml", 0.0)
-    assert resumed.log_outcome(outcome("doubled"), artifact.manifest) == kept
+    assert resumed.log_outcome(outcome("doubled")) == kept
     assert len(runs_of(projection)) == 2
     assert len(runs_of(projection, "campaign")) == 1
-
-
-def test_runs_bear_the_time_that_their_outcome_was_reached(projection: Projection) -> None:
-    run_id = projection.log_outcome(outcome("timed"), reached=1_700_000_010.0)
-    run = projection.client.get_run(str(run_id))
-    assert (run.info.start_time, run.info.end_time) == (1_700_000_007_500, 1_700_000_010_000)
 
 
 # The summary
@@ -226,7 +210,6 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
     table = projection.client.load_table(projection.experiment_id, "summary.json", run_ids=[parent.info.run_id])
     assert list(table["model"]) == ["one", "two", "three"]
     assert table["speedup_ci_low"][0] == 1.8
-    assert "| two | portable | failed: source |" in text_of(projection, parent.info.run_id, "summary.md")
     for name in ("speedups.png", "drift.png"):
         path = Path(projection.client.download_artifacts(parent.info.run_id, name))
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -237,12 +220,12 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
 @pytest.mark.parametrize(
     ("exit_code", "interrupted", "status"), [(0, False, "FINISHED"), (3, False, "FAILED"), (130, True, "KILLED")]
 )
-def test_the_end_of_the_parent_run(projection: Projection, exit_code: int, interrupted: bool, status: str) -> None:
+def test_the_parent_run_ends_with_a_status(projection: Projection, exit_code: int, interrupted: bool, status: str) -> None:
     projection.finish([], exit_code, interrupted=interrupted)
     assert runs_of(projection, "campaign")[0].info.status == status
 
 
-def test_a_summary_that_is_shown_already_is_left_alone(projection: Projection) -> None:
+def test_an_existing_summary_is_left_alone(projection: Projection) -> None:
     projection.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0)
     before = runs_of(projection, "campaign")[0].to_dictionary()
     again = Projection.open(projection.tracking_uri, projection.campaign)
@@ -255,7 +238,7 @@ def test_a_summary_that_is_shown_already_is_left_alone(projection: Projection) -
     assert again.num_written == 1
 
 
-def test_what_a_killed_driver_replaced_is_looked_at_again_by_the_next(projection: Projection) -> None:
+def test_a_killed_driver_invalidates_the_completeness_mark(projection: Projection) -> None:
     first, edited = outcome("edited"), outcome("edited", judge_key="b", candidates=(candidate("portable", speedup=3.0),))
     projection.log_outcome(first)
     projection.finish([first], 0, interrupted=False, complete=True)
@@ -276,8 +259,7 @@ def test_what_a_killed_driver_replaced_is_looked_at_again_by_the_next(projection
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_who_looks_at_everything_says_anew_whether_it_is_complete(projection: Projection, complete: bool) -> None:
-    """As a replay does: the summary is there, and nothing is logged but that."""
+def test_a_replay_updates_the_completeness_mark(projection: Projection, complete: bool) -> None:
     projection.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0, complete=True)
     replay = Projection.open(projection.tracking_uri, projection.campaign)
     replay.start("catalog.yaml", 0.0, resume=False)
@@ -288,7 +270,7 @@ def test_who_looks_at_everything_says_anew_whether_it_is_complete(projection: Pr
     assert later.is_complete == complete
 
 
-def test_an_interrupted_campaign_is_resumed_and_its_counts_follow(projection: Projection) -> None:
+def test_a_resumed_campaign_updates_its_counts(projection: Projection) -> None:
     projection.finish([outcome("one"), failed("two")], 130, interrupted=True)
     projection.start("catalog.yaml", 0.0)
     assert runs_of(projection, "campaign")[0].info.status == "RUNNING"
@@ -298,20 +280,15 @@ def test_an_interrupted_campaign_is_resumed_and_its_counts_follow(projection: Pr
     assert parent.data.metrics["outcomes/failed"] == 0
 
 
-def test_the_summary_is_json_without_nan_and_markdown_without_broken_cells() -> None:
-    odd = outcome("odd", drift={"error_ratio": float("inf"), "margin": float("nan")}, reason="a | b\nc")
+def test_the_summary_is_json_without_nan() -> None:
+    odd = outcome("odd", drift={"error_ratio": float("inf"), "margin": float("nan")})
     table = json.loads(summary_table([odd]), parse_constant=lambda name: pytest.fail(name))
     assert dict(zip(table["columns"], table["data"][0], strict=True))["error_ratio"] is None
-    text = summary_markdown([odd], "camp", exit_code=0, interrupted=False)
-    assert "a \\| b c |" in text
-    assert "1 outcomes (1 published); exit code 0" in text
 
 
-def test_a_temporary_folder_that_is_full_is_not_told_as_a_database_to_mend(
-    projection: Projection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_temporary_folder_is_named(projection: Projection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with full_disk(tmp_path / "full") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))  # where MLflow writes what it is about to copy
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
         with pytest.raises(InfrastructureError, match=rf"No space left .* the temporary folder {re.escape(str(folder))}$"):
             projection.finish([outcome("full")], 0, False)
     projection.finish([outcome("full")], 0, False)
