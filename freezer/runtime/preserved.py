@@ -220,11 +220,3 @@ def refusal(name: str) -> Callable[..., NoReturn]:
         raise ContractError(f"a frozen model has no .{name}(): {REFUSED[name]}", code="CP-FROZEN")
 
     return refuse
-
-
-def copied() -> ContractError:
-    """The error of copying or pickling a frozen model."""
-    return ContractError(
-        "a frozen model cannot be copied or pickled: its payload is open in this process; call freezer.load where it is needed",
-        code="CP-FROZEN",
-    )

@@ -1,6 +1,6 @@
-"""Which artifact of a version serves this machine: the rungs, most specific first, and why one is refused. Imports no torch.
+"""Decide from JSON alone whether a machine or process can serve an artifact. Imports no torch.
 
-Everything here is decided from JSON, before any code of an artifact is opened.
+`rungs` orders the published device classes; each `refuse_by_...` returns why an artifact is refused, or None.
 """
 
 from __future__ import annotations
@@ -15,76 +15,84 @@ from freezer.hardware.cuda_requirements import CudaHere, cuda_version
 from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass, can_run
 from freezer.hardware.machine import Machine
 
-_COMPILED = ("inductor",)
-"""Kinds of payloads that hold kernels; the others have torch's own."""
+NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
+    "inductor": "canary decides",  # its code calls libtorch, which promises little compatibility across versions
+    "torchscript": "opens",
+    "exported": "opens",
+}
+"""Whether a payload serves with a newer torch than it was made with, by kind. None serves with an older torch."""
 
 
 def rungs(published: Iterable[str], machine: Machine) -> list[str]:
-    """The published device classes that this machine can run, most specific first.
-
-    A class that no release of this code knows is left out: a newer release published it.
-    """
+    """The published device classes that a machine can run, most specific first; classes of newer releases are ignored."""
     known = [name for name in published if name in DEVICE_CLASSES]
     runnable = [name for name in known if any(can_run(name, own) for own in machine.classes)]
     order = list(machine.classes)
     return sorted(runnable, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def refuse_by_isa(manifest: Manifest, machine: Machine) -> Refusal | None:
-    """Why packed weights of this class would be served at a fraction of their speed here; None when they would not."""
-    made = DEVICE_CLASSES[manifest.device_class]
-    wanted: dict[str, str] = {}
-    for payload in manifest.payloads:
-        wanted |= _unsaid(payload, made) if payload.layouts is None else payload.layouts
-    if machine.serves(wanted):
+def refuse_by_class(name: str, published: Iterable[str], machine: Machine) -> Refusal:
+    """Why a device class is not one of `rungs`."""
+    if name not in published:
+        return Refusal(rung=name, reason="class_mismatch", got=f"only {', '.join(published) or 'nothing'} published", expected=name)
+    why_not = machine.why_not.get(name) or (machine.why_not.get("cuda") if name.startswith("cuda-") else None)
+    got = f"a machine for {', '.join(machine.classes)}" + (f" ({why_not})" if why_not else "")
+    return Refusal(rung=name, reason="class_mismatch", got=got, expected=name)
+
+
+def unserved_gpus(published: Iterable[str], machine: Machine) -> list[Refusal]:
+    """Why a machine with GPUs does not serve the published classes for other GPUs; nothing for a machine without GPUs."""
+    own = [name for name in machine.classes if name.startswith("cuda-")]
+    found = []
+    for name in published:
+        known = DEVICE_CLASSES.get(name)
+        if known is None or known.kind != "cuda" or name in own:
+            continue
+        if name in machine.why_not:  # a GPU of the class, with a CPU that does not run its host code
+            found.append(Refusal(rung=name, reason="host_mismatch", got=machine.why_not[name], expected=f"a CPU of {known.host}"))
+        elif own:
+            found.append(Refusal(rung=name, reason="capability_mismatch", got=", ".join(own), expected=name))
+    return found
+
+
+def refuse_by_device(manifest: Manifest, device: str | None) -> Refusal | None:
+    """Why an artifact does not run on the requested device; None where it does, or no device was requested."""
+    kind = DEVICE_CLASSES[manifest.device_class].kind
+    if device is None or (kind == "cuda") == device.startswith("cuda"):
         return None
-    wrong = {dtype: layout for dtype, layout in wanted.items() if machine.layouts.get(dtype) != layout}
-    limits = " ".join(f"{name}={value}" for name, value in made.limits.items())
-    remedy = f" ({limits} before torch's first operation; load(..., limit_isa=True) sets it)" if limits else ""
-    return Refusal(
-        rung=manifest.device_class,
-        reason="isa_mismatch",
-        got=f"oneDNN packing for {_by_dtype({name: machine.layouts.get(name, 'nothing') for name in wrong})} here"
-        + (f" under {machine.limits}" if machine.limits else ""),
-        expected=f"weights packed for {_by_dtype(wrong)}{remedy}",
-    )
+    got = f"an artifact for a {'GPU' if kind == 'cuda' else 'CPU'}"
+    return Refusal(rung=manifest.device_class, reason="device_mismatch", got=got, expected=f"device {device}")
 
 
-def _unsaid(payload: Payload, made: DeviceClass) -> Mapping[str, str]:
-    """The layouts of a payload whose manifest does not say: what is made for a thread count is packed, and was so in float32."""
-    return {"float32": made.layouts["float32"]} if payload.num_threads is not None and made.kind == "cpu" else {}
+def refuse_by_cuda(manifest: Manifest, here: CudaHere) -> Refusal | None:
+    """Why an artifact for a GPU does not serve; None where it does, and for an artifact for a CPU.
 
-
-def _by_dtype(layouts: Mapping[str, str]) -> str:
-    return ", ".join(f"{layout} ({dtype})" for dtype, layout in layouts.items())
-
-
-def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
-    """Why no payload serves a process that may use so many threads: all are laid out for more. None when one does."""
-    if set_within(manifest.payloads, num_threads):
+    The reason is `no_cuda`, `capability_mismatch`, `cuda_too_old` or `driver_too_old`.
+    """
+    made_for = DEVICE_CLASSES[manifest.device_class]
+    if made_for.kind != "cuda":
         return None
-    return Refusal(
-        rung=manifest.device_class,
-        reason="threads_mismatch",
-        got=f"{num_threads} threads",
-        expected=f"{' or '.join(str(count) for count in counts_of(manifest.payloads))} (load(..., threads=N))",
-    )
+    needs: Mapping[str, Any] = manifest.needs.get("cuda") or {}
 
+    def refused(reason: str, got: str, expected: str) -> Refusal:
+        return Refusal(rung=manifest.device_class, reason=reason, got=got, expected=expected)
 
-NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
-    "inductor": "canary decides",  # its code calls into libtorch, whose interface promises little across versions
-    "torchscript": "opens",
-    "exported": "opens",
-}
-"""Whether a payload serves with a newer torch than made it, by kind. None serves with an older one."""
+    if not here.devices:
+        return refused("no_cuda", here.why_not or "no such GPU", f"a GPU of compute capability {needs.get('capability')}")
+    if all(capability != made_for.capability for _, capability in here.devices):
+        seen = ", ".join(f"{name} of {capability // 10}.{capability % 10}" for name, capability in here.devices)
+        return refused("capability_mismatch", seen, f"a GPU of compute capability {needs.get('capability')}")
+    runtime, driver = needs.get("runtime"), needs.get("driver")
+    compiled = any(payload.kind == "inductor" for payload in manifest.payloads)  # other kinds use torch's own kernels
+    if compiled and runtime and cuda_version(here.runtime) < cuda_version(runtime):
+        return refused("cuda_too_old", f"a torch for CUDA {here.runtime}", f"a torch for CUDA {runtime} or newer")
+    if driver and here.driver and cuda_version(here.driver) < cuda_version(driver):
+        return refused("driver_too_old", f"driver {here.driver}", f"driver {driver} or newer")
+    return None
 
 
 def refuse_by_torch(manifest: Manifest, torch_version: str, *, canary: bool = True) -> Refusal | None:
-    """Why this torch does not open the payloads: it is older than the one that made them, or newer and no canary would tell.
-
-    Args:
-        canary: whether the golden inputs are run before the model serves.
-    """
+    """Why a torch version does not open the payloads: it is older than theirs, or newer and no canary will check it."""
     here, made = version_tuple(torch_version), version_tuple(str(manifest.needs["torch"]))
     if here < made:
         return Refusal(
@@ -103,46 +111,42 @@ def refuse_by_torch(manifest: Manifest, torch_version: str, *, canary: bool = Tr
     return None
 
 
-def refuse_by_cuda(manifest: Manifest, here: CudaHere) -> Refusal | None:
-    """Why an artifact for a GPU does not serve in a process; None where it does, and of an artifact for a CPU.
-
-    The reason is `no_cuda`, `capability_mismatch`, `cuda_too_old` or `driver_too_old`.
-    """
-    made_for = DEVICE_CLASSES[manifest.device_class]
-    if made_for.kind != "cuda":
+def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
+    """Why no payload serves a process that may use `num_threads`: all are made for more. None where one does."""
+    if set_within(manifest.payloads, num_threads):
         return None
-    needs: Mapping[str, Any] = manifest.needs.get("cuda") or {}
-
-    def refused(reason: str, got: str, expected: str) -> Refusal:
-        return Refusal(rung=manifest.device_class, reason=reason, got=got, expected=expected)
-
-    if not here.devices:
-        return refused("no_cuda", here.why_not or "no such GPU", f"a GPU of compute capability {needs.get('capability')}")
-    if all(capability != made_for.capability for _, capability in here.devices):
-        seen = ", ".join(f"{name} of {capability // 10}.{capability % 10}" for name, capability in here.devices)
-        return refused("capability_mismatch", seen, f"a GPU of compute capability {needs.get('capability')}")
-    runtime, driver = needs.get("runtime"), needs.get("driver")
-    compiled = any(payload.kind in _COMPILED for payload in manifest.payloads)
-    if compiled and runtime and cuda_version(here.runtime) < cuda_version(runtime):
-        return refused("cuda_too_old", f"a torch for CUDA {here.runtime}", f"one for CUDA {runtime} or newer, which compiled it")
-    if driver and here.driver and cuda_version(here.driver) < cuda_version(driver):
-        return refused("driver_too_old", f"driver {here.driver}", f"driver {driver} or newer")
-    return None
+    return Refusal(
+        rung=manifest.device_class,
+        reason="threads_mismatch",
+        got=f"{num_threads} threads",
+        expected=f"{' or '.join(str(count) for count in counts_of(manifest.payloads))} (load(..., threads=N))",
+    )
 
 
-def out_of_reach(published: Iterable[str], machine: Machine) -> list[Refusal]:
-    """The published classes for GPUs that a machine which has GPUs does not serve, each with the reason.
+def refuse_by_isa(manifest: Manifest, machine: Machine) -> Refusal | None:
+    """Why packed weights would be much slower than judged: oneDNN expects another layout. None where it expects theirs."""
+    made = DEVICE_CLASSES[manifest.device_class]
+    wanted: dict[str, str] = {}
+    for payload in manifest.payloads:
+        wanted |= _unrecorded_layouts(payload, made) if payload.layouts is None else payload.layouts
+    if machine.serves(wanted):
+        return None
+    wrong = {dtype: layout for dtype, layout in wanted.items() if machine.layouts.get(dtype) != layout}
+    limits = " ".join(f"{name}={value}" for name, value in made.limits.items())
+    remedy = f" ({limits} before torch's first operation; load(..., limit_isa=True) sets it)" if limits else ""
+    return Refusal(
+        rung=manifest.device_class,
+        reason="isa_mismatch",
+        got=f"oneDNN packing for {_by_dtype({name: machine.layouts.get(name, 'nothing') for name in wrong})} here"
+        + (f" under {machine.limits}" if machine.limits else ""),
+        expected=f"weights packed for {_by_dtype(wrong)}{remedy}",
+    )
 
-    They are no rungs, and `strict` does not raise for them: the machine is not of these classes. What it has instead is told.
-    """
-    own = [name for name in machine.classes if name.startswith("cuda-")]
-    found = []
-    for name in published:
-        known = DEVICE_CLASSES.get(name)
-        if known is None or known.kind != "cuda" or name in own:
-            continue
-        if name in machine.why_not:  # the GPU is of the class, and something else is not
-            found.append(Refusal(rung=name, reason="host_mismatch", got=machine.why_not[name], expected=f"a CPU of {known.host}"))
-        elif own:
-            found.append(Refusal(rung=name, reason="capability_mismatch", got=", ".join(own), expected=name))
-    return found
+
+def _unrecorded_layouts(payload: Payload, made: DeviceClass) -> Mapping[str, str]:
+    """Layouts for a manifest that records none: payloads for a thread count were packed, in float32."""
+    return {"float32": made.layouts["float32"]} if payload.num_threads is not None and made.kind == "cpu" else {}
+
+
+def _by_dtype(layouts: Mapping[str, str]) -> str:
+    return ", ".join(f"{layout} ({dtype})" for dtype, layout in layouts.items())

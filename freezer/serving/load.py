@@ -1,17 +1,17 @@
-"""Load a frozen model: resolve -> verify -> open -> canary -> FrozenModel.
+"""Load a frozen model: resolve -> select -> verify -> open -> canary.
 
-The hardware is detected, only JSON is read until a rung is chosen, every digest is verified before anything is opened, no compiler
-is touched, and the golden inputs are run again here, on the machine that will serve. When a rung fails the next is taken, down to
-`portable`, and the model's `ladder` says which and why.
+Only JSON is read until an artifact is selected. Its digests are verified before it is opened, no compiler is used, and the golden
+inputs run on the machine that will serve. If an artifact fails, the next compatible one is opened, down to `portable`;
+`model.ladder` records the refusals.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,29 +19,20 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.payload_selection import counts_of, is_exact, set_within
 from freezer.artifact.signatures import read_keys
-from freezer.errors import (
-    CanaryError,
-    ColdpressError,
-    CudaGraphsError,
-    IncompatibleError,
-    IntegrityError,
-    Refusal,
-    StoreUnreachableError,
-)
+from freezer.errors import CudaGraphsError, Refusal, StoreUnreachableError
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import detect
 from freezer.runtime.cuda import current, device_of, with_index
 from freezer.runtime.cuda_graphs import check_graphs
 from freezer.runtime.devices import CPU
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
-from freezer.runtime.payloads import LOADERS
+from freezer.runtime.frozen_model import CallOptions, FrozenModel
+from freezer.runtime.payloads import LOADERS, OpenPayload
 from freezer.runtime.threads import own_count
-from freezer.runtime.threads import threads as using
+from freezer.runtime.threads import threads as with_threads
 from freezer.serving.canary import run_canary
-from freezer.serving.resolve import budget_here, find_rungs, needed_of, refusal_here, refuse_unsigned, unserved_gpus
-
-if TYPE_CHECKING:
-    pass
+from freezer.serving.compatibility import refuse_by_isa
+from freezer.serving.resolve import process_here, resolve_images
+from freezer.serving.selection import LoadOptions, Selection, failure, select_image
 
 logger = logging.getLogger("coldpress")
 
@@ -59,153 +50,143 @@ def load(
     cuda_graphs: bool = False,
     trusted_keys: Sequence[str | Path] = (),
 ) -> FrozenModel:
-    """The frozen model for this machine.
+    """Load the frozen model for this machine.
 
     Args:
         reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
-        store: URI of the store; `./store` by default. Not used for a folder.
-        device_class: the one class to take, or `auto` for the most specific that serves.
-        threads: the threads that calls may use; by default what torch uses in this process, but no more than it has CPUs by its
-            affinity and its control groups' quotas. The payloads for just that count are taken, else those for the largest below.
-        strict: raise when the first rung does not serve, instead of taking the next; the error has what the manifests of the others
-            say against them too.
-        limit_isa: allow oneDNN to be limited to a lesser class's instruction set, for the whole process. It takes effect only
-            before torch's first oneDNN operation in the process.
-        canary: run the golden inputs and compare; turn it off only where another check stands in for it.
-        device: where the model is to run: `cpu`, `cuda:1`; artifacts for anything else are no rungs then. By default what the
-            artifact that serves is made for: of a CUDA class the current GPU where it is of the class, else the first that is.
-        cuda_graphs: on a GPU, capture each call that a payload of one size serves, and replay it ever after; calls of one size then
-            run one after the other. For a model that neither changes state nor draws.
-        trusted_keys: PEM files of public keys, one of which must have signed what is opened (`coldpress sign`). None asks for no
-            signature.
+        store: URI of the store; `./store` by default. Ignored for a folder.
+        device_class: load only this class; `auto` loads the most specific class that serves.
+        threads: threads that calls may use; by default torch's count in this process, limited by its CPU affinity and the quotas of
+            its control groups. Payloads for exactly this count are opened, else those for the largest count below it.
+        strict: raise if the first artifact does not serve, instead of trying the next. The error also has the refusals of the
+            others by their manifests.
+        limit_isa: allow oneDNN to be limited to the instruction set of a lesser class, for the whole process. Only works before
+            torch's first oneDNN operation in the process.
+        canary: run the golden inputs and compare; set False only if another check replaces it.
+        device: device to run on: `cpu`, `cuda:1`. Artifacts for other devices are refused. Default: the device that the artifact is
+            made for; for a CUDA class the current GPU if it is of the class, else the first that is.
+        cuda_graphs: on a GPU, capture each call of a payload for one size, and replay it from then on; calls of one size run one
+            after the other. Not for models that change state or draw random numbers.
+        trusted_keys: PEM files of public keys, one of which must have signed the artifact (`coldpress sign`). Empty: no signature
+            is required.
 
     Raises:
-        CudaGraphsError: calls of what serves cannot be captured.
+        CudaGraphsError: calls of the selected artifact cannot be captured.
         UsageError: this process has no such device.
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
-        IncompatibleError: no rung serves; its `ladder` has every reason.
+        IncompatibleError: no artifact serves; its `ladder` has every refusal.
     """
+    options = LoadOptions(
+        device_class=device_class,
+        threads=threads,
+        strict=strict,
+        limit_isa=limit_isa,
+        canary=canary,
+        device=None if device is None else str(with_index(device)),
+        cuda_graphs=cuda_graphs,
+        trusted_keys=read_keys(trusted_keys),
+    )
     with ExitStack() as stack:
-        ladder: list[Refusal] = []
-        num_threads, where = budget_here(threads), None if device is None else with_index(device)
-        aside = unserved_gpus(reference, store) if device_class == "auto" else []
-        keys = read_keys(trusted_keys)
-        for rung in find_rungs(reference, store, device_class, stack):
+        images = resolve_images(reference, store, stack)
+        selection = select_image(images, process_here(images, options), options)
+        model = None
+        while selection.chosen is not None and model is None:
             try:
-                limit = limit_isa and not (strict and ladder)
-                found = refuse_unsigned(rung, keys) if keys else None
-                if found is None:
-                    manifest = rung.manifest()
-                    found = refusal_here(manifest, num_threads, limit_isa=limit, canary=canary, device=where)
-                if found is None and strict and ladder:
-                    continue  # it might serve, and is not asked to
-                if found is None:
-                    needed = needed_of(manifest, num_threads, canary=canary)
-                    return open_artifact(
-                        rung.fetch([item.path for item in needed]),
-                        num_threads,
-                        asked=threads is not None,
-                        ladder=(*aside, *ladder),
-                        canary=canary,
-                        device=where,
-                        cuda_graphs=cuda_graphs,
-                    )
+                model = open_selection(selection)
             except (StoreUnreachableError, CudaGraphsError):
                 raise
-            except Exception as error:  # whatever a payload raises is this rung's failure, and the next one is tried
-                found = _why(rung.name, error)
-            ladder.append(found)
-            logger.warning("%s is refused: %s", reference, found)
-        ladder = [*aside, *ladder]
-        reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
-        what = "the best artifact for" if strict and ladder else "no artifact serves"
-        refused = " is refused, and strict=True takes no other" if strict and ladder else ""
-        raise IncompatibleError(f"{reference}: {what} this machine ({', '.join(detect().classes)}){refused}: {reasons}", ladder)
+            except Exception as error:  # a payload may raise anything; the next artifact is tried
+                selection = selection.after(failure(selection.chosen.device_class, error))
+    for refusal in selection.refused:
+        logger.warning("%s is refused: %s", reference, refusal)
+    if model is None:
+        raise selection.error(reference)
+    return model
 
 
-def open_artifact(
-    artifact: Artifact,
-    num_threads: int,
-    *,
-    asked: bool = False,
-    ladder: Sequence[Refusal] = (),
-    canary: bool = True,
-    device: torch.device | None = None,
-    cuda_graphs: bool = False,
-) -> FrozenModel:
-    """The model of an artifact folder: what is needed is verified, then the payloads are opened and the canary is run.
+def open_selection(selection: Selection) -> FrozenModel:
+    """Fetch the files of the chosen artifact that a call needs, and open it.
+
+    Raises:
+        IntegrityError, CanaryError, CudaGraphsError: see `open_artifact`.
+    """
+    image, options, process = selection.chosen, selection.options, selection.process
+    assert image is not None
+    manifest = image.manifest()
+    if options.limit_isa and refuse_by_isa(manifest, process.machine()) is not None:
+        os.environ.update(class_named(manifest.device_class).limits)
+    golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
+    payloads = set_within(manifest.payloads, process.num_threads)
+    artifact = image.fetch([*(item.path for item in payloads), *golden])
+    return open_artifact(artifact, process.num_threads, options, ladder=selection.ladder)
+
+
+def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()) -> FrozenModel:
+    """Verify the needed files of an artifact folder, open its payloads, and run the canary.
 
     Args:
-        artifact: that serves this machine.
-        num_threads: that calls may use; payloads for that count are opened, else those for the largest below it.
-        asked: whether the caller asked for the count, so that payloads for any count run with it too.
+        artifact: serves this machine.
+        num_threads: that calls may use; payloads for this count are opened, else those for the largest count below it.
+        options: `threads`, `canary`, `device` and `cuda_graphs` apply.
         ladder: of the model.
-        canary, cuda_graphs: as of `load`.
-        device: that it is opened on; None for what it is made for.
 
     Raises:
         IntegrityError, CanaryError: the bytes, or the outputs, are not what was published.
-        CudaGraphsError: as of `load`.
+        CudaGraphsError: calls cannot be captured.
     """
     manifest = artifact.manifest
-    device = device or device_for(manifest)
-    fitting = set_within(manifest.payloads, num_threads)
-    serving = max(counts_of(fitting), default=num_threads if asked else own_count())
-    if cuda_graphs:
-        check_graphs(manifest, fitting, device)
-    artifact.verify((*fitting, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if canary)))
+    device = device_for(manifest) if options.device is None else torch.device(options.device)
+    payloads = set_within(manifest.payloads, num_threads)
+    if options.cuda_graphs:
+        check_graphs(manifest, payloads, device)
+    artifact.verify((*payloads, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary)))
+    counts = counts_of(payloads)
+    serving = max(counts, default=num_threads if options.threads is not None else own_count())
 
-    def fresh() -> FrozenModel:
-        settings = manifest.recipe["settings"]
-        with using(serving), current(device):  # some pack their weights while they are opened
-            opened = [
-                OpenPayload(payload=p, run=_opened(artifact.folder / p.path, p, settings, device, cuda_graphs=cuda_graphs))
-                for p in fitting
-            ]
-        return FrozenModel(
-            spec=manifest.inputs,
-            outputs=manifest.outputs,
-            structure=manifest.structure,
-            payloads=opened,
-            manifest=manifest,
-            ladder=ladder,
-            preserve=manifest.recipe.get("preserve", ()),  # the first manifests have none
-            num_threads=num_threads if asked else None,
-            device=device,
-            cuda_graphs=cuda_graphs,
-        )
+    def opened() -> FrozenModel:
+        with with_threads(serving), current(device):  # some loaders pack weights
+            return _open(artifact, payloads, options, device, ladder)
 
-    model = fresh()
-    if canary:
+    model = opened()
+    if options.canary:
         run_canary(artifact, model)
         if manifest.stateful:
-            model = fresh()
-    if counts_of(fitting) and serving != num_threads:
+            model = opened()
+    if counts and serving != num_threads:
         logger.info(
-            "%s for %s: calls run with %d threads, though they may use %d, since nothing in it is laid out for %d; freeze it with "
-            "`threads: %s` for more speed",
+            "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",
             *(manifest.model, manifest.device_class, serving, num_threads, num_threads),
             sorted({*counts_of(manifest.payloads), num_threads}),
         )
     return model
 
 
+def _open(
+    artifact: Artifact, payloads: Sequence[Payload], options: LoadOptions, device: torch.device, ladder: Sequence[Refusal]
+) -> FrozenModel:
+    manifest, settings = artifact.manifest, artifact.manifest.recipe["settings"]
+    opened = []
+    for payload in payloads:
+        one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
+        run = LOADERS[payload.kind](artifact.folder / payload.path, settings, device, one_at_a_time=one_at_a_time)
+        opened.append(OpenPayload(payload=payload, run=run))
+    return FrozenModel(
+        spec=manifest.inputs,
+        outputs=manifest.outputs,
+        structure=manifest.structure,
+        payloads=opened,
+        manifest=manifest,
+        ladder=ladder,
+        options=CallOptions(
+            preserve=manifest.recipe.get("preserve", ()),  # missing in the first manifests
+            num_threads=options.threads,
+            device=device,
+            cuda_graphs=options.cuda_graphs,
+        ),
+    )
+
+
 def device_for(manifest: Manifest) -> torch.device:
-    """Where an artifact runs when nothing was asked for: the CPU, or of a CUDA class a GPU of it."""
+    """Default device of an artifact: the CPU, or a GPU of its class."""
     made_for = class_named(manifest.device_class)
     return device_of(made_for, detect()) if made_for.kind == "cuda" else CPU
-
-
-def _opened(
-    path: Path, payload: Payload, settings: Mapping[str, Any], device: torch.device, *, cuda_graphs: bool
-) -> Callable[..., Any]:
-    """A payload's runner; one whose calls a graph replays has them one at a time."""
-    run: Callable[..., Any] = LOADERS[payload.kind](path, settings, device, one_at_a_time=cuda_graphs and is_exact(payload))
-    return run
-
-
-def _why(rung: str, error: Exception) -> Refusal:
-    reason = "tampered" if isinstance(error, IntegrityError) else "canary" if isinstance(error, CanaryError) else "does_not_open"
-    expected = {"tampered": "the published digest", "canary": "the golden outputs"}.get(reason, "a payload that opens")
-    lines = str(error).strip().splitlines() if not isinstance(error, ColdpressError) else [str(error)]
-    return Refusal(rung=rung, reason=reason, got=lines[-1] if lines else type(error).__name__, expected=expected)

@@ -28,6 +28,7 @@ from freezer.runtime.input_set import InputSet, on_device
 from freezer.runtime.tensor_files import load_tensors
 from freezer.runtime.threads import threads
 from freezer.serving.load import open_artifact
+from freezer.serving.selection import LoadOptions
 from freezer.serving.speed_diagnosis import causes
 from freezer.spec.inputs import bind
 from freezer.store.store import Store
@@ -65,7 +66,8 @@ def check_speed(
         raise _no_figures(manifest)
     point = dict(manifest.latency["point"])
     models = {
-        item.manifest.device_class: open_artifact(item, num_threads, canary=False, device=device) for item in (portable, artifact)
+        item.manifest.device_class: open_artifact(item, num_threads, LoadOptions(canary=False, device=str(device)))
+        for item in (portable, artifact)
     }
     num_threads = models[name].payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)

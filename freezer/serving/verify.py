@@ -1,36 +1,35 @@
-"""Verify an artifact on this machine: digests, signature of a call, canary; and its speed, when asked."""
+"""Verify an artifact on this machine: signature, digests, canary, and optionally speed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freezer.artifact.folder import folder_of
 from freezer.artifact.signatures import read_keys
 from freezer.errors import IncompatibleError, IntegrityError, Refusal, SpeedCheck, UsageError
 from freezer.hardware.device_classes import PORTABLE
-from freezer.hardware.machine import detect
+from freezer.hardware.machine import describe_host
 from freezer.runtime.cuda import with_index
 from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.compatibility import rungs
 from freezer.serving.load import open_artifact
-from freezer.serving.resolve import budget_here, find_rungs, refusal_here, refuse_unsigned
+from freezer.serving.resolve import process_here, resolve_images
+from freezer.serving.selection import Image, LoadOptions, Selection, select_image
 from freezer.serving.speed import check_speed, portable_of
-from freezer.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was verified.
+    """Result of `verify`.
 
     Attributes:
-        device_class: of the artifact that serves here.
-        num_files: whose digests were compared.
+        device_class: of the verified artifact.
+        num_files: files whose digests were compared.
         figures: of the canary, one for each golden set and output.
-        ladder: rungs that were refused before this one.
-        speed: of the artifact against the portable one; None where it was not asked for, or the portable one itself serves.
+        ladder: artifacts that were refused before this one.
+        speed: compared with the portable artifact; None if not requested, or if the portable artifact itself serves.
     """
 
     device_class: str
@@ -51,66 +50,71 @@ def verify(
     device: str | None = None,
     trusted_keys: Sequence[str | Path] = (),
 ) -> Verification:
-    """Verify what `load` would serve here: every digest, the input contract, the canary.
+    """Verify the artifact that `load` would serve here: its signature, every digest, and the canary.
 
-    Unlike `load`, it passes over a rung only for what its manifest says; damaged bytes and a failing canary are raised.
+    Unlike `load`, it raises on damaged bytes and on a failing canary instead of trying the next artifact.
 
     Args:
-        reference, store, device_class, threads, device, trusted_keys: as of `load`.
-        speed: time it against the portable artifact too. A rung that is refused is then the answer, and none is timed instead.
-        portable: folder of the portable artifact; by default it is taken from the store.
+        reference, store, device_class, threads, device, trusted_keys: see `load`.
+        speed: also compare its speed with the portable artifact. Raises if the best artifact is refused.
+        portable: folder of the portable artifact; by default it is read from the store.
 
     Raises:
-        IncompatibleError: no rung is made for this machine, thread count and torch; or with `speed` the first is not.
-        IntegrityError, CanaryError: the bytes, or the outputs, are not what was published; or no trusted key has signed it.
+        IncompatibleError: no artifact serves this machine, thread count and torch; with `speed`, the best one does not.
+        IntegrityError, CanaryError: the bytes, or the outputs, are not what was published; or no trusted key signed them.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:
-        raise UsageError("--portable names what --speed compares with; give both")
-    num_threads, where = budget_here(threads), None if device is None else with_index(device)
-    ladder: list[Refusal] = []
+        raise UsageError("--portable names the artifact that --speed compares with; give both")
+    options = LoadOptions(
+        device_class=device_class, threads=threads, device=None if device is None else str(with_index(device)), canary=False
+    )
     with ExitStack() as stack:
+        images = resolve_images(reference, store, stack)
+        process = process_here(images, options)
+        selection = select_image(images, process, replace(options, canary=True))
+        for refusal in selection.refused:
+            if refusal.reason == "tampered":
+                raise IntegrityError(refusal.got)
+        image = selection.chosen
+        if image is None:
+            raise selection.error(reference)
         keys = read_keys(trusted_keys)
-        for rung in find_rungs(reference, store, device_class, stack):
-            name, manifest = rung.name, rung.manifest()
-            refused = refusal_here(manifest, num_threads, limit_isa=False, device=where)
-            if refused is not None:
-                ladder.append(refused)
-                continue
-            if keys and (unsigned := refuse_unsigned(rung, keys)):
-                raise IntegrityError(
-                    f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it", code="CP-UNSIGNED"
-                )
-            base = None
-            if speed:
-                _check_first(reference, name, ladder, store, wanted=device_class)
-                if name != PORTABLE:
-                    base = portable_of(reference, manifest, store=store, portable=portable, stack=stack)
-            artifact = rung.fetch(None)
-            artifact.verify()
-            model = open_artifact(artifact, num_threads, asked=threads is not None, canary=False, device=where)
-            figures = run_canary(artifact, model)
-            checked = check_speed(artifact, base, num_threads, device=model.device) if base is not None else None
-            num_files = len(manifest.contents)
-            return Verification(device_class=name, num_files=num_files, figures=tuple(figures), ladder=tuple(ladder), speed=checked)
-    reasons = "; ".join(str(item) for item in ladder) or "nothing is published for this machine's classes"
-    raise IncompatibleError(f"{reference}: no artifact serves this machine ({', '.join(detect().classes)}): {reasons}", ladder)
+        if keys and (unsigned := image.unsigned(keys)):
+            raise IntegrityError(f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it", code="CP-UNSIGNED")
+        if speed:
+            _check_best(reference, images, selection)
+        base = None
+        if speed and image.device_class != PORTABLE:
+            base = portable_of(reference, image.manifest(), store=store, portable=portable, stack=stack)
+        artifact = image.fetch(None)
+        artifact.verify()
+        model = open_artifact(artifact, process.num_threads, options)
+        return Verification(
+            device_class=image.device_class,
+            num_files=len(artifact.manifest.contents),
+            figures=tuple(run_canary(artifact, model)),
+            ladder=selection.refused,
+            speed=None if base is None else check_speed(artifact, base, process.num_threads, device=model.device),
+        )
 
 
-def _check_first(reference: str | Path, serves: str, ladder: Sequence[Refusal], store: str | None, *, wanted: str) -> None:
-    """Refuse to time a lesser rung than the one that this machine's hardware should serve.
+def _check_best(reference: str | Path, images: Sequence[Image], selection: Selection) -> None:
+    """Refuse to time an artifact if this machine's hardware should serve a better one.
 
     Raises:
-        IncompatibleError: a better rung is refused, or the environment takes its class away and leaves the portable one.
+        IncompatibleError: a better artifact is refused, or the environment limits this process to the portable class.
     """
-    if ladder:
-        reasons = "; ".join(str(item) for item in ladder)
-        raise IncompatibleError(f"{reference}: {reasons}; {serves} would serve instead, so nothing was timed", ladder)
-    if serves != PORTABLE or wanted != "auto" or folder_of(reference) is not None:
-        return
-    published = list(Store.open(store or "store").version(str(reference)).images)
-    machine = detect()
-    taken_away = [name for name in rungs(published, detect({})) if name not in rungs(published, machine)]
-    if taken_away:
-        limits = "; ".join(f"{name}: {machine.why_not.get(name, 'the environment limits this process')}" for name in taken_away)
-        raise IncompatibleError(f"{reference}: {limits}; {serves} would serve instead, so nothing was timed: unset the limit")
+    assert selection.chosen is not None
+    serves, process = selection.chosen.device_class, selection.process
+    reasons = [str(item) for item in selection.refused]
+    remedy = ""
+    if not reasons and serves == PORTABLE and selection.options.device_class == "auto":
+        published, machine = [image.device_class for image in images], process.machine()
+        unlimited = rungs(published, describe_host(process.host, {}))
+        lost = [name for name in unlimited if name not in rungs(published, machine)]
+        reasons = [f"{name}: {machine.why_not.get(name, 'the environment limits this process')}" for name in lost]
+        remedy = ": unset the limit"
+    if reasons:
+        text = f"{reference}: {'; '.join(reasons)}; {serves} would serve instead, so nothing was timed{remedy}"
+        raise IncompatibleError(text, selection.refused)

@@ -28,6 +28,7 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.canary import canary_figures
 from freezer.serving.load import open_artifact
+from freezer.serving.selection import LoadOptions
 from freezer.spec.items import NestedSpec
 from tests.conftest import Frozen, Several
 from tests.freezer.models_state import InPlace
@@ -94,7 +95,7 @@ def frozen(
 
 def answers_as_python_says(program: Path, artifact: Artifact, *, num_wrong: int = 0) -> list[str]:
     """The outputs that the program names; its figures and what it finds wrong must be what the library's canary says."""
-    figures = canary_figures(artifact, open_artifact(artifact, torch.get_num_threads(), canary=False))
+    figures = canary_figures(artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False)))
     assert sum(figure.problem is not None for figure in figures) == num_wrong
     done = run(program, artifact.folder)
     assert done.returncode == (1 if num_wrong else 0), done.stdout + done.stderr

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from freezer.freezing.recipes.recipes import KEPT_EAGER, RECIPES, made_for, sele
 from freezer.freezing.target.target import Target
 from freezer.hardware.cuda_requirements import CudaHere, cuda_needs
 from freezer.hardware.device_classes import DEVICE_CLASSES
-from freezer.hardware.machine import describe_host
+from freezer.hardware.host import Host
 from freezer.runtime import torchscript_loader
 from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
 from freezer.runtime.exported_loader import open_exported
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.payloads import OpenPayload
 from freezer.runtime.precision import full_on_gpu, plain_precision, settings_on_gpu
 from freezer.runtime.torchscript_loader import device_uses
+from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
 from freezer.serving.speed import expected_ratio
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import TensorSpec
@@ -38,7 +41,7 @@ from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.freezer.hosts import A100, H100, INTEL, x86
 from tests.models import mlp
-from tests.steps import BATCH, captured_by, copy_of, manifest_of, random_inputs, subject_of
+from tests.steps import BATCH, captured_by, manifest_of, random_inputs, subject_of
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)
@@ -93,22 +96,22 @@ def test_calls_on_a_gpu_allow_neither_tf32_nor_sums_in_half_precision_and_put_bo
         torch.set_float32_matmul_precision("highest")
 
 
-def model_on_gpu(**changes: Any) -> FrozenModel:
+def model_on(device: torch.device) -> FrozenModel:
     return FrozenModel(
         spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 4)),)),
         outputs=(OutputSpec(name="output", dtype="float32", rank=2),),
         structure=OutputStructure(kind="tensor"),
         payloads=[OpenPayload(payload=FIXED, run=lambda x: [x])],
-        **{"device": GPU, **changes},
+        options=CallOptions(device=device),
     )
 
 
 def test_inputs_on_another_device_are_refused() -> None:
     with pytest.raises(ContractError, match=r"input 'x': got device cpu, expected cuda:1; move it with \.to\('cuda:1'\), or load"):
-        model_on_gpu()(x=torch.ones(2, 4))
+        model_on(GPU)(x=torch.ones(2, 4))
     with pytest.raises(ContractError, match=r"input 'x': got device meta, expected cpu; move it with \.cpu\(\)"):
-        model_on_gpu(device=torch.device("cpu"))(x=torch.ones(2, 4, device="meta"))
-    assert model_on_gpu().device == GPU
+        model_on(torch.device("cpu"))(x=torch.ones(2, 4, device="meta"))
+    assert model_on(GPU).device == GPU
 
 
 def manifest(payload: Payload = FIXED, **changes: Any) -> Manifest:
@@ -145,7 +148,7 @@ def test_cuda_graphs_for_what_serves_on_a_cpu_are_an_error_and_no_rung(scripted:
 
 
 def test_an_artifact_for_a_cpu_is_no_rung_where_a_gpu_is_asked_for(published: Store) -> None:
-    with pytest.raises(IncompatibleError, match=r"device_mismatch: got what runs on a CPU, expected device cuda:1") as caught:
+    with pytest.raises(IncompatibleError, match=r"device_mismatch: got an artifact for a CPU, expected device cuda:1") as caught:
         freezer.load("mlp", store=str(published.root), device="cuda:1")
     assert {refusal.reason for refusal in caught.value.ladder} == {"device_mismatch"}
     assert freezer.load("mlp", store=str(published.root), device="cpu").device == torch.device("cpu")
@@ -153,33 +156,48 @@ def test_an_artifact_for_a_cpu_is_no_rung_where_a_gpu_is_asked_for(published: St
         freezer.load("mlp", store=str(published.root), device="gpu")
 
 
-def test_an_artifact_for_a_gpu_is_refused_by_name_and_the_cpu_s_serves(
-    scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = copy_of(scripted.artifact, tmp_path / "gpu", device_class="cuda-sm90", needs=manifest().needs)
-    older = copy_of(scripted.artifact, tmp_path / "older", device_class="cuda-sm80", needs=manifest().needs)
-    store = Store.open(str(tmp_path / "store"), create=True)
-    artifacts = {"cuda-sm90": made, "cuda-sm80": older, "portable": portable.artifact}
-    store.publish("mlp", source_key="key", artifacts=artifacts, carried={})
-    machine = describe_host(x86("haswell", INTEL, gpus=(H100,)), {})
-    loading = importlib.import_module("freezer.load")
-    here = CudaHere(devices=(("cuda:0", 90),), runtime="12.6", driver="450.1")
-    monkeypatch.setattr(loading, "detect", lambda: machine)
-    monkeypatch.setattr(loading, "cuda_here", lambda _: here)
-    model = freezer.load("mlp", store=str(store.root))
-    assert model.manifest is not None
-    assert model.manifest.device_class == "portable"
-    assert [(one.rung, one.reason) for one in model.ladder] == [
+HOPPER = x86("haswell", INTEL, gpus=(H100,))
+
+
+def selected(cuda: CudaHere, host: Host = HOPPER, **options: Any) -> Selection:
+    """What select finds for a described machine, of artifacts for two GPUs and `portable`."""
+    manifests = [manifest(), manifest_of(FIXED, device_class="cuda-sm80", needs=manifest().needs), manifest_of(FIXED)]
+
+    def unread(*_: object) -> Any:
+        raise AssertionError("nothing but manifests is read")
+
+    images = [
+        Image(device_class=item.device_class, manifest=partial(copy, item), signatures=unread, fetch=unread) for item in manifests
+    ]
+    process = ServingProcess(host=host, environ={}, num_threads=1, torch_version="2.13.0", cuda=cuda)
+    return select_image(images, process, LoadOptions(**options))
+
+
+def test_select_records_every_refusal_and_takes_the_next() -> None:
+    old_driver = CudaHere(devices=(("cuda:0", 90),), runtime="12.8", driver="450.1")
+    found = selected(old_driver)
+    assert found.chosen is not None
+    assert found.chosen.device_class == "portable"
+    assert [(one.rung, one.reason) for one in found.ladder] == [
         ("cuda-sm80", "capability_mismatch"),
         ("cuda-sm90", "driver_too_old"),
     ]
-    with pytest.raises(IncompatibleError, match="driver_too_old: got driver 450"):
-        freezer.load("mlp", store=str(store.root), strict=True)
-    ampere = describe_host(x86("haswell", INTEL, gpus=(A100,)), {})
-    monkeypatch.setattr(loading, "detect", lambda: ampere)
-    monkeypatch.setattr(loading, "cuda_here", lambda _: CudaHere(why_not="no GPU"))
-    with pytest.raises(IncompatibleError, match="cuda-sm80: no_cuda: got no GPU"):
-        freezer.load("mlp", store=str(store.root), strict=True, device_class="cuda-sm80")
+    strict = selected(old_driver, strict=True)
+    assert strict.chosen is None
+    assert "driver_too_old: got driver 450" in str(strict.error("mlp"))
+    ampere = x86("haswell", INTEL, gpus=(A100,))
+    alone = selected(CudaHere(why_not="no GPU"), ampere, strict=True, device_class="cuda-sm80")
+    assert "cuda-sm80: no_cuda: got no GPU" in str(alone.error("mlp"))
+
+
+def test_select_goes_on_after_an_artifact_that_does_not_open() -> None:
+    first = selected(CudaHere(devices=(("cuda:0", 90),), runtime="12.8", driver="570.1"))
+    assert first.chosen is not None
+    assert first.chosen.device_class == "cuda-sm90"
+    second = first.after(failure("cuda-sm90", RuntimeError("no kernel image")))
+    assert second.chosen is not None
+    assert (second.chosen.device_class, second.refused[0].reason) == ("portable", "does_not_open")
+    assert second.after(failure("portable", RuntimeError())).chosen is None
 
 
 def test_a_torchscript_file_that_names_another_gpu_is_refused() -> None:

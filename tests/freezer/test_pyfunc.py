@@ -22,7 +22,8 @@ from freezer.freezing.freeze import freeze
 from freezer.freezing.options import FreezeOptions
 from freezer.limits import SamplingPolicy
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.payloads import OpenPayload
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import ConstantSpec, TensorSpec

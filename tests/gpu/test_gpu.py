@@ -156,7 +156,7 @@ def test_the_ladder_refuses_by_name(gpu_class: str, mlp: Artifact, tmp_path: Pat
         driver = nvml.driver()
     with pytest.raises(IncompatibleError, match=f"{gpu_class}: driver_too_old: got driver {driver}, expected driver 9999.1"):
         freezer.load(future.folder)
-    with pytest.raises(IncompatibleError, match="device_mismatch: got what runs on a GPU, expected device cpu"):
+    with pytest.raises(IncompatibleError, match="device_mismatch: got an artifact for a GPU, expected device cpu"):
         freezer.load(mlp.folder, device="cpu")
     with pytest.raises(IncompatibleError, match=r"no_cuda: got no such GPU|no_cuda"):
         freezer.load(mlp.folder, device=f"cuda:{torch.cuda.device_count()}")

@@ -13,8 +13,8 @@ from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import set_for
 from freezer.codec import decode, encode
 from freezer.freezing.models.subject import Subject
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
-from freezer.runtime.payloads import LOADERS
+from freezer.runtime.frozen_model import CallOptions, FrozenModel
+from freezer.runtime.payloads import LOADERS, OpenPayload
 
 CANDIDATE = "candidate.json"
 
@@ -68,8 +68,7 @@ class Candidate:
             outputs=subject.outputs,
             structure=subject.structure,
             payloads=opened,
-            preserve=self.preserve,
-            device=subject.device,
+            options=CallOptions(preserve=self.preserve, device=subject.device),
         )
 
     def write(self) -> None:

@@ -22,9 +22,11 @@ from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.target.target import target_here
 from freezer.freezing.validation.timed_cells import general
 from freezer.pyfunc import _load_pyfunc
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.payloads import OpenPayload
 from freezer.serving.canary import canary_figures
 from freezer.serving.load import open_artifact
+from freezer.serving.selection import LoadOptions
 from freezer.spec.inputs import Dim
 from tests.conftest import Several
 from tests.models import mlp
@@ -187,7 +189,7 @@ def test_inspect_shows_payloads_by_threads_and_shapes(
 
 
 def loaded(several: Several, num_threads: int) -> FrozenModel:
-    return open_artifact(several.artifact, num_threads)
+    return open_artifact(several.artifact, num_threads, LoadOptions())
 
 
 @pytest.mark.parametrize(("budget", "count"), [(1, 1), (2, 2)])
@@ -288,7 +290,7 @@ def test_the_count_that_was_asked_for_holds_for_payloads_of_any_count(tmp_path: 
         return replace(opened, run=run)
 
     for model in (asked, plain):
-        model.__dict__["_exact"] = {(): noting(model._payloads[0])}
+        model._choice._exact = {(): noting(model._choice._payloads[0])}
         model(random_inputs(2, 4))
     assert seen == [THREADS + 2, THREADS]
 

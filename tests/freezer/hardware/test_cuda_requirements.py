@@ -11,7 +11,7 @@ from freezer.artifact.manifest import Manifest, Payload, PayloadKind
 from freezer.hardware.cuda_requirements import CudaHere, cuda_needs, least_driver
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import describe_host
-from freezer.serving.compatibility import out_of_reach, refuse_by_cuda
+from freezer.serving.compatibility import refuse_by_cuda, unserved_gpus
 from tests.freezer.hosts import A100, H100, INTEL, x86
 from tests.steps import manifest_of
 
@@ -63,11 +63,11 @@ def test_torch_s_own_kernels_need_no_newer_cuda() -> None:
 def test_published_classes_for_gpus_that_a_machine_with_gpus_does_not_serve_are_told() -> None:
     published = ("cpu-x86-64-v3", "cuda-sm80", "cuda-sm90", "cuda-sm999", "portable")
     ampere = describe_host(x86("haswell", INTEL, gpus=(A100,)), {})
-    (told,) = out_of_reach(published, ampere)
+    (told,) = unserved_gpus(published, ampere)
     assert str(told) == "cuda-sm90: capability_mismatch: got cuda-sm80, expected cuda-sm90"
     old_cpu = describe_host(x86("ivybridge", INTEL, gpus=(H100,)), {})
-    (told,) = out_of_reach(["cuda-sm90"], old_cpu)
+    (told,) = unserved_gpus(["cuda-sm90"], old_cpu)
     assert (told.reason, told.expected) == ("host_mismatch", "a CPU of cpu-x86-64-v3")
     assert "its host code is made for cpu-x86-64-v3" in told.got
-    assert out_of_reach(published, describe_host(x86("haswell", INTEL), {})) == [], "without a GPU they are nothing to it"
-    assert out_of_reach(published, describe_host(x86("haswell", INTEL, gpus=(A100, H100)), {})) == []
+    assert unserved_gpus(published, describe_host(x86("haswell", INTEL), {})) == [], "without a GPU they are nothing to it"
+    assert unserved_gpus(published, describe_host(x86("haswell", INTEL, gpus=(A100, H100)), {})) == []

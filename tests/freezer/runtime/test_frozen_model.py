@@ -12,7 +12,8 @@ from torch import Tensor
 import freezer
 from freezer.artifact.manifest import Payload
 from freezer.errors import ContractError
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.payloads import OpenPayload
 from freezer.runtime.pytree import NamedOutput, flatten, output_specs
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import ConstantSpec, TensorSpec

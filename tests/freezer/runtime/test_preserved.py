@@ -19,8 +19,9 @@ from freezer.freezing.example_inputs import example_spec
 from freezer.freezing.lowering.torchscript import torchscript
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.payloads import OpenPayload
 from freezer.runtime.preserved import REFUSED
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.runtime.torchscript_loader import open_torchscript
@@ -54,7 +55,9 @@ def served(
     payload = Payload(path="all.pt", digest="", size_bytes=0, kind="torchscript", num_threads=num_threads, convention="native")
     opened = [OpenPayload(payload=payload, run=open_torchscript(path, settings))]
     outputs = output_specs(structure, leaves)
-    return FrozenModel(spec=spec, outputs=outputs, structure=structure, payloads=opened, preserve=tuple(preserve))
+    return FrozenModel(
+        spec=spec, outputs=outputs, structure=structure, payloads=opened, options=CallOptions(preserve=tuple(preserve))
+    )
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -210,11 +213,12 @@ def test_methods_run_with_the_payloads_threads(tmp_path: Path) -> None:
 
 def test_a_payload_that_lacks_what_it_should_have_does_not_open(tmp_path: Path) -> None:
     model = served(seeded(Number), random_inputs(2, 4), (), "torchscript-frozen", tmp_path)
-    opened, structure = model._payloads, OutputStructure(kind="tensor")
+    opened, structure = model._choice._payloads, OutputStructure(kind="tensor")
+    options = CallOptions(preserve=("reset",))
     with pytest.raises(NotPreservedError, match="'reset' should be preserved, but the payload lacks it"):
-        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened, preserve=("reset",))
+        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened, options=options)
     with pytest.raises(ContractError, match="reset: preserved by one payload, but 2 are open"):
-        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened * 2, preserve=("reset",))
+        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened * 2, options=options)
 
 
 # The lowering
@@ -321,7 +325,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> FrozenModel:
         (lambda m: m.register_forward_hook(print), r"no \.register_forward_hook\(\): .* no Python runs"),
         (lambda m: m.forward(X), r"no \.forward\(\): it is called itself"),
         (lambda m: setattr(m, "training", True), "'training' of a frozen model cannot be set"),
-        (copy.copy, "cannot be copied or pickled: its payload is open in this process; call freezer.load where it is needed"),
+        (copy.copy, "cannot be copied or pickled: its payload is open in this process; call freezer.load in each process"),
         (copy.deepcopy, "cannot be copied or pickled"),
         (pickle.dumps, "cannot be copied or pickled"),
     ],

@@ -12,9 +12,11 @@ from torch import Tensor
 import freezer
 from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import CanaryError, IncompatibleError
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.payloads import OpenPayload
 from freezer.serving.canary import canary_figures, run_canary
 from freezer.serving.load import open_artifact
+from freezer.serving.selection import LoadOptions
 from tests.conftest import Frozen
 from tests.steps import copy_of, rewritten
 
@@ -34,7 +36,7 @@ def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> 
 
 def answering(artifact: Artifact, change: float = 0.0, factor: float = 1.0) -> FrozenModel:
     """The artifact's model on a machine that computes it a little otherwise."""
-    model = open_artifact(artifact, torch.get_num_threads(), canary=False)
+    model = open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False))
     payload = artifact.manifest.payloads[0]
 
     def run(*tensors: Tensor) -> list[Tensor]:
@@ -54,7 +56,7 @@ def answering(artifact: Artifact, change: float = 0.0, factor: float = 1.0) -> F
 def test_the_machine_that_made_it_passes(which: str, request: pytest.FixtureRequest) -> None:
     frozen: Frozen = request.getfixturevalue(which)
     artifact = frozen.artifact
-    figures = run_canary(artifact, open_artifact(artifact, torch.get_num_threads(), canary=False))
+    figures = run_canary(artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False)))
     assert [figure.set_index for figure in figures] == list(range(len(artifact.manifest.golden)))
     assert all(figure.problem is None for figure in figures)
     assert all(figure.error_ratio is not None and figure.error_ratio < 3 for figure in figures)

@@ -114,7 +114,7 @@ def test_without_one_the_error_says_how(
     alone.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact}, carried={})
     with pytest.raises(UsageError, match=f"mlp has no portable artifact to be compared with; published are {HERE}"):
         found_for(scripted.artifact, "mlp", alone)
-    with pytest.raises(UsageError, match="--portable names what --speed compares with"):
+    with pytest.raises(UsageError, match="--portable names the artifact"):
         freezer.verify("mlp", portable=portable.artifact.folder)
 
 

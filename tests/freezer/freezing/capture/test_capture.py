@@ -15,8 +15,9 @@ from freezer.errors import CaptureError
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.subject import Subject, prepare
 from freezer.freezing.recipes.recipes import CaptureName
-from freezer.runtime.frozen_model import FrozenModel, OpenPayload
+from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.payloads import OpenPayload
 from freezer.runtime.pytree import NamedOutput, leaves_of
 from freezer.spec.parse import declared_spec
 from tests.models import Calling, Counter, Mlp, mlp, seeded

@@ -18,6 +18,7 @@ from freezer.freezing.validation.drift import Call, Gate, assess
 from freezer.freezing.validation.reference import run_reference
 from freezer.serving.canary import canary_figures
 from freezer.serving.load import open_artifact
+from freezer.serving.selection import LoadOptions
 from tests.models import Calling
 from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
@@ -96,7 +97,7 @@ def test_the_canary_allows_what_is_between_two_draws(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
     result = freeze(Calling(of_torch).eval(), {"x": random_inputs(32, 32)}, out=tmp_path / "artifact", options=options)
     assert result.artifact is not None, result.reason
-    model = open_artifact(result.artifact, torch.get_num_threads(), canary=False)
+    model = open_artifact(result.artifact, torch.get_num_threads(), LoadOptions(canary=False))
     for _ in range(20):
         assert not any(figure.problem for figure in canary_figures(result.artifact, model))
 

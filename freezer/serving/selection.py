@@ -1,0 +1,199 @@
+"""Select the artifact that serves a process, and record why others do not. Pure: decides from data, imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from freezer.artifact.folder import Artifact
+from freezer.artifact.manifest import Manifest
+from freezer.artifact.signatures import Signatures, problem_of
+from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, Refusal, StoreUnreachableError
+from freezer.hardware.cuda_requirements import CudaHere
+from freezer.hardware.device_classes import device_class as class_named
+from freezer.hardware.host import Host
+from freezer.hardware.machine import Machine, describe_host
+from freezer.serving.compatibility import (
+    refuse_by_class,
+    refuse_by_cuda,
+    refuse_by_device,
+    refuse_by_isa,
+    refuse_by_threads,
+    refuse_by_torch,
+    rungs,
+    unserved_gpus,
+)
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """Options of `load`, `verify` and the speed check; see `load`.
+
+    Attributes:
+        device: `cpu` or `cuda:N`; None for the device that the artifact is made for.
+        trusted_keys: public keys, one of which must have signed the artifact; empty to require no signature.
+    """
+
+    device_class: str = "auto"
+    threads: int | None = None
+    strict: bool = False
+    limit_isa: bool = False
+    canary: bool = True
+    device: str | None = None
+    cuda_graphs: bool = False
+    trusted_keys: Sequence[EllipticCurvePublicKey] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingProcess:
+    """The process that an artifact would serve in.
+
+    Attributes:
+        host, environ: hardware, and the environment that limits it.
+        num_threads: that calls may use.
+        torch_version: for example `2.13.0+cpu`.
+        cuda: GPUs that may serve; read only where a published class needs one.
+    """
+
+    host: Host
+    environ: Mapping[str, str]
+    num_threads: int
+    torch_version: str
+    cuda: CudaHere
+
+    def machine(self, limits: Mapping[str, str] | None = None) -> Machine:
+        """The machine as this process sees it, also under further limits of the instruction set."""
+        return describe_host(self.host, {**self.environ, **(limits or {})})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """A published artifact of one device class; its files are read when a function is called.
+
+    Attributes:
+        manifest: reads the manifest.
+        signatures: reads the signatures, and manifest.json byte for byte.
+        fetch: makes files available locally: those at some paths, or all.
+    """
+
+    device_class: str
+    manifest: Callable[[], Manifest]
+    signatures: Callable[[], tuple[Signatures | None, bytes]]
+    fetch: Callable[[Collection[str] | None], Artifact]
+
+    def unsigned(self, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
+        """Why no trusted key vouches for the artifact; None where one does."""
+        problem = problem_of(*self.signatures(), keys)
+        if problem is None:
+            return None
+        expected = f"one by {'the trusted key' if len(keys) == 1 else f'any of {len(keys)} trusted keys'}"
+        return Refusal(rung=self.device_class, reason="unsigned", got=problem, expected=expected)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """The first artifact that serves a process.
+
+    Attributes:
+        chosen: None where no artifact serves, or `strict` allows no further one.
+        refused: artifacts before it, or all, with the reasons.
+        aside: published classes for other GPUs. They are not of this machine, so `strict` ignores them.
+        rest: artifacts after it, most specific first.
+    """
+
+    process: ServingProcess
+    options: LoadOptions
+    chosen: Image | None
+    refused: tuple[Refusal, ...]
+    aside: tuple[Refusal, ...]
+    rest: tuple[Image, ...]
+
+    @property
+    def ladder(self) -> tuple[Refusal, ...]:
+        """Every refusal."""
+        return (*self.aside, *self.refused)
+
+    def after(self, refusal: Refusal) -> Selection:
+        """The next selection, after the chosen artifact was refused while it was opened."""
+        return _first(replace(self, chosen=None, refused=(*self.refused, refusal)))
+
+    def error(self, reference: object) -> IncompatibleError:
+        """The error of a selection without a chosen artifact."""
+        reasons = "; ".join(str(item) for item in self.ladder) or "nothing is published for this machine's classes"
+        classes = ", ".join(self.process.machine().classes)
+        text = f"no artifact serves this machine ({classes})"
+        if self.options.strict and self.refused:
+            text = f"the best artifact for this machine ({classes}) is refused, and strict=True takes no other"
+        return IncompatibleError(f"{reference}: {text}: {reasons}", self.ladder)
+
+
+def select_image(images: Sequence[Image], process: ServingProcess, options: LoadOptions) -> Selection:
+    """Select the most specific artifact that serves a process.
+
+    Manifests are read in order, only until one serves; with `strict` also those after a refused one, for their reasons.
+
+    Raises:
+        UsageError: `options.device_class` is unknown.
+    """
+    machine, wanted = process.machine(), options.device_class
+    by_class = {image.device_class: image for image in images}
+    names = rungs(by_class, machine)
+    aside: list[Refusal] = []
+    refused: list[Refusal] = []
+    if wanted != "auto":
+        class_named(wanted)
+        names = [name for name in names if name == wanted]
+        refused = [] if names else [refuse_by_class(wanted, by_class, machine)]
+    else:
+        aside = unserved_gpus(by_class, machine)
+        known = {item.rung for item in aside}
+        refused = [] if names else [refuse_by_class(name, by_class, machine) for name in by_class if name not in known]
+    runnable = tuple(by_class[name] for name in names)
+    return _first(
+        Selection(process=process, options=options, chosen=None, refused=tuple(refused), aside=tuple(aside), rest=runnable)
+    )
+
+
+def _first(selection: Selection) -> Selection:
+    refused = list(selection.refused)
+    for index, image in enumerate(selection.rest):
+        found = _refusal(image, selection.process, selection.options)
+        if found is not None:
+            refused.append(found)
+        elif not (selection.options.strict and refused):
+            return replace(selection, chosen=image, refused=tuple(refused), rest=selection.rest[index + 1 :])
+    return replace(selection, refused=tuple(refused), rest=())
+
+
+def _refusal(image: Image, process: ServingProcess, options: LoadOptions) -> Refusal | None:
+    try:
+        unsigned = image.unsigned(options.trusted_keys) if options.trusted_keys else None
+        return unsigned or manifest_refusal(image.manifest(), process, options)
+    except StoreUnreachableError:
+        raise
+    except Exception as error:  # an artifact that cannot be read is refused, and the next is tried
+        return failure(image.device_class, error)
+
+
+def manifest_refusal(manifest: Manifest, process: ServingProcess, options: LoadOptions) -> Refusal | None:
+    """Why an artifact does not serve a process; None where it does, if need be under the limits that `limit_isa` allows."""
+    limits = class_named(manifest.device_class).limits if options.limit_isa else {}
+    return (
+        refuse_by_device(manifest, options.device)
+        or refuse_by_cuda(manifest, process.cuda)
+        or refuse_by_torch(manifest, process.torch_version, canary=options.canary)
+        or refuse_by_threads(manifest, process.num_threads)
+        or (refuse_by_isa(manifest, process.machine()) and refuse_by_isa(manifest, process.machine(limits)))
+    )
+
+
+def failure(device_class: str, error: Exception) -> Refusal:
+    """The refusal of an artifact that could not be read or opened."""
+    reason = "tampered" if isinstance(error, IntegrityError) else "canary" if isinstance(error, CanaryError) else "does_not_open"
+    expected = {"tampered": "the published digest", "canary": "the golden outputs"}.get(reason, "a payload that opens")
+    lines = [str(error)] if isinstance(error, ColdpressError) else str(error).strip().splitlines()
+    return Refusal(rung=device_class, reason=reason, got=lines[-1] if lines else type(error).__name__, expected=expected)
