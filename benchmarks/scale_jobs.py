@@ -24,7 +24,8 @@ from pipeline.config import Config
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Plan
-from pipeline.planning.plan import make_plan
+from pipeline.planning.plan import PlanRequest, make_plan
+from pipeline.planning.reuse import FinishedWork
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.reporting.campaign_report import CampaignReport
@@ -73,17 +74,8 @@ def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
         raise problems[0]
     level = str(best_level(detect().classes))
     facts = ClassFacts(num_threads=1, toolchain={"torch": "2.13.0"})
-    return make_plan(
-        entries,
-        {level: facts, PORTABLE: facts},
-        auto=[level, PORTABLE],
-        device_classes=(),
-        recipes=(),
-        store=store,
-        ledger=ledger,
-        digests=digests,
-        policy=SamplingPolicy(),
-    )
+    request = PlanRequest(entries=entries, facts={level: facts, PORTABLE: facts}, auto=[level, PORTABLE], policy=SamplingPolicy())
+    return make_plan(request, FinishedWork(store, ledger), digests)
 
 
 class Meter:

@@ -30,7 +30,8 @@ from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Plan
-from pipeline.planning.plan import auto_classes_of, make_plan
+from pipeline.planning.plan import PlanRequest, auto_classes_of, make_plan
+from pipeline.planning.reuse import FinishedWork
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.campaign_report import CampaignReport
@@ -92,7 +93,17 @@ def run(config: Config, display: Display) -> CampaignReport:
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
         with nullcontext() if config.explain else tracker, assembled(found, _named(config, entries)) as fleet:
             display.show(Event(kind="note", text=f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}"))
-            plan = _plan(config, entries, fleet, store, ledger, digests, continued.own_since)
+            request = PlanRequest(
+                entries=entries,
+                facts=fleet.facts(),
+                auto=auto_classes_of([node.classes for node in fleet.nodes]),
+                device_classes=config.device_classes,
+                recipes=config.recipes,
+                policy=config.policy,
+                keep_going=config.keep_going,
+            )
+            finished = FinishedWork(store, ledger, lifted=config.lift_quarantine, since=continued.own_since)
+            plan = make_plan(request, finished, digests)
             bad = [*_problem_outcomes((*problems, *plan.problems)), *_unplaced_outcomes(plan)]
             if config.explain:
                 return _explained(config, plan, bad, display, started)
@@ -117,25 +128,6 @@ def _read(config: Config) -> Catalog:
 def _refuse_bad_entries(config: Config, problems: Sequence[CatalogError]) -> None:
     if problems and not config.keep_going:
         raise BadEntriesError(problems)
-
-
-def _plan(
-    config: Config, entries: Sequence[Entry], fleet: Fleet, store: Store, ledger: Ledger, digests: FileDigests, own_since: float
-) -> Plan:
-    return make_plan(
-        entries,
-        fleet.facts(),
-        auto=auto_classes_of([node.classes for node in fleet.nodes]),
-        device_classes=config.device_classes,
-        recipes=config.recipes,
-        store=store,
-        ledger=ledger,
-        digests=digests,
-        policy=config.policy,
-        keep_going=config.keep_going,
-        lift_quarantine=config.lift_quarantine,
-        since=own_since,
-    )
 
 
 def _named(config: Config, entries: Sequence[Entry]) -> set[str]:

@@ -1,4 +1,4 @@
-"""What a plan consists of: items, unplaced items and the plan itself."""
+"""Plans and their items."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Item:
 
     Attributes:
         num_threads: the deciding thread count; `further_threads` are the others.
-        builds: for each recipe, the key of its build.
+        builds: the key of the build of each recipe.
         judge: the key of its judge.
-        finished: its outcome, when an earlier campaign has it.
-        is_kept: whether the ledger has that just so, with the entry's tags and registered name.
-        why: for `--explain`, what makes it differ from the nearest finished outcome.
-        before: the outcome that stands unless a recipe of `missed` is built now, which it was reached without.
-        missed: the recipes that the circumstances kept from being built then.
-        memory_bytes: what its builds and its judge may use; None if nobody knows.
+        finished: its outcome, if an earlier campaign reached it.
+        is_kept: whether the ledger has that outcome with the tags and registered name of the entry.
+        why: how it differs from the nearest finished outcome, for `--explain`.
+        before: the outcome to keep unless a recipe of `missed` is built now.
+        missed: recipes that circumstances kept from being built for `before`.
+        memory_bytes: memory that its builds and its judge may use; None if unknown.
     """
 
     entry: Entry
@@ -36,8 +36,8 @@ class Item:
     builds: Mapping[str, Key]
     judge: Key
     policy: SamplingPolicy
-    finished: Outcome | None
-    why: str
+    finished: Outcome | None = None
+    why: str = ""
     further_threads: tuple[int, ...] = ()
     memory_bytes: int | None = None
     is_kept: bool = False
@@ -51,7 +51,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unplaced:
-    """A model for a class that no node serves, or none with as many threads."""
+    """A model for a class without a node, or without a node that has enough threads."""
 
     model: str
     device_class: str
@@ -60,13 +60,13 @@ class Unplaced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All items of a campaign, in the order of the catalog; the classes of one model stand together.
+    """All items of a campaign, in the order of the catalog; the classes of a model are adjacent.
 
     Attributes:
-        unplaced: models and classes that no node serves, and why, where the others were told to go on.
-        problems: entries whose files went away since they were looked at, where the others were told to go on.
-        lift_quarantine: whether what crashed in earlier campaigns is tried again.
-        facts: what each class is planned for.
+        unplaced: models and classes that --keep-going skips because no node serves them.
+        problems: entries that --keep-going skips because a file became unreadable.
+        lift_quarantine: whether items that crashed in earlier campaigns are retried.
+        facts: thread count and toolchain of each class.
     """
 
     items: tuple[Item, ...]

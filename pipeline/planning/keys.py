@@ -1,6 +1,6 @@
-"""Keys: what settles a result, as digests. A finished key is never done again, whichever campaign did it.
+"""Keys: digests of everything that a result depends on. Work under a finished key is never repeated, in any campaign.
 
-Every key is the digest of its parts, and the parts are kept, so that `--explain` can say which of them differs.
+The parts of a key are recorded, so that `--explain` can name those that differ.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from freezer.errors import MissingDependencyError
 from freezer.files.download import is_url
 from freezer.freezing.models.sources import FILE_KINDS, Source, module_file
 from freezer.freezing.recipes.recipes import Recipe
-from freezer.limits import Limits, SamplingPolicy
+from freezer.limits import SamplingPolicy
 from pipeline.catalog.entry import SOURCE_RUN, Entry
 from pipeline.planning.file_digests import FileDigests
 
 INPUTS_VERSION = 2
-"""Raised when the same spec or samples would give other golden inputs."""
+"""Incremented when the same spec or samples give other golden inputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """A digest, and the parts it was made of."""
+    """A digest and the parts that it was made of."""
 
     digest: str
     parts: Mapping[str, Any]
 
 
 def make_key(parts: Mapping[str, Any]) -> Key:
-    """The key of some parts; anything JSON can hold."""
+    """Return the key of parts that JSON can hold."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return Key(digest=hashlib.sha256(text.encode()).hexdigest(), parts=json.loads(text))
 
 
 def source_key(entry: Entry, digests: FileDigests) -> Key:
-    """The key of a source, known without building the model.
+    """Return the key of a source, without loading the model.
 
-    Of a registry's model it is the version, which never changes; of a file its bytes; of a python source its module, arguments and
-    listed files.
+    It depends on the version of a registry model, the bytes of a file, or the module, arguments and listed files of a python
+    source.
 
     Raises:
-        OSError: a file, or a folder of a transformers source, is not there or may not be read.
+        OSError: a file, or a folder of a transformers source, is missing or unreadable.
     """
     source = entry.source
     parts: dict[str, Any] = {"kind": source.kind, "args": dict(source.args), "seed": source.seed}
@@ -82,16 +82,16 @@ def _transformers_version(source: Source) -> str:
 
 
 def pinned(source: Source, key: Key) -> Source:
-    """A source that fails to load unless its file is still what its key was made of; as it is where the key has no file."""
+    """Return a source that fails to load if its file has changed since its key was made."""
     digest = key.parts.get("file")
     return source if digest is None or source.sha256 is not None else replace(source, sha256=digest.removeprefix("sha256:"))
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """All files below a folder, sorted.
+    """Return all files below a folder, sorted.
 
     Raises:
-        OSError: a folder among them may not be read; `rglob` would leave its files out.
+        OSError: a folder is unreadable; `rglob` would skip its files.
     """
 
     def refuse(error: OSError) -> None:
@@ -101,28 +101,25 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def build_key(
-    entry: Entry,
-    source: Key,
-    recipe: Recipe,
-    *,
-    device_class: str,
-    num_threads: int,
-    toolchain: Mapping[str, Any],
-    samples: str | None,
-    further_threads: Sequence[int] = (),
-) -> Key:
-    """The key of one build. Thread counts and points that are what they would be by default leave no trace in it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildTarget:
+    """What builds and judges of an item run on, and with.
 
-    Args:
-        entry: of the catalog.
-        source: its source key.
-        recipe: with its settings.
-        device_class, num_threads: of the target.
-        toolchain: of the class's workers.
+    Attributes:
+        num_threads: the deciding thread count; `further_threads` are the others.
+        toolchain: of the workers of the class.
         samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
-        further_threads: of the target.
     """
+
+    device_class: str
+    num_threads: int
+    further_threads: tuple[int, ...] = ()
+    toolchain: Mapping[str, Any]
+    samples: str | None
+
+
+def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) -> Key:
+    """Return the key of one build. Default thread counts and points are not part of it."""
     kept: dict[str, Any] = {"preserve": list(entry.preserve)} if entry.preserve else {}
     kept |= {"reset": entry.reset} if entry.reset else {}
     kept |= _points(entry) if recipe.by_shape else {}
@@ -130,39 +127,24 @@ def build_key(
         {
             **kept,
             "source": source.digest,
-            "inputs": encode(entry.spec) if entry.spec else None,
-            "samples": samples,
+            "inputs": encode(entry.spec),
+            "samples": target.samples,
             "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
-            "device_class": device_class,
-            "num_threads": _counts(num_threads, further_threads) if recipe.by_thread else None,
-            "toolchain": dict(toolchain),
+            "device_class": target.device_class,
+            "num_threads": _counts(target) if recipe.by_thread else None,
+            "toolchain": dict(target.toolchain),
             "format_version": FORMAT_VERSION,
         }
     )
 
 
-def judge_key(
-    builds: Sequence[Key],
-    *,
-    limits: Limits,
-    policy: SamplingPolicy,
-    num_threads: int,
-    samples: str | None,
-    task_metric: str | None,
-    further_threads: Sequence[int] = (),
-    entry: Entry | None = None,
-    source: Key,
-    device_class: str,
-) -> Key:
-    """The key of one judge: its builds, gates, sampling policy and golden inputs, and where it times: thread counts and points.
-
-    The points are those of `entry`. What is as it would be by default leaves no trace, as in a build's key. Source and device class
-    are those of the builds; where nothing but eager is asked for there are none, and they stand for themselves.
-    """
-    alone = {} if builds else {"source": source.digest, "device_class": device_class}
+def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy) -> Key:
+    """Return the key of one judge. Default points are not part of it; source and class are if there are no builds."""
+    alone = {} if builds else {"source": source.digest, "device_class": target.device_class}
+    limits = entry.limits
     return make_key(
         {
-            **(_points(entry) if entry else {}),
+            **_points(entry),
             **alone,
             "builds": sorted(build.digest for build in builds),
             "limits": {
@@ -172,19 +154,19 @@ def judge_key(
                 "size_mb_max": limits.size_mb_max,
             },
             "policy": encode(policy),
-            "num_threads": _counts(num_threads, further_threads),
-            "inputs": {"version": INPUTS_VERSION, "samples": samples},
-            "task_metric": task_metric,
+            "num_threads": _counts(target),
+            "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
+            "task_metric": entry.task_metric,
         }
     )
 
 
-def _counts(num_threads: int, further: Sequence[int]) -> int | list[int]:
-    return [num_threads, *further] if further else num_threads
+def _counts(target: BuildTarget) -> int | list[int]:
+    return [target.num_threads, *target.further_threads] if target.further_threads else target.num_threads
 
 
 def _points(entry: Entry) -> dict[str, Any]:
-    """The points of an entry; nothing where they are what they would be without any. A source's own dims are not known yet."""
+    """The points of an entry, unless they are the default. Dims that the source itself declares are not known yet."""
     if entry.spec is None:
         return {"points": [dict(point) for point in entry.points]} if entry.points else {}
     named = entry.spec.named_points(entry.points)
@@ -192,7 +174,7 @@ def _points(entry: Entry) -> dict[str, Any]:
 
 
 def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str]:
-    """The names of the parts that differ, dotted; what `--explain` prints."""
+    """Return the dotted names of the parts that differ, for `--explain`."""
     names: list[str] = []
     for name in sorted(set(parts) | set(finished)):
         one, other = parts.get(name), finished.get(name)

@@ -1,98 +1,95 @@
-"""Plan: which builds and judges a campaign needs, and what is finished already. Loads no model."""
+"""Plan: which builds and judges a campaign needs, and which are finished. Loads no model."""
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.errors import CatalogError, InfrastructureError
 from freezer.freezing.recipes.recipes import made_for, select
 from freezer.hardware.device_classes import PORTABLE, auto_classes, device_class
 from freezer.limits import SamplingPolicy
-from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
-from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Item, Plan, Unplaced
-from pipeline.planning.keys import Key, build_key, judge_key, source_key
-from pipeline.planning.reuse import find_finished, find_missed
+from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, source_key
+from pipeline.planning.reuse import FinishedWork
 from pipeline.records.class_facts import ClassFacts
-from pipeline.records.outcome import Outcome
 
 PORTABLE_TIME_LIMIT_S = 4.0
-"""Of sampling a portable artifact, whose speed is reported and decides nothing."""
+"""Sampling time of a portable artifact, whose speed is reported and decides nothing."""
 
 
-def make_plan(
-    entries: Sequence[Entry],
-    facts: Mapping[str, ClassFacts],
-    *,
-    auto: Sequence[str],
-    device_classes: Sequence[str],
-    recipes: Sequence[str],
-    store: Store,
-    ledger: Ledger,
-    digests: FileDigests,
-    policy: SamplingPolicy,
-    keep_going: bool = False,
-    lift_quarantine: bool = False,
-    since: float = math.inf,
-) -> Plan:
-    """The plan of a campaign.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """What to plan.
+
+    Attributes:
+        entries: of the catalog.
+        facts: thread count and toolchain of each class that a node serves.
+        auto: the classes that `auto` means on this cluster.
+        device_classes, recipes: replace those of the entries; empty keeps theirs.
+        policy: of sampling.
+        keep_going: skip entries whose files became unreadable, and classes without a node or without enough threads.
+    """
+
+    entries: Sequence[Entry]
+    facts: Mapping[str, ClassFacts]
+    auto: Sequence[str]
+    device_classes: Sequence[str] = ()
+    recipes: Sequence[str] = ()
+    policy: SamplingPolicy
+    keep_going: bool = False
+
+
+def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests) -> Plan:
+    """Plan a campaign.
 
     Args:
-        entries: of the catalog.
-        facts: for each class that a node can serve, its thread count and toolchain.
-        auto: the classes that `auto` stands for on this cluster.
-        device_classes, recipes: given on the command line; they take the place of the entries' own.
-        store, ledger: what is finished already.
+        request: what to plan.
+        finished: work of earlier campaigns.
         digests: of files.
-        policy: of sampling.
-        keep_going: pass over classes that no node serves, or none with as many threads as an entry asks for; and over entries whose
-            files cannot be read any more.
-        lift_quarantine: try again what crashed in earlier campaigns.
-        since: of the start that the campaign goes on from: what it has reached itself since then stands, whatever others did later.
 
     Raises:
-        CatalogError: a file of an entry cannot be read any more.
-        InfrastructureError: a class is asked for that no node can serve, or a thread count that not all of its nodes have.
+        CatalogError: a file of an entry became unreadable.
+        InfrastructureError: a class has no node, or not enough threads on all its nodes.
     """
-    versions = functools.cache(store.versions)
     items: list[Item] = []
     unplaced: list[Unplaced] = []
     problems: list[CatalogError] = []
-    for entry in entries:
+    for entry in request.entries:
         try:
             source = source_key(entry, digests)
             samples = digests.of(Path(entry.samples)) if entry.samples else None
-        except OSError as error:  # it could be read before nodes were waited for
-            gone = _gone(entry, error)
-            if not keep_going:
-                raise gone from error
-            problems.append(gone)
+        except OSError as error:
+            problem = _unreadable(entry, error)
+            if not request.keep_going:
+                raise problem from error
+            problems.append(problem)
             continue
-        for name in _classes(device_classes or entry.device_classes, auto):
-            problem = _no_node(entry, name, facts) or _too_few_threads(entry, name, facts[name])
-            if problem is not None:
-                if not keep_going:
-                    raise problem
-                unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
-                continue
-            wanted = recipes or entry.recipes
-            items.append(_item(entry, name, facts[name], source, samples, wanted, versions, ledger, policy, lift_quarantine, since))
+        for name in _classes(request.device_classes or entry.device_classes, request.auto):
+            lacking = _no_node(entry, name, request.facts) or _too_few_threads(entry, name, request.facts[name])
+            if lacking is None:
+                items.append(finished.applied_to(_item(request, entry, name, source, samples)))
+            elif request.keep_going:
+                unplaced.append(Unplaced(model=entry.name, device_class=name, problem=lacking))
+            else:
+                raise lacking
     digests.save()
     return Plan(
-        items=tuple(items), unplaced=tuple(unplaced), problems=tuple(problems), lift_quarantine=lift_quarantine, facts=facts
+        items=tuple(items),
+        unplaced=tuple(unplaced),
+        problems=tuple(problems),
+        lift_quarantine=finished.lifted,
+        facts=request.facts,
     )
 
 
-def _gone(entry: Entry, error: OSError) -> CatalogError:
-    """What is wrong with an entry a file of which cannot be read any more."""
+def _unreadable(entry: Entry, error: OSError) -> CatalogError:
+    """The error of an entry whose file became unreadable while the campaign waited for nodes."""
     field = "samples" if entry.samples is not None and error.filename == str(entry.samples) else "source"
-    message = f"{type(error).__name__}: {error}; the file was changed while the campaign was started; put it back, and start again"
+    message = f"{type(error).__name__}: {error}; the file changed while the campaign started; put it back, and start again"
     return CatalogError(message, entry=entry.name, field=field, code="CP-FETCH")
 
 
@@ -107,86 +104,49 @@ def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> Infras
 
 
 def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
-    """The thread counts to build and judge for; a portable payload is for any, and is judged at what its workers have."""
+    """The thread counts to build and judge for; a portable artifact is judged at the count of its workers."""
     return (facts.num_threads,) if name == PORTABLE or not entry.threads else entry.threads
 
 
 def _too_few_threads(entry: Entry, name: str, facts: ClassFacts) -> InfrastructureError | None:
-    """What is wrong where a count is asked for that the smallest worker of a class lacks: it could not be timed there."""
+    """The error of an entry that asks for more threads than the smallest node of a class can time."""
     most = max(_threads_of(entry, name, facts))
     if most <= facts.num_threads:
         return None
     return InfrastructureError(
         f"entry {entry.name!r}: got threads {most}, but the smallest node that serves {name} has {facts.num_threads} CPUs; leave "
-        f"the count out, or label with coldpress.dev/{name}=true only nodes that have as many",
+        f"the count out, or label only nodes that have as many with coldpress.dev/{name}=true",
         code="CP-NO-NODE",
     )
 
 
 def auto_classes_of(nodes: Sequence[Sequence[str]]) -> list[str]:
-    """What `auto` stands for on a cluster: what it means on each node, each class once."""
+    """The classes that `auto` means on a cluster, given the classes of each node."""
     return list(dict.fromkeys(name for classes in nodes for name in auto_classes(classes)))
 
 
 def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
-    """The classes of one entry; portable is always among them, and last: it serves where the others do not."""
-    found: dict[str, None] = {}
-    for name in wanted:
-        for resolved in auto if name == "auto" else [name]:
-            found[resolved] = None
-    found.pop(PORTABLE, None)
-    return [*found, PORTABLE]
+    """The classes of an entry. `portable` is always the last one, since it serves where the others do not."""
+    found = dict.fromkeys(resolved for name in wanted for resolved in (auto if name == "auto" else [name]))
+    return [*(name for name in found if name != PORTABLE), PORTABLE]
 
 
-def _item(
-    entry: Entry,
-    name: str,
-    facts: ClassFacts,
-    source: Key,
-    samples: str | None,
-    recipes: Sequence[str],
-    versions: Callable[[str], Sequence[int]],
-    ledger: Ledger,
-    policy: SamplingPolicy,
-    lifted: bool,
-    since: float,
-) -> Item:
+def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: str | None) -> Item:
+    facts, policy = request.facts[name], request.policy
     if name == PORTABLE:
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
     num_threads, *further = _threads_of(entry, name, facts)
-    builds = {
-        recipe.name: build_key(
-            entry,
-            source,
-            made_for(recipe, device_class(name).kind),
-            device_class=name,
-            num_threads=num_threads,
-            toolchain=facts.toolchain,
-            samples=samples,
-            further_threads=further,
-        )
-        for recipe in select(recipes, portable=name == PORTABLE)
-    }
-    judge = judge_key(
-        list(builds.values()),
-        limits=entry.limits,
-        policy=policy,
-        num_threads=num_threads,
-        samples=samples,
-        task_metric=entry.task_metric,
-        further_threads=further,
-        entry=entry,
-        source=source,
+    target = BuildTarget(
         device_class=name,
+        num_threads=num_threads,
+        further_threads=tuple(further),
+        toolchain=facts.toolchain,
+        samples=samples,
     )
-    memory_bytes = int(entry.limits.memory_gb * 1e9) if entry.limits.memory_gb is not None else facts.memory_bytes
-    known, why = find_finished(entry, name, source, judge, builds, versions, ledger, memory_bytes, lifted, since)
-    finished = None if known is None else replace(known, tags=dict(entry.tags), registered_name=entry.registered_name)
-    missed: tuple[str, ...] = ()
-    before: Outcome | None = None
-    if finished is not None:
-        missed, why = find_missed(finished, builds, ledger, memory_bytes, lifted)
-        finished, before = (None, finished) if missed else (finished, None)
+    recipes = select(request.recipes or entry.recipes, portable=name == PORTABLE)
+    kind = device_class(name).kind
+    builds = {recipe.name: build_key(entry, source, made_for(recipe, kind), target) for recipe in recipes}
+    memory_gb = entry.limits.memory_gb
     return Item(
         entry=entry,
         device_class=name,
@@ -194,12 +154,7 @@ def _item(
         further_threads=tuple(further),
         source=source,
         builds=builds,
-        judge=judge,
+        judge=judge_key(entry, source, list(builds.values()), target, policy),
         policy=policy,
-        finished=finished,
-        why=why,
-        memory_bytes=memory_bytes,
-        is_kept=finished is not None and finished == known,
-        before=before,
-        missed=missed,
+        memory_bytes=facts.memory_bytes if memory_gb is None else int(memory_gb * 1e9),
     )

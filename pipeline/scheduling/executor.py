@@ -23,7 +23,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.item import Item, Plan
 from pipeline.planning.keys import pinned
 from pipeline.planning.memory_estimate import demand_of
-from pipeline.planning.reuse import found_meanwhile
+from pipeline.planning.reuse import FinishedWork
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.build_records import BuildRecords
@@ -155,7 +155,7 @@ class Executor:
         return self.may_disturb() or self._materials.is_ready(task.progress.item.entry)
 
     def _start_judge(self, task: Task, slot: Slot) -> None:
-        found = found_meanwhile(task.progress.item, self._store, self._ledger, lifted=self._lifted)
+        found = FinishedWork(self._store, self._ledger, lifted=self._lifted).found_meanwhile(task.progress.item)
         if found is not None:
             self._advance(task.progress, OutcomeKnown(outcome=found))
         else:

@@ -7,6 +7,7 @@ itself with SIGKILL when NUM outcomes were reached.
 from __future__ import annotations
 
 import io
+import math
 import os
 import shutil
 import signal
@@ -31,7 +32,8 @@ from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Item, Plan
-from pipeline.planning.plan import make_plan
+from pipeline.planning.plan import PlanRequest, make_plan
+from pipeline.planning.reuse import FinishedWork
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.reporting.campaign_report import CampaignReport
@@ -96,12 +98,16 @@ def plan_of(
     facts: ClassFacts = FACTS,
     digests: FileDigests | None = None,
     classes: Sequence[str] = (HERE, "portable"),
+    lift_quarantine: bool = False,
+    since: float = math.inf,
     **options: Any,
 ) -> Plan:
-    """A plan for workers of `classes`, which are alike, and which `auto` stands for; `options` are of make_plan."""
-    settings: dict[str, Any] = {"device_classes": (), "recipes": (), "policy": SamplingPolicy(), **options}
-    settings["digests"] = digests or FileDigests(store.root / "digests.json")
-    return make_plan(entries, dict.fromkeys(classes, facts), auto=classes, store=store, ledger=ledger, **settings)
+    """A plan for workers of `classes`, which are alike, and which `auto` means; `options` are fields of PlanRequest."""
+    request = PlanRequest(
+        **{"entries": entries, "facts": dict.fromkeys(classes, facts), "auto": classes, "policy": SamplingPolicy(), **options}
+    )
+    finished = FinishedWork(store, ledger, lifted=lift_quarantine, since=since)
+    return make_plan(request, finished, digests or FileDigests(store.root / "digests.json"))
 
 
 def judged(item: Item, verdict: str, store: Store, artifact: Artifact) -> Outcome:

@@ -214,7 +214,7 @@ def test_a_crash_is_tried_once_more_then_quarantined_until_it_is_lifted(place: S
         assert plan_of(place, ledger).items[0].finished is not None
         lifted = plan_of(place, ledger, lift=True)
         assert lifted.items[0].finished is None
-        assert lifted.items[0].why == "was failed (crash), whose quarantine is lifted"
+        assert lifted.items[0].why == "failed earlier (crash), retrying because --lift-quarantine was given"
         _, third, _ = executed(place, ledger, [ended("capture", "CP-CAPTURE")], lifted)
         assert len(third.started) == 1
 
@@ -292,7 +292,7 @@ def test_a_limit_of_memory_is_final_until_it_is_raised(place: Store) -> None:
         )
         assert plan_of(place, ledger, memory_gb=2).items[0].finished is not None
         raised = plan_of(place, ledger, memory_gb=3)
-        assert raised.items[0].why == "was failed (memory), and may use more memory now"
+        assert raised.items[0].why == "failed earlier (memory), and may use more memory now"
         _, again, _ = executed(place, ledger, [ended("capture")], raised)
         assert len(again.started) == 1
 

@@ -21,9 +21,10 @@ from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import TensorSpec
 from pipeline.catalog.entry import Entry
 from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.keys import Key, build_key, differing, judge_key, make_key, source_key
+from pipeline.planning.keys import BuildTarget, Key, build_key, differing, judge_key, make_key, source_key
 from pipeline.workspace.staging import remove_abandoned
 
+POLICY = SamplingPolicy()
 TOOLCHAIN = {"torch": "2.13.0", "cxx": "g++ 12"}
 
 
@@ -47,10 +48,12 @@ def source_digest(entry: Entry, folder: Path) -> str:
     return source_key(entry, FileDigests(folder / "digests.json")).digest
 
 
-def key_of_build(entry: Entry, folder: Path, recipe: Recipe = RECIPES["inductor-frozen"], **changed: object) -> Key:
-    given: dict[str, object] = {"device_class": "cpu-x86-64-v4", "num_threads": 2, "toolchain": TOOLCHAIN, "samples": None}
+TARGET = BuildTarget(device_class="cpu-x86-64-v4", num_threads=2, toolchain=TOOLCHAIN, samples=None)
+
+
+def key_of_build(entry: Entry, folder: Path, recipe: Recipe = RECIPES["inductor-frozen"], **changed: Any) -> Key:
     source = source_key(entry, FileDigests(folder / "digests.json"))
-    return build_key(entry, source, recipe, **{**given, **changed})  # type: ignore[arg-type]
+    return build_key(entry, source, recipe, replace(TARGET, **changed))
 
 
 def test_a_build_key_changes_with_what_is_preserved(tmp_path: Path) -> None:
@@ -144,9 +147,9 @@ def test_gates_are_part_of_a_judge_and_not_of_a_build(tmp_path: Path) -> None:
     assert key_of_build(entry, tmp_path) == key_of_build(stricter, tmp_path)
     builds = [key_of_build(entry, tmp_path)]
 
-    def judged(limits: Limits = entry.limits, policy: SamplingPolicy | None = None, samples: str | None = None) -> str:
-        settings: dict[str, Any] = {"source": make_key({}), "device_class": "portable", "policy": policy or SamplingPolicy()}
-        return judge_key(builds, limits=limits, num_threads=2, samples=samples, task_metric=None, **settings).digest
+    def judged(limits: Limits = entry.limits, policy: SamplingPolicy = POLICY, samples: str | None = None) -> str:
+        target = replace(TARGET, samples=samples)
+        return judge_key(replace(entry, limits=limits), make_key({}), builds, target, policy).digest
 
     assert judged() != judged(limits=stricter.limits)
     assert judged() != judged(policy=SamplingPolicy(time_limit_s=1))
@@ -154,19 +157,12 @@ def test_gates_are_part_of_a_judge_and_not_of_a_build(tmp_path: Path) -> None:
     assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), "a time limit changes no verdict that is reached"
 
 
-def test_a_judge_without_builds_is_of_its_source_and_class_all_the_same(tmp_path: Path) -> None:
+def test_a_judge_without_builds_depends_on_source_and_class(tmp_path: Path) -> None:
     entry, sources = make_entry(tmp_path), [make_key({"weights": 1}), make_key({"weights": 2})]
-    common: dict[str, Any] = {
-        "limits": entry.limits,
-        "policy": SamplingPolicy(),
-        "num_threads": 2,
-        "samples": None,
-        "task_metric": None,
-    }
+    targets = [TARGET, replace(TARGET, device_class="cpu-x86-64-v3")]
 
     def keys(*builds: Key) -> set[str]:
-        classes = ("cpu-x86-64-v3", "cpu-x86-64-v4")
-        return {judge_key(builds, source=source, device_class=name, **common).digest for source in sources for name in classes}
+        return {judge_key(entry, source, builds, target, POLICY).digest for source in sources for target in targets}
 
     assert len(keys()) == 4
     assert len(keys(key_of_build(entry, tmp_path))) == 1, "a build's key has both"

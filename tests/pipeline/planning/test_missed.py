@@ -94,10 +94,7 @@ def test_what_timed_out_is_built_by_the_next_start_and_judged_with_the_others(pl
     plan = plan_of(place, ledger)
     (item,) = plan.items
     assert (item.finished, item.missed) == (None, (OTHER,))
-    assert (
-        f"m {HERE}: build {OTHER}; judge if it is built ({OTHER} failed (timeout) and is tried again, start 2 of 3)"
-        in explained(plan)
-    )
+    assert f"m {HERE}: build {OTHER}; judge if it is built ({OTHER} failed (timeout); retrying, start 2 of 3)" in explained(plan)
     outcome, cluster, _ = start(place, ledger, [built(OTHER), judged()], plan)
     assert cluster.started == [f"build m {HERE} {OTHER}", f"judge m {HERE}"]
     assert not outcome.cached
@@ -114,10 +111,7 @@ def test_what_fails_again_is_not_judged_again_and_is_given_up_after_some_starts(
         assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     given_up = plan_of(place, ledger)
     assert given_up.items[0].finished is not None
-    assert (
-        f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts, and is tried again with --lift-quarantine alone)"
-        in explained(given_up)
-    )
+    assert f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts; retried only with --lift-quarantine)" in explained(given_up)
     lifted = plan_of(place, ledger, lift=True)
     assert lifted.items[0].missed == (OTHER,)
     _, cluster, _ = start(place, ledger, [built(OTHER), judged()], lifted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pipeline.catalog.entry import Entry
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Plan
-from pipeline.planning.keys import Key, build_key, judge_key, make_key, source_key
+from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key, source_key
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records
@@ -41,16 +41,17 @@ def several(**changes: Any) -> Entry:
     return replace(entry(), **{"spec": SPEC, "threads": (2, 1), "points": POINTS, **changes})
 
 
-def build_of(one: Entry, folder: Path, recipe: str, num_threads: int = 2, further_threads: Sequence[int] = ()) -> Key:
+def target(num_threads: int = 2, further_threads: tuple[int, ...] = ()) -> BuildTarget:
+    return BuildTarget(device_class=HERE, num_threads=num_threads, further_threads=further_threads, toolchain={}, samples=None)
+
+
+def build_of(one: Entry, folder: Path, recipe: str, further_threads: tuple[int, ...] = ()) -> Key:
     source = source_key(one, FileDigests(folder / "digests.json"))
-    target: dict[str, Any] = {"num_threads": num_threads, "further_threads": further_threads}
-    return build_key(one, source, RECIPES[recipe], device_class=HERE, toolchain={}, samples=None, **target)
+    return build_key(one, source, RECIPES[recipe], target(further_threads=further_threads))
 
 
-def judge_of(one: Entry, **target: Any) -> Key:
-    settings: dict[str, Any] = {"limits": one.limits, "policy": SamplingPolicy(), "samples": None, "task_metric": None}
-    settings |= {"source": make_key({}), "device_class": HERE}
-    return judge_key([make_key({"of": "a build"})], entry=one, **{"num_threads": 2, **settings, **target})
+def judge_of(one: Entry, further_threads: tuple[int, ...] = ()) -> Key:
+    return judge_key(one, make_key({}), [make_key({"of": "a build"})], target(further_threads=further_threads), SamplingPolicy())
 
 
 # Keys
