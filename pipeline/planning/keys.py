@@ -127,7 +127,7 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
         {
             **kept,
             "source": source.digest,
-            "inputs": encode(entry.spec),
+            "inputs": encode(entry.spec) if entry.spec else None,
             "samples": target.samples,
             "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
             "device_class": target.device_class,

@@ -65,9 +65,10 @@ def test_a_build_key_changes_with_what_is_preserved(tmp_path: Path) -> None:
             replace(entry, preserve=("version",)),
             replace(entry, preserve=("sub.version",)),
             replace(entry, reset="reset"),
+            replace(entry, spec=None),
         )
     }
-    assert len(found) == 4
+    assert len(found) == 5
 
 
 def test_a_source_key_changes_with_all_that_settles_the_source(tmp_path: Path) -> None:
