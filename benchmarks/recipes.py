@@ -49,10 +49,10 @@ def _cells(outcome: Outcome, candidate: CandidateReport) -> Iterator[str]:
         f"{sum(report['ops_before'].values())} → {sum(report['ops_after'].values())}" for report in candidate.reports.values()
     )
     yield f"{candidate.size_bytes / 1e6:.1f}" if candidate.size_bytes else ""
-    ratio = (candidate.drift or {}).get("error_ratio")
+    ratio = (candidate.figures.drift or {}).get("error_ratio")
     yield "" if ratio is None else f"{ratio:.2f}"
-    interval = candidate.speedup_ci
-    yield f"{candidate.speedup:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if candidate.speedup and interval else ""
+    interval = candidate.figures.speedup_ci
+    yield f"{candidate.figures.speedup:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if candidate.figures.speedup and interval else ""
     yield f"{candidate.build_s:.1f}"
 
 

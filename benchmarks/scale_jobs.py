@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from pipeline.planning.plan import PlanRequest, make_plan
 from pipeline.planning.reuse import FinishedWork
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
+from pipeline.records.figures import Figures
+from pipeline.records.outcome import flat_json
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.run import run
 from pipeline.scheduling import executor, slots
@@ -170,7 +172,7 @@ def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
         )
         done = build(request)
         if done.failure:
-            raise RuntimeError(f"{item.entry.name}: {done.message}")
+            raise RuntimeError(f"{item.entry.name}: {done.failure.message}")
     return {"started": started, "ended": time.monotonic(), "builds": len(mine)}
 
 
@@ -205,10 +207,12 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
         reason="nothing was judged",
         has_artifact=True,
         recipe=next(iter(request.builds)),
-        drift={"error_ratio": 1.0, "max_abs_err": 1e-6, "sqnr_db": 120.0, "margin": 3.0},
-        latency_ms={"eager_p50": 1.0, "p50": 0.5, "p90": None, "p99": None},
-        speedup=2.0,
-        speedup_ci=(1.9, 2.1),
+        figures=Figures(
+            drift={"error_ratio": 1.0, "max_abs_err": 1e-6, "sqnr_db": 120.0, "margin": 3.0},
+            latency_ms={"eager_p50": 1.0, "p50": 0.5, "p90": None, "p99": None},
+            speedup=2.0,
+            speedup_ci=(1.9, 2.1),
+        ),
     )
     done = judged_folder(request.store, request.key, request.entry.name)
     staging = done.with_name(f".{request.key}-{os.getpid()}")
@@ -216,7 +220,7 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
         link_or_copy(template.folder / item.path, staging / "artifact" / item.path)
     manifest = replace(template.manifest, model=request.entry.name, device_class=request.device_class)
     (staging / "artifact" / MANIFEST).write_bytes(manifest.to_bytes())
-    (staging / "result.json").write_text(json.dumps(asdict(result)))
+    (staging / "result.json").write_text(json.dumps(flat_json(result)))
     try:
         os.replace(staging, done)
     except OSError:

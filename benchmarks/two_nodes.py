@@ -60,12 +60,12 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def _cells(outcome: Outcome) -> Iterator[str]:
     yield outcome.verdict
     yield outcome.recipe or ""
-    interval = outcome.speedup_ci
-    yield f"{outcome.speedup:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if outcome.speedup and interval else ""
+    interval = outcome.figures.speedup_ci
+    yield f"{outcome.figures.speedup:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if outcome.figures.speedup and interval else ""
     for key in ("eager_p50", "p50"):
-        value = (outcome.latency_ms or {}).get(key)
+        value = (outcome.figures.latency_ms or {}).get(key)
         yield "" if value is None else f"{value:.3g}"
-    ratio = (outcome.drift or {}).get("error_ratio")
+    ratio = (outcome.figures.drift or {}).get("error_ratio")
     yield "" if ratio is None else f"{ratio:.2f}"
     yield f"{outcome.build_s:.1f}"
     yield f"{outcome.judge_s:.1f}"

@@ -14,6 +14,8 @@ from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.store.store import Store, Version
 from pipeline.ledger.ledger import Draft, Ledger
 from pipeline.planning.item import Item, Plan
+from pipeline.records.failure import Failure
+from pipeline.records.figures import UNMEASURED
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.item_state import ItemState, OutcomeKnown, VersionPublished, advance, may_publish
 from pipeline.workspace.layout import judged_folder, judged_name
@@ -132,8 +134,8 @@ class Publisher:
         self._place.drop("judged", _name(outcome))
         for key in item.builds.values():
             self._place.drop("candidates", key.digest)
-        lost: dict[str, Any] = {"recipe": None, "speedup": None, "speedup_ci": None, "drift": None, "latency_ms": None}
-        return replace(outcome, verdict="failed", failure="disk", code=error.code, reason=str(error), **lost)
+        failure = Failure(kind="disk", code=error.code, message=str(error))
+        return replace(outcome, verdict="failed", failure=failure, reason=failure.message, recipe=None, figures=UNMEASURED)
 
     def _of_another(self, item: Item, outcome: Outcome) -> Outcome | None:
         """What another campaign has made of a new outcome's judge key and published meanwhile."""

@@ -33,6 +33,7 @@ from pipeline.planning.item import Plan
 from pipeline.planning.plan import PlanRequest, auto_classes_of, make_plan
 from pipeline.planning.reuse import FinishedWork
 from pipeline.records.events import Event
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
@@ -150,8 +151,7 @@ def _without_work(model: str, device_class: str, failure: str, error: ColdpressE
         model=model,
         device_class=device_class,
         verdict="failed",
-        failure=failure,
-        code=error.code,
+        failure=Failure(kind=failure, code=error.code, message=str(error)),
         reason=str(error),
         num_threads=0,
         source="",

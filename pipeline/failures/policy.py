@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pipeline.failures.classify import GPU_MEMORY, NODE_MEMORY, failure_of
+from pipeline.failures.classify import GPU_MEMORY, NODE_MEMORY, classify
+from pipeline.records.failure import Failure
 
 Kept = Literal["never", "memory", "quarantine", "key"]
 """What the next campaign does, see Decision; the less it takes to try again, the further to the front."""
@@ -116,9 +117,9 @@ def decide(kind: str, code: str | None = None) -> Decision:
     return BY_CODE.get(code or "") or POLICY.get(kind, Decision())
 
 
-def soonest_tried_again(kind: str, code: str | None) -> int:
-    """A number by which failures can be sorted: the smaller, the less it takes for the next campaign to try again."""
-    return get_args(Kept).index(decide(kind, code).kept)
+def retry_rank(failure: Failure) -> int:
+    """Return a sort key for failures: the smaller, the sooner a next campaign retries."""
+    return get_args(Kept).index(decide(failure.kind, failure.code).kept)
 
 
 def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str:
@@ -128,7 +129,7 @@ def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str
         error: what Ray raised.
         cause: of a task that raised: what it raised.
     """
-    if cause is not None and (kind := failure_of(cause)) in ("disk", "memory"):
+    if cause is not None and (kind := classify(cause).kind) in ("disk", "memory"):
         return "node-memory" if kind == "memory" else kind
     return next((RAY[base.__name__] for base in type(error).__mro__ if base.__name__ in RAY), "infrastructure")
 
@@ -148,53 +149,39 @@ def memory_for_next(asked_bytes: int, used_bytes: int) -> int:
     return 2 * max(asked_bytes, used_bytes)
 
 
-def is_kept(
-    failure: str | None,
-    code: str | None,
-    *,
-    tried_bytes: int | None = None,
-    memory_bytes: int | None = None,
-    lifted: bool = False,
-) -> bool:
-    """Whether a campaign takes a failure of an earlier one over: its key is the same.
+def is_kept(failure: Failure | None, *, memory_bytes: int | None = None, lifted: bool = False) -> bool:
+    """Whether a campaign takes over a result of an earlier one with the same key.
 
     Args:
-        failure, code: of the failed build or outcome; None of one that did not fail, which stands.
-        tried_bytes: of a failure of memory, as much as was not enough.
-        memory_bytes: what it may use now; None if nobody knows.
-        lifted: whether a person has asked for quarantined ones to be tried.
+        failure: of the build or outcome; one without a failure is kept.
+        memory_bytes: memory that it may use now; None if unknown.
+        lifted: whether --lift-quarantine was given.
     """
     if failure is None:
         return True
-    match decide(failure, code).kept:
+    match decide(failure.kind, failure.code).kept:
         case "never":
             return False
         case "quarantine":
             return not lifted
         case "memory":
-            return tried_bytes is not None and memory_bytes is not None and memory_bytes <= tried_bytes
+            return failure.tried_bytes is not None and memory_bytes is not None and memory_bytes <= failure.tried_bytes
         case _:
             return True
 
 
-def is_missed(
-    failure: str,
-    code: str | None,
-    *,
-    num_starts: int,
-    tried_bytes: int | None = None,
-    memory_bytes: int | None = None,
-    lifted: bool = False,
-) -> bool:
-    """Whether a campaign builds a recipe again that an outcome without it stands for: as `is_kept`, and no more than MOST_STARTS.
+def is_missed(failure: Failure, *, num_starts: int, memory_bytes: int | None = None, lifted: bool = False) -> bool:
+    """Whether a campaign builds a recipe again whose earlier failure left an outcome without it.
+
+    As `is_kept`, but circumstances (`kept="never"`) get at most MOST_STARTS campaign starts.
 
     Args:
-        failure, code, tried_bytes, memory_bytes, lifted: as of `is_kept`.
-        num_starts: of campaigns, in which it has failed.
+        failure, memory_bytes, lifted: as in `is_kept`.
+        num_starts: campaign starts in which the build failed.
     """
-    if decide(failure, code).kept == "never" and num_starts >= MOST_STARTS:
+    if decide(failure.kind, failure.code).kept == "never" and num_starts >= MOST_STARTS:
         return lifted
-    return not is_kept(failure, code, tried_bytes=tried_bytes, memory_bytes=memory_bytes, lifted=lifted)
+    return not is_kept(failure, memory_bytes=memory_bytes, lifted=lifted)
 
 
 def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:

@@ -14,6 +14,8 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.ledger.segments import LedgerRow
 from pipeline.planning.item import Item
 from pipeline.planning.keys import differing
+from pipeline.records.failure import Failure
+from pipeline.records.finished_build import FinishedBuild
 from pipeline.records.outcome import Outcome
 
 
@@ -67,11 +69,11 @@ class FinishedWork:
     def _check(self, item: Item, row: LedgerRow) -> tuple[Outcome | None, str]:
         """Return the outcome of a row if it still holds, and why or why not in one line."""
         outcome = Outcome.from_json(row.data["outcome"])
-        failure, code = outcome.failure, outcome.code
+        failure = outcome.failure
         if outcome.verdict == "unstable":
             return None, "was unstable (disturbed), which is never kept"
-        if not is_kept(failure, code, tried_bytes=outcome.tried_bytes, memory_bytes=item.memory_bytes, lifted=self.lifted):
-            return None, f"failed earlier ({failure}), {_not_kept(str(failure), code)}"
+        if failure is not None and not is_kept(failure, memory_bytes=item.memory_bytes, lifted=self.lifted):
+            return None, f"failed earlier ({failure.kind}), {_not_kept(failure)}"
         if outcome.version is not None and outcome.version not in self._versions(row.model):
             return None, f"version {outcome.version} is gone from the store"
         return outcome.as_cached(), "unchanged"
@@ -87,22 +89,21 @@ class FinishedWork:
             row = self._ledger.find("build", item.builds[recipe].digest, model=outcome.model)
             if row is None:
                 continue
-            if row.data["failure"] is None:
+            build = FinishedBuild.from_json(row.data)
+            failure, starts = build.failure, build.starts
+            if failure is None:
                 again.append(recipe)
                 words.append(f"{recipe} was built since, and never judged")
-                continue
-            failure, code, starts = row.data["failure"], row.data.get("code"), row.data.get("starts", 1)
-            tried = row.data.get("tried_bytes")
-            if is_missed(failure, code, num_starts=starts, tried_bytes=tried, memory_bytes=item.memory_bytes, lifted=self.lifted):
+            elif is_missed(failure, num_starts=starts, memory_bytes=item.memory_bytes, lifted=self.lifted):
                 again.append(recipe)
-                words.append(f"{recipe} failed ({failure}); retrying, start {starts + 1} of {max(MOST_STARTS, starts + 1)}")
-            elif decide(failure, code).kept == "never":
-                words.append(f"{recipe} failed ({failure}) in {starts} starts; retried only with {LIFT}")
+                words.append(f"{recipe} failed ({failure.kind}); retrying, start {starts + 1} of {max(MOST_STARTS, starts + 1)}")
+            elif decide(failure.kind, failure.code).kept == "never":
+                words.append(f"{recipe} failed ({failure.kind}) in {starts} starts; retried only with {LIFT}")
         return tuple(again), "; ".join(words) or "unchanged"
 
 
-def _not_kept(failure: str, code: str | None) -> str:
-    match decide(failure, code).kept:
+def _not_kept(failure: Failure) -> str:
+    match decide(failure.kind, failure.code).kept:
         case "quarantine":
             return f"retrying because {LIFT} was given"
         case "memory":

@@ -1,4 +1,4 @@
-"""What the workers of a device class build and judge with."""
+"""Toolchain and limits of the workers of a device class."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassFacts:
-    """What the workers of a class build and judge with.
+    """Toolchain and limits of the workers of a device class.
 
     Attributes:
-        memory_bytes: what one item may use there when its entry sets no limit; None if nobody has looked.
+        num_threads: CPUs of the smallest worker.
+        toolchain: versions that are part of every build key.
+        memory_bytes: memory for one item whose entry sets no limit; None if unknown.
     """
 
     num_threads: int

@@ -12,13 +12,13 @@ STYLES = {"published": "green", "kept-eager": "cyan", "rejected": "yellow", "fai
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Something began or ended.
+    """The start or end of a step.
 
     Attributes:
-        kind: `note` concerns the campaign; `build` and `judge` began, `built` and `judged` ended; `outcome` is
-            final: published and in the ledger.
+        kind: `note` is about the campaign; `build` and `judge` start, `built` and `judged` end; `outcome` is final:
+            published and in the ledger.
         what: `model device_class recipe`.
-        text: more, for people.
+        text: details for people.
     """
 
     kind: Literal["note", "build", "built", "judge", "judged", "outcome"]
@@ -28,16 +28,17 @@ class Event:
 
 
 def verdict_text(outcome: Outcome) -> str:
-    """A verdict in a few words: `published inductor-frozen 1.84x (1.79 to 1.90)`."""
+    """Return a verdict in a few words: `published inductor-frozen 1.84x (1.79 to 1.90)`."""
     words = ["unchanged:", outcome.verdict] if outcome.cached else [outcome.verdict]
     if outcome.verdict == "failed":
-        words.append(f"({outcome.failure})")
+        words.append(f"({outcome.failure_kind})")
     if outcome.recipe:
         words.append(outcome.recipe)
-    if outcome.speedup is not None:
-        words.append(f"{outcome.speedup:.2f}x")
-        if outcome.speedup_ci:
-            words.append(f"({outcome.speedup_ci[0]:.2f} to {outcome.speedup_ci[1]:.2f})")
+    figures = outcome.figures
+    if figures.speedup is not None:
+        words.append(f"{figures.speedup:.2f}x")
+        if figures.speedup_ci:
+            words.append(f"({figures.speedup_ci[0]:.2f} to {figures.speedup_ci[1]:.2f})")
     if outcome.failed and outcome.reason:
         words.append(f"- {outcome.coded_reason}")
     return " ".join(words)

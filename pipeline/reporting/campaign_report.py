@@ -55,7 +55,7 @@ class CampaignReport:
         """As docs/contract.md says: 130, else 3, else 1, else 0."""
         if self.interrupted:
             return INTERRUPTED
-        if self.infrastructure or any(outcome.failure == "infrastructure" for outcome in self.outcomes):
+        if self.infrastructure or any(outcome.failure_kind == "infrastructure" for outcome in self.outcomes):
             return INFRASTRUCTURE
         return FAILED if any(outcome.failed for outcome in self.outcomes) else OK
 
@@ -93,7 +93,7 @@ def print_report(report: CampaignReport, console: Console) -> None:
     for (model, reason), alike in _reasons(report.outcomes).items():
         classes = ", ".join(outcome.device_class for outcome in alike)
         console.print(Text.assemble((f"{model} {classes}: ", "bold"), reason), soft_wrap=True)
-        if alike[0].log_tail and alike[0].failure in UNEXPLAINED:
+        if alike[0].log_tail and alike[0].failure_kind in UNEXPLAINED:
             console.print(Text(_indented(alike[0].log_tail), style="dim"), soft_wrap=True)
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
@@ -126,17 +126,18 @@ def _table(report: CampaignReport, console: Console) -> Table:
 
 
 def _cells(outcome: Outcome) -> dict[str, Text | str]:
-    verdict = outcome.verdict if outcome.failure is None else f"{outcome.verdict}: {outcome.failure}"
-    latency, drift = outcome.latency_ms or {}, outcome.drift or {}
+    verdict = outcome.verdict if outcome.failure is None else f"{outcome.verdict}: {outcome.failure.kind}"
+    figures = outcome.figures
+    latency, drift = figures.latency_ms or {}, figures.drift or {}
     p50, eager = latency.get("p50"), latency.get("eager_p50")
     ratio = drift.get("error_ratio")
-    ci = f" ({outcome.speedup_ci[0]:.2f}-{outcome.speedup_ci[1]:.2f})" if outcome.speedup_ci else ""
+    ci = f" ({figures.speedup_ci[0]:.2f}-{figures.speedup_ci[1]:.2f})" if figures.speedup_ci else ""
     return {
         "model": outcome.model,
         "device class": outcome.device_class,
         "verdict": Text(f"{verdict}, unchanged" if outcome.cached else verdict, style=STYLES.get(outcome.verdict, "")),
         "recipe": outcome.recipe or "",
-        "speedup (95% CI)": f"{outcome.speedup:.2f}x{ci}" if outcome.speedup is not None else "",
+        "speedup (95% CI)": f"{figures.speedup:.2f}x{ci}" if figures.speedup is not None else "",
         "p50 ms": f"{p50:.3g}" if p50 is not None else "",
         "eager ms": f"{eager:.3g}" if eager is not None else "",
         "error ratio": f"{ratio:.2f}" if ratio is not None else "",

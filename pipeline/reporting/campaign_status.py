@@ -26,7 +26,7 @@ State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
+class FailedOutcome:
     """A failed or rejected outcome, and why."""
 
     model: str
@@ -61,7 +61,7 @@ class Status:
     built: int
     builds_failed: int
     verdicts: dict[str, int]
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedOutcome, ...]
     started: float
     last_sign: float
     finished: float | None
@@ -132,7 +132,7 @@ def _status(store: Store, history: History, campaign: str, tell: Callable[[str],
         builds_failed=sum(failure is not None for failure in builds.values()),
         verdicts=dict(Counter(outcome.verdict for outcome in outcomes)),
         failures=tuple(
-            Failure(model=o.model, device_class=o.device_class, verdict=o.verdict, reason=o.coded_reason or "")
+            FailedOutcome(model=o.model, device_class=o.device_class, verdict=o.verdict, reason=o.coded_reason or "")
             for o in outcomes
             if o.failed
         ),

@@ -9,6 +9,7 @@ from pipeline.failures.policy import is_kept
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.item import Item
 from pipeline.planning.memory_estimate import Demand, demand_of, learned
+from pipeline.records.finished_build import FinishedBuild
 from pipeline.worker.requests import BuildResult
 from pipeline.workspace.layout import build_wall_s
 from pipeline.workspace.workspace import workplace
@@ -29,7 +30,7 @@ class BuildRecords:
     def estimate(self, item: Item) -> Demand:
         """Return the memory estimate of an item: of its files, or the peak of its last build, possibly with other weights."""
         row = self._ledger.nearest("build", item.entry.name, item.device_class)
-        return learned(demand_of(item.entry), 0 if row is None else row.data.get("peak_bytes", 0))
+        return learned(demand_of(item.entry), 0 if row is None else FinishedBuild.from_json(row.data).peak_bytes)
 
     def finished(self, item: Item) -> dict[str, BuildResult]:
         """Return the builds of an item that need not run, by recipe."""
@@ -39,27 +40,17 @@ class BuildRecords:
     def _finished(self, item: Item, recipe: str, key: str) -> BuildResult | None:
         """Return a candidate in the store, or a failure that only another key can fix."""
         row = self._ledger.find("build", key)
+        known = None if row is None else FinishedBuild.from_json(row.data)
         # A candidate that this campaign built before it was stopped, or whose row no driver wrote, counts as this campaign's work.
-        own_s = row.data["wall_s"] if row is not None and row.campaign == self._ledger.campaign else 0.0
+        own_s = known.wall_s if known and row and row.campaign == self._ledger.campaign else 0.0
         if self._place.had("candidates", key):
-            wall_s = build_wall_s(self._store.uri, key) if row is None else own_s
+            wall_s = build_wall_s(self._store.uri, key) if known is None else own_s
             return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
-        if row is None or row.data["failure"] is None:
+        if known is None or known.failure is None:
             return None
-        failure, code, tried_bytes = row.data["failure"], row.data.get("code"), row.data.get("tried_bytes")
-        if not is_kept(failure, code, tried_bytes=tried_bytes, memory_bytes=item.memory_bytes, lifted=self._lifted):
+        if not is_kept(known.failure, memory_bytes=item.memory_bytes, lifted=self._lifted):
             return None
-        return BuildResult(
-            key=key,
-            recipe=recipe,
-            cached=True,
-            failure=failure,
-            code=code,
-            message=row.data["message"],
-            log_tail=row.data["log_tail"],
-            wall_s=own_s,
-            tried_bytes=tried_bytes,
-        )
+        return BuildResult(key=key, recipe=recipe, cached=True, failure=known.failure, wall_s=own_s)
 
     def removed(self, results: Mapping[str, BuildResult]) -> tuple[str, ...]:
         """Return the recipes whose candidate was built and is no longer in the store."""
@@ -69,21 +60,18 @@ class BuildRecords:
     def add(self, item: Item, result: BuildResult) -> None:
         """Append a result to the ledger, with the number of campaign starts in which the build failed."""
         row = self._ledger.find("build", result.key, model=item.entry.name)
-        failed_before = row.data.get("starts", 1) if row is not None and row.data["failure"] else 0
+        before = None if row is None else FinishedBuild.from_json(row.data)
+        failed_before = before.starts if before and before.failure else 0
         self._ledger.append(
             "build",
             result.key,
             model=item.entry.name,
             device_class=item.device_class,
-            data={
-                "recipe": result.recipe,
-                "failure": result.failure,
-                "code": result.code,
-                "message": result.message,
-                "log_tail": result.log_tail,
-                "wall_s": result.wall_s,
-                "peak_bytes": result.peak_bytes,
-                "tried_bytes": result.tried_bytes,
-                "starts": failed_before + 1 if result.failure else 0,
-            },
+            data=FinishedBuild(
+                recipe=result.recipe,
+                failure=result.failure,
+                wall_s=result.wall_s,
+                peak_bytes=result.peak_bytes,
+                starts=failed_before + 1 if result.failure else 0,
+            ).to_json(),
         )

@@ -17,7 +17,7 @@ from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.cluster.nodes import Done, Handle
-from pipeline.failures.classify import code_of, failure_of
+from pipeline.failures.classify import classify
 from pipeline.failures.policy import decide
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.item import Item, Plan
@@ -25,6 +25,7 @@ from pipeline.planning.keys import pinned
 from pipeline.planning.memory_estimate import demand_of
 from pipeline.planning.reuse import FinishedWork
 from pipeline.records.events import Event
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet
@@ -125,7 +126,8 @@ class Executor:
                         self._places.check_again()
                 case RecordBuild(result=result):
                     self._records.add(progress.item, result)
-                    text = f"failed: {result.failure}: {result.message}" if result.failure else f"in {result.wall_s:.1f} s"
+                    failure = result.failure
+                    text = f"failed: {failure.kind}: {failure.message}" if failure else f"in {result.wall_s:.1f} s"
                     self._show(Event(kind="built", what=progress.item.label(result.recipe), text=text))
                 case ShowNote(text=text):
                     self._show(Event(kind="note", text=text))
@@ -137,8 +139,8 @@ class Executor:
         self._places.tick()
         if self._fleet.blind:
             self._materials.ship_from_now_on()
-        for task, failure, code, why in self._places.given_up():
-            self._give_up(task, failure, code, why)
+        for task, failure in self._places.given_up():
+            self._give_up(task, failure)
         here: list[tuple[Slot, Task]] = []
         for slot, task in self._places.judges(self._may_bring):
             if slot.node.node_id == self._fleet.cluster.home:
@@ -165,7 +167,7 @@ class Executor:
         try:
             entry = self._ready_entry(task)
         except ColdpressError as error:
-            self._give_up(task, failure_of(error), code_of(error), str(error))
+            self._give_up(task, classify(error))
             return
         request = request_for(task, self._materials.travelling(entry))
         cluster = self._fleet.cluster
@@ -220,7 +222,7 @@ class Executor:
             policy=item.policy,
             campaign=self._ledger.campaign,
             store=self._store.uri,
-            failures={recipe: result.message for recipe, result in results.items() if result.failure is not None},
+            failures={recipe: result.failure.message for recipe, result in results.items() if result.failure is not None},
         )
 
     def _limits_of(self, item: Item, slot: Slot) -> str:
@@ -230,16 +232,14 @@ class Executor:
         warm = (name for name in slot.node.classes if name in self._classes and device_class(name).kind == "cpu")
         return next(warm, PORTABLE)
 
-    def _give_up(self, task: Task, failure: str, code: str, why: str) -> None:
+    def _give_up(self, task: Task, failure: Failure) -> None:
         """End a task that cannot be started."""
         item = task.progress.item
         if task.recipe is not None:
-            key = item.builds[task.recipe].digest
-            built = BuildResult(key=key, recipe=task.recipe, failure=failure, code=code, message=why)
+            built = BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe, failure=failure)
             self._advance(task.progress, BuildEnded(result=built))
         else:
-            judged = JudgeResult(key=item.judge.digest, verdict="failed", reason=why, failure=failure, code=code)
-            self._advance(task.progress, JudgeEnded(result=judged))
+            self._advance(task.progress, JudgeEnded(result=JudgeResult.of_failure(item.judge.digest, failure)))
 
     def _ended(self, task: Task, done: Done) -> None:
         """Report a task that ended to the state machine."""
@@ -249,7 +249,7 @@ class Executor:
             self._advance(progress, BuildEnded(result=built, failed=failed))
             return
         judged = done.value or JudgeResult(key=progress.item.judge.digest, verdict="failed", reason="")
-        damaged = failed is not None and decide(failed.kind, failed.code).rebuild
+        damaged = failed is not None and decide(failed.kind, failed.failure.code).rebuild
         gone = self._records.removed(progress.state.results) if damaged else ()
         self._advance(progress, JudgeEnded(result=judged, failed=failed, gone=gone))
         if progress.state.phase == Phase.DECIDED:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pipeline.failures.policy import attempts_left, decide, final_sentence, memory_for_next
 from pipeline.planning.item import Item
 from pipeline.planning.memory_estimate import Demand, corrected, learned
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.outcomes import failed_outcome, outcome_of
 from pipeline.worker.requests import BuildResult, JudgeResult
@@ -84,18 +85,15 @@ class TaskFailure:
 
     Attributes:
         kind: key of the retry table.
-        failure, code, message: of the outcome, if the failure is final.
+        failure: of the outcome, if it is final.
         node_id: where it ran, if known.
-        peak_bytes, tried_bytes: as in `pipeline.failures.classify.End`.
+        peak_bytes: as in `pipeline.worker.child.End`.
     """
 
     kind: str
-    failure: str
-    code: str
-    message: str
+    failure: Failure
     node_id: str | None = None
     peak_bytes: int = 0
-    tried_bytes: int | None = None
 
 
 # Events
@@ -222,8 +220,7 @@ def _after_build(state: ItemState, event: BuildEnded) -> Step:
         retried = _retry(state, result.recipe, failed)
         if retried is not None:
             return retried
-        message = _final_message(failed, state.attempts_of(result.recipe))
-        result = replace(result, failure=failed.failure, code=failed.code, message=message)
+        result = replace(result, failure=_final(failed, state.attempts_of(result.recipe)))
     results = {**state.results, result.recipe: result}
     state = replace(state, results=results, estimate=learned(state.estimate, result.peak_bytes))
     return _check_built(state, (RecordBuild(result=result),))
@@ -244,12 +241,12 @@ def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
 def _after_judge(state: ItemState, event: JudgeEnded) -> Step:
     item, result, failed = state.item, event.result, event.failed
     if failed is not None:
-        rebuild = decide(failed.kind, failed.code).rebuild
+        rebuild = decide(failed.kind, failed.failure.code).rebuild
         again = _rebuild(state, failed, event.gone) if rebuild else _retry(state, None, failed)
         if again is not None:
             return again
-        reason = _final_message(failed, state.attempts_of(None))
-        result = replace(result, reason=reason, failure=failed.failure, code=failed.code, tried_bytes=failed.tried_bytes)
+        final = _final(failed, state.attempts_of(None))
+        result = replace(result, reason=final.message, failure=final)
     outcome = outcome_of(item, result, state.results)
     if item.before is not None and outcome.verdict in ("failed", "unstable"):
         text = f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous result"
@@ -264,7 +261,7 @@ def _decided(state: ItemState, outcome: Outcome, actions: tuple[ItemAction, ...]
 def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> Step | None:
     """Build removed candidates again, with all attempts, if the policy allows it."""
     num_damages = state.num_damages + 1
-    if not gone or not attempts_left([failed.kind] * num_damages, failed.kind, failed.code):
+    if not gone or not attempts_left([failed.kind] * num_damages, failed.kind, failed.failure.code):
         return None
     state = replace(
         state,
@@ -273,7 +270,7 @@ def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> St
         results={recipe: result for recipe, result in state.results.items() if recipe not in gone},
         attempts={recipe: attempts for recipe, attempts in state.attempts.items() if recipe is not None and recipe not in gone},
     )
-    text = f"{state.item.label()}: {failed.message}; building {', '.join(gone)} again"
+    text = f"{state.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
     return state, (ShowNote(text=text), *(QueueTask(recipe=recipe) for recipe in gone))
 
 
@@ -281,20 +278,20 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
     """Queue a failed build or judge for another attempt, if the policy allows one."""
     before = state.attempts_of(recipe)
     failures = (*before.failures, failed.kind)
-    left = attempts_left(failures, failed.kind, failed.code)
+    left = attempts_left(failures, failed.kind, failed.failure.code)
     if not left:
         return None
-    decision, how = decide(failed.kind, failed.code), ""
+    decision, how = decide(failed.kind, failed.failure.code), ""
     avoid, memory_bytes = before.avoid, before.memory_bytes
     if decision.elsewhere and failed.node_id is not None:
         avoid, how = avoid | {failed.node_id}, ", on another node if there is one"
     if decision.more_memory:
-        used_bytes = max(failed.peak_bytes, failed.tried_bytes or 0)  # 0 if Ray killed the worker
+        used_bytes = max(failed.peak_bytes, failed.failure.tried_bytes or 0)  # 0 if Ray killed the worker
         memory_bytes = memory_for_next(state.demand_of(recipe).asked, used_bytes)
         how = f", with {memory_bytes / 1e9:.1f} GB kept free"
     attempts = Attempts(failures=failures, avoid=avoid, memory_bytes=memory_bytes)
     number = len(failures) + 1
-    what = f"{state.item.label(recipe)}: {failed.failure}: {failed.message}"
+    what = f"{state.item.label(recipe)}: {failed.failure.kind}: {failed.failure.message}"
     state = replace(state, phase=Phase.BUILDING if recipe else Phase.BUILT, attempts={**state.attempts, recipe: attempts})
     return state, (
         ShowNote(text=f"{what}; attempt {number} of {number - 1 + left}{how}"),
@@ -302,7 +299,7 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
     )
 
 
-def _final_message(failed: TaskFailure, before: Attempts) -> str:
-    """The message of a failure that is not retried."""
-    more = final_sentence(failed.kind, failed.code, len(before.failures) + 1)
-    return f"{failed.message}; {more}" if more else failed.message
+def _final(failed: TaskFailure, before: Attempts) -> Failure:
+    """The failure that is not retried; its message contains the number of attempts."""
+    more = final_sentence(failed.kind, failed.failure.code, len(before.failures) + 1)
+    return replace(failed.failure, message=f"{failed.failure.message}; {more}") if more else failed.failure

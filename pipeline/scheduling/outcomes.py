@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from pipeline.failures.policy import soonest_tried_again
+from pipeline.failures.policy import retry_rank
 from pipeline.planning.item import Item
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.worker.requests import BuildResult, JudgeResult
@@ -21,13 +22,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         reason=result.reason,
         recipe=result.recipe,
         failure=result.failure,
-        code=result.code,
-        log_tail=result.log_tail,
-        tried_bytes=result.tried_bytes,
-        speedup=result.speedup,
-        speedup_ci=result.speedup_ci,
-        drift=result.drift,
-        latency_ms=result.latency_ms,
+        figures=result.figures,
         task_metric=result.task_metric,
         build_s=sum(found.wall_s for found in builds.values()),
         judge_s=result.judge_s,
@@ -41,22 +36,20 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     if not builds:
         reason = "no other recipe than eager was asked for that fits this class"
         return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
-    # What may go well another time decides whether the next campaign tries again: the kept ones are in the ledger by themselves.
-    first = min(builds.values(), key=lambda found: soonest_tried_again(str(found.failure), found.code))
+    failures = {recipe: found.failure for recipe, found in builds.items() if found.failure is not None}
     recipes: dict[str, list[str]] = {}
-    for recipe, found in builds.items():
-        recipes.setdefault(found.message, []).append(recipe)
+    for recipe, failure in failures.items():
+        recipes.setdefault(failure.message, []).append(recipe)
     reason = "; ".join(
         message if len(names) == len(builds) else f"{', '.join(names)}: {message}" for message, names in recipes.items()
     )
+    # The failure that is retried soonest decides what the next campaign does: the ledger records the others by themselves.
+    first = min(failures.values(), key=retry_rank)
     return Outcome(
         **_identity(item),
         verdict="failed",
-        failure=first.failure,
-        code=first.code,
         reason=reason,
-        log_tail=first.log_tail,
-        tried_bytes=first.tried_bytes,
+        failure=replace(first, message=reason),
         build_s=sum(found.wall_s for found in builds.values()),
         candidates=tuple(_report(found) for found in builds.values()),
     )
@@ -77,6 +70,5 @@ def _identity(item: Item) -> dict[str, Any]:
 
 def _report(result: BuildResult) -> CandidateReport:
     """Of a build that was not judged: it failed, or the judge did."""
-    return CandidateReport(
-        recipe=result.recipe, build_key=result.key, problem=result.message or None, failure=result.failure, build_s=result.wall_s
-    )
+    problem, kind = (result.failure.message or None, result.failure.kind) if result.failure else (None, None)
+    return CandidateReport(recipe=result.recipe, build_key=result.key, problem=problem, failure=kind, build_s=result.wall_s)

@@ -22,6 +22,7 @@ from pipeline.cluster.nodes import Done, Node
 from pipeline.failures.classify import CODES
 from pipeline.planning.memory_estimate import BASE_BYTES
 from pipeline.records.events import Event
+from pipeline.records.failure import Failure
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.queue import Placeable, Queue, missing, serves
 from pipeline.scheduling.slots import Slot, begins_turn, by_load, ends_turn
@@ -49,7 +50,7 @@ class Work(Placeable, Protocol):
 
 
 _Task = TypeVar("_Task", bound=Work)
-_GivenUp = tuple[_Task, str, str, str]
+_GivenUp = tuple[_Task, Failure]
 
 
 class Places(Generic[_Task]):
@@ -159,7 +160,7 @@ class Places(Generic[_Task]):
         return here is not None and (here.judge or self.turns.claimed(home))
 
     def given_up(self) -> list[_GivenUp[_Task]]:
-        """Tasks that no node can serve, with type, code and reason: at once for want of memory, later for want of a node."""
+        """Tasks that no node can serve, and why: at once for want of memory, later for want of a node."""
         nodes, now = self._fleet.nodes, time.monotonic()
         if nodes == self._checked_for and (not (self._unserved or self._check_again) or now < self._next_check):
             return []
@@ -170,12 +171,12 @@ class Places(Generic[_Task]):
         for task in (*self._waiting, *self._ready):
             too_large, name = missing(task, nodes), task.device_class
             if too_large is not None:
-                gone.append((task, "memory", CODES["memory"], too_large))
+                gone.append((task, Failure(kind="memory", code=CODES["memory"], message=too_large)))
             elif not any(serves(task, node) for node in nodes):
                 without[name] = since = self._without_node.get(name, now)
                 if now - since >= self._fleet.patience_s:
                     why = f"no node serves {name} with {task.least_cpus} CPUs, for {now - since:.0f} s; start one, and run again"
-                    gone.append((task, "infrastructure", "CP-NO-NODE", why))
+                    gone.append((task, Failure(kind="infrastructure", code="CP-NO-NODE", message=why)))
         for name in without.keys() - self._without_node.keys():
             self._show(Event(kind="note", text=f"no node serves {name} now; waiting up to {self._fleet.patience_s:g} s for one"))
         self._without_node = without

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from freezer.errors import ColdpressError, IntegrityError
+from freezer.errors import IntegrityError
 from pipeline.cluster.nodes import Done, Node
 from pipeline.failures.classify import CODES, NODE_MEMORY
 from pipeline.planning.item import Item
 from pipeline.planning.memory_estimate import Demand
+from pipeline.records.failure import Failure
 from pipeline.scheduling.item_state import ItemState, TaskFailure
 from pipeline.worker.requests import BuildResult, JudgeResult
 
@@ -75,19 +76,12 @@ def failure_in(done: Done, node: Node | None) -> TaskFailure | None:
     """Return why a task failed; None if it succeeded."""
     node_id = node.node_id if node else None
     if done.failure is not None:
-        failure = {"node-memory": "memory", "disk": "disk"}.get(done.kind, "infrastructure")
-        code = NODE_MEMORY if failure == "memory" else CODES[failure]
-        return TaskFailure(kind=done.kind, failure=failure, code=code, message=done.failure, node_id=node_id)
+        kind = {"node-memory": "memory", "disk": "disk"}.get(done.kind, "infrastructure")
+        code = NODE_MEMORY if kind == "memory" else CODES[kind]
+        return TaskFailure(kind=done.kind, failure=Failure(kind=kind, code=code, message=done.failure), node_id=node_id)
     result: BuildResult | JudgeResult = done.value
     if result.failure is None:
         return None
-    is_damage = isinstance(result, JudgeResult) and result.code == IntegrityError.code
-    return TaskFailure(
-        kind="damage" if is_damage else result.failure,
-        failure=result.failure,
-        code=result.code or ColdpressError.code,
-        message=result.message if isinstance(result, BuildResult) else result.reason,
-        node_id=node_id,
-        peak_bytes=result.peak_bytes,
-        tried_bytes=result.tried_bytes,
-    )
+    is_damage = isinstance(result, JudgeResult) and result.failure.code == IntegrityError.code
+    kind = "damage" if is_damage else result.failure.kind
+    return TaskFailure(kind=kind, failure=result.failure, node_id=node_id, peak_bytes=result.peak_bytes)

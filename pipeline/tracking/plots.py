@@ -44,8 +44,8 @@ INK, FAINT, GRID = "#22272e", "#6b7480", "#dfe3e8"
 
 def speedups(outcomes: Sequence[Outcome]) -> Figure:
     """A bar for each timed outcome from 1.0 to its speedup, with its interval, fastest on top, colored by verdict."""
-    timed = [outcome for outcome in outcomes if outcome.speedup]
-    rows = sorted(timed, key=lambda outcome: outcome.speedup or 0.0, reverse=True)
+    timed = [outcome for outcome in outcomes if outcome.figures.speedup]
+    rows = sorted(timed, key=lambda outcome: outcome.figures.speedup or 0.0, reverse=True)
     shown = _middle_cut(rows)
     title = f"Speedup over eager, with 95% confidence intervals{_of_how_many(len(shown), len(rows))}"
     if not shown:
@@ -54,8 +54,8 @@ def speedups(outcomes: Sequence[Outcome]) -> Figure:
     axes.set_xscale("log", base=2)
     for place, outcome in enumerate(shown):
         _speedup_bar(axes, place, outcome)
-    low = min(min(o.speedup_ci[0] if o.speedup_ci else math.inf, o.speedup or 1.0) for o in shown)
-    high = max(max(o.speedup_ci[1] if o.speedup_ci else 0.0, o.speedup or 1.0) for o in shown)
+    low = min(min(o.figures.speedup_ci[0] if o.figures.speedup_ci else math.inf, o.figures.speedup or 1.0) for o in shown)
+    high = max(max(o.figures.speedup_ci[1] if o.figures.speedup_ci else 0.0, o.figures.speedup or 1.0) for o in shown)
     axes.set_xlim(min(low, 1.0) * 0.9, max(high, 1.0) * 1.35)
     axes.axvline(1.0, color=INK, linewidth=1.2)
     _label_ticks(axes, *axes.get_xlim(), base=2.0, unit="×")
@@ -67,12 +67,12 @@ def speedups(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def _speedup_bar(axes: Axes, place: int, outcome: Outcome) -> None:
-    value = outcome.speedup or 1.0
+    value = outcome.figures.speedup or 1.0
     color = VERDICT_COLORS.get(outcome.verdict, FAINT)
     axes.barh(place, value - 1.0, left=1.0, height=0.62, color=color, alpha=0.85, linewidth=0)
     end = value
-    if outcome.speedup_ci:
-        low, high = outcome.speedup_ci
+    if outcome.figures.speedup_ci:
+        low, high = outcome.figures.speedup_ci
         errors = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
         axes.errorbar(value, place, xerr=errors, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
         end = max(high, value)
@@ -111,12 +111,12 @@ def drift(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def _compared(outcome: Outcome) -> list[CandidateReport]:
-    return [c for c in outcome.candidates if c.drift and c.drift.get("error_ratio") is not None]
+    return [c for c in outcome.candidates if c.figures.drift and c.figures.drift.get("error_ratio") is not None]
 
 
 def _ratio(candidate: CandidateReport) -> float:
     """The error ratio; what is not a number is the worst there is."""
-    value = (candidate.drift or {}).get("error_ratio")
+    value = (candidate.figures.drift or {}).get("error_ratio")
     return math.inf if value is None or math.isnan(value) else value
 
 

@@ -80,8 +80,9 @@ def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
     """Return one record for each candidate of an outcome, or a single one if it has no candidates."""
     if outcome.candidates:
         return tuple(_candidate_record(outcome, candidate, campaign) for candidate in outcome.candidates)
-    why = {"problem": outcome.reason or outcome.failure or outcome.verdict, "failure": outcome.failure, "code": outcome.code}
-    ending = f"{outcome.verdict}: {outcome.failure}" if outcome.failure else outcome.verdict
+    kind = outcome.failure_kind
+    why = {"problem": outcome.reason or kind or outcome.verdict, "failure": kind, "code": outcome.code}
+    ending = f"{outcome.verdict}: {kind}" if kind else outcome.verdict
     return (
         RunRecord(
             recipe=NO_RECIPE,
@@ -131,7 +132,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
 def _candidate_verdict(candidate: CandidateReport) -> str:
     if candidate.problem:
         return f"Does not pass: {candidate.problem}"
-    return f"Passes: {figures_text(candidate.speedup, (candidate.drift or {}).get('error_ratio'))}"
+    return f"Passes: {figures_text(candidate.figures.speedup, (candidate.figures.drift or {}).get('error_ratio'))}"
 
 
 def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
@@ -168,13 +169,14 @@ def _params(outcome: Outcome) -> dict[str, str]:
 
 
 def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
-    found: dict[str, float | None] = {f"drift/{name}": value for name, value in (candidate.drift or {}).items()}
-    found |= {f"latency_ms/{name}": value for name, value in (candidate.latency_ms or {}).items()}
-    if candidate.latency_ms and outcome.latency_ms:
-        found["latency_ms/eager_p50"] = outcome.latency_ms.get("eager_p50")
-    found["speedup/value"] = candidate.speedup
-    if candidate.speedup_ci:
-        found["speedup/ci_low"], found["speedup/ci_high"] = candidate.speedup_ci
+    figures, of_outcome = candidate.figures, outcome.figures
+    found: dict[str, float | None] = {f"drift/{name}": value for name, value in (figures.drift or {}).items()}
+    found |= {f"latency_ms/{name}": value for name, value in (figures.latency_ms or {}).items()}
+    if figures.latency_ms and of_outcome.latency_ms:
+        found["latency_ms/eager_p50"] = of_outcome.latency_ms.get("eager_p50")
+    found["speedup/value"] = figures.speedup
+    if figures.speedup_ci:
+        found["speedup/ci_low"], found["speedup/ci_high"] = figures.speedup_ci
     if candidate.num_payloads:
         found["size_mb/payloads"] = candidate.size_bytes / 1e6
     found["build_s/total"] = candidate.build_s
@@ -223,8 +225,9 @@ def summary_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _summary_row(outcome: Outcome) -> dict[str, Any]:
-    low, high = outcome.speedup_ci or (None, None)
-    latency, drift = outcome.latency_ms or {}, outcome.drift or {}
+    figures = outcome.figures
+    low, high = figures.speedup_ci or (None, None)
+    latency, drift = figures.latency_ms or {}, figures.drift or {}
     return {
         **outcome.for_json_report(),
         "speedup_ci_low": low,

@@ -11,10 +11,12 @@ import signal
 import sys
 import tempfile
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pipeline.failures.classify import End, code_of, failure_of, message_of
+from pipeline.failures.classify import classify
+from pipeline.records.failure import Failure
 from pipeline.workspace.processes import die_with, oom_score
 
 TEMPORARY = {
@@ -30,6 +32,23 @@ TEMPORARY = {
 
 A lock that a killed child leaves in a shared one would make the next child wait for ever (torch.utils.cpp_extension's does).
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a child ended.
+
+    Attributes:
+        value: what the function returned.
+        failure: why there is no value; None if there is.
+        peak_bytes: largest resident memory of the child and its own children.
+        wall_s: duration from its start, in seconds.
+    """
+
+    value: Any = None
+    failure: Failure | None = None
+    peak_bytes: int = 0
+    wall_s: float = 0.0
 
 
 def run_child(payload: bytes, keeper: int, scratch: Path, output: int, result: int, data_bytes: int | None) -> NoReturn:
@@ -96,10 +115,10 @@ def _own_temporary(scratch: Path) -> None:
 def _run(payload: bytes) -> End:
     try:
         function, args = pickle.loads(payload)  # of this Coldpress's own worker
-        return End(kind="ok", value=function(*args))
+        return End(value=function(*args))
     except BaseException as error:  # whatever the user's code raises is this item's failure
         _print_traceback()
-        return End(kind="error", failure=failure_of(error), code=code_of(error), message=message_of(error))
+        return End(failure=classify(error))
 
 
 def _print_traceback() -> None:
@@ -113,7 +132,8 @@ def _hand_over(end: End, result: int) -> None:
         data = pickle.dumps(end)
     except BaseException as error:  # of whatever the user's code has put in
         _print_traceback()
-        why = f"its result cannot be handed over: {message_of(error)}"
-        data = pickle.dumps(End(kind="error", failure="error", code=code_of(error), message=why))
+        found = classify(error)
+        why = f"its result cannot be pickled: {found.message}"
+        data = pickle.dumps(End(failure=Failure(kind="error", code=found.code, message=why)))
     with os.fdopen(result, "wb") as pipe:
         pipe.write(len(data).to_bytes(8, "big") + data)

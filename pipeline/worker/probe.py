@@ -86,8 +86,8 @@ def probe(name: str, num_threads: int) -> ClassFacts:
     with tempfile.TemporaryDirectory(prefix=PROBE) as folder:
         work = Path(folder)
         end = run_isolated(_probe_child, (name,), folder=work, log=work / "log", timeout_s=PROBE_TIMEOUT_S, memory=memory)
-    if end.kind != "ok":
-        raise RuntimeError(f"the worker cannot be probed: {end.message}\n{end.log_tail}")
+    if end.failure is not None:
+        raise RuntimeError(f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}")
     if not on_gpu:
         keep_versions({part: end.value[part] for part in ("torch", "onednn", "cuda")})
     return ClassFacts(num_threads=num_threads, toolchain=end.value, memory_bytes=memory.limit_bytes)

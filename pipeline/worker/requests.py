@@ -1,4 +1,4 @@
-"""Requests that the driver sends to workers, and the results that come back."""
+"""Requests that the driver sends to workers, and the results that they return."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from freezer.codec import decode
 from freezer.limits import SamplingPolicy
 from pipeline.catalog.entry import Entry
-from pipeline.records.outcome import CandidateReport, pair
+from pipeline.records.failure import Failure
+from pipeline.records.figures import UNMEASURED, Figures
+from pipeline.records.outcome import CandidateReport, nested_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,31 +29,30 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildResult:
-    """What became of a build; `failure` is None when there is a candidate in the store.
+    """Result of a build; `failure` is None if the store contains its candidate.
 
     Attributes:
-        cached: it was there already.
-        failure, code, message, log_tail: of a build that failed; see isolate.End.
-        wall_s: of this task's child.
+        cached: the store contained it already.
+        wall_s: duration of the child, in seconds.
         peak_bytes: of the child and its compilers.
-        tried_bytes: of a failure of memory, as much as was not enough.
     """
 
     key: str
     recipe: str
     cached: bool = False
-    failure: str | None = None
-    code: str | None = None
-    message: str = ""
-    log_tail: str = ""
+    failure: Failure | None = None
     wall_s: float = 0.0
     peak_bytes: int = 0
-    tried_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeRequest:
-    """One judge: of the candidates that `builds` names by recipe; `failures` says of the other recipes why there is none."""
+    """One judge.
+
+    Attributes:
+        builds: keys of the candidates, by recipe.
+        failures: for every other recipe, why it has no candidate.
+    """
 
     key: str
     entry: Entry
@@ -66,15 +68,15 @@ class JudgeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeResult:
-    """What a judge found.
+    """Result of a judge.
 
     Attributes:
-        verdict, reason: of the judgement; `failed` when there is none.
-        has_artifact: whether an artifact folder lies in the store, to be published.
-        recipe, speedup, speedup_ci, drift, latency_ms, task_metric: as in Outcome.
+        verdict, reason: of the judgement; `failed` if there is none.
+        has_artifact: whether the store contains an artifact folder to publish.
+        recipe, failure, figures, task_metric: as in Outcome.
         candidates: one for each that was judged.
-        peak_bytes: of the judge's child.
-        tried_bytes: of a failure of memory, as much as was not enough.
+        judge_s: duration of the child, in seconds.
+        peak_bytes: of the child.
     """
 
     key: str
@@ -82,22 +84,20 @@ class JudgeResult:
     reason: str
     has_artifact: bool = False
     recipe: str | None = None
-    failure: str | None = None
-    code: str | None = None
-    log_tail: str = ""
-    speedup: float | None = None
-    speedup_ci: tuple[float, float] | None = None
-    drift: Mapping[str, float | None] | None = None
-    latency_ms: Mapping[str, float | None] | None = None
+    failure: Failure | None = None
+    figures: Figures = UNMEASURED
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
     host: Mapping[str, Any] | None = None
     judge_s: float = 0.0
     peak_bytes: int = 0
-    tried_bytes: int | None = None
+
+    @classmethod
+    def of_failure(cls, key: str, failure: Failure, *, judge_s: float = 0.0, peak_bytes: int = 0) -> JudgeResult:
+        """Return the result of a judge that failed."""
+        return cls(key=key, verdict="failed", reason=failure.message, failure=failure, judge_s=judge_s, peak_bytes=peak_bytes)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:
-        """The result that `asdict` took apart, also after a pass through JSON text."""
-        candidates = tuple(CandidateReport.from_json(item) for item in data["candidates"])
-        return cls(**{**data, "speedup_ci": pair(data["speedup_ci"]), "candidates": candidates})
+        """Return the result that `flat_json` wrote, also after a pass through JSON text."""
+        return decode(cls, nested_json(data), origin="judge result")

@@ -29,10 +29,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from freezer.errors import InfrastructureError
+from freezer.errors import ColdpressError, InfrastructureError
 from freezer.files.atomic import make_folder
 from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
-from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY, End, EndKind, failure_of, message_of
+from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY, classify
+from pipeline.records.failure import Failure
+from pipeline.worker.child import End
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, SupervisorReport, keep
 from pipeline.workspace.processes import KILL_WAIT_S, adopting, children, descendants, kill
 from pipeline.workspace.staging import remove_tree
@@ -134,10 +136,12 @@ def run_isolated(
     end = _ended(kept, timeout_s=timeout_s, memory=memory, starved=_oom_kills() > oom_kills)
     if kept is not None:
         end = replace(end, peak_bytes=kept.peak_bytes, wall_s=kept.wall_s)
-    if end.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
-        message = f"torch could not write a file, and {end.message}; {ROOM}"
-        end = replace(end, kind="disk", failure="disk", code=CODES["disk"], message=message)
-    return end if end.kind == "ok" else replace(end, log_tail=log_tail(log))
+    failure = end.failure
+    if failure is None:
+        return end
+    if failure.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
+        failure = _stopped("disk", f"torch could not write a file, and {failure.message}; {ROOM}")
+    return replace(end, failure=replace(failure, log_tail=log_tail(log)))
 
 
 def _start(process: ForkServerProcess) -> None:
@@ -295,33 +299,33 @@ def _is_of_another_session(pid: int) -> bool:
 
 
 def _ended(kept: SupervisorReport | None, *, timeout_s: float, memory: Memory, starved: bool) -> End:
-    """The End of a child, from what its keeper told; `starved` if the kernel has killed for want of memory meanwhile."""
+    """Return the End of a child from its supervisor's report; `starved` if the kernel's OOM killer ran meanwhile."""
     if kept is None:
         how = "the process that watches it was killed, by the kernel or by the model's own code"
-        return _starved(how, None) if starved else _stopped("crash", how)
+        return End(failure=_starved(how, 0) if starved else _stopped("crash", how))
     if kept.stopped is not None:
-        return _passed(kept, timeout_s, memory)
+        return End(failure=_passed(kept, timeout_s, memory))
     if kept.result is not None:
         end = _unpickled(kept.result)
-        if end.failure == "memory":
-            return _without_memory(end, memory)
-        return _starved(f"the kernel ended one of its processes: {end.message}", kept) if starved and end.kind == "error" else end
+        if end.failure is not None and end.failure.kind == "memory":
+            return End(failure=_without_memory(end.failure, memory))
+        if end.failure is not None and starved:
+            return End(failure=_starved(f"the kernel ended one of its processes: {end.failure.message}", kept.peak_bytes))
+        return end
     code = os.waitstatus_to_exitcode(kept.status) if kept.status is not None else None
     if code == -signal.SIGKILL and starved:
-        return _starved("the kernel ended it", kept)
+        return End(failure=_starved("the kernel ended it", kept.peak_bytes))
     how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
-    return _stopped("crash", f"the process {how} without a result; the end of its log may say why")
+    return End(failure=_stopped("crash", f"the process {how} without a result; the end of its log may say why"))
 
 
-def _passed(kept: SupervisorReport, timeout_s: float, memory: Memory) -> End:
-    """The End of a child that was stopped."""
+def _passed(kept: SupervisorReport, timeout_s: float, memory: Memory) -> Failure:
+    """Return the failure of a child that was stopped."""
     match kept.stopped:
         case "timeout":
             return _stopped("timeout", f"did not end within {timeout_s:g} s; raise limits.timeout_s")
         case "memory":
-            code = CODES["memory"] if memory.asked else NODE_MEMORY
-            message = f"used more than {memory.limit_bytes / 1e9:.1f} GB{_more_memory(memory)}"
-            return replace(_stopped("memory", message), code=code, tried_bytes=memory.limit_bytes)
+            return _over_memory(f"used more than {memory.limit_bytes / 1e9:.1f} GB", memory)
         case "output":
             most = LOG_LIMIT_BYTES / 1e6
             return _stopped("output", f"printed more than {most:.0f} MB; print less while the model loads and runs")
@@ -330,51 +334,50 @@ def _passed(kept: SupervisorReport, timeout_s: float, memory: Memory) -> End:
             return _stopped("processes", f"{found}; start fewer while the model loads and runs")
         case "keeper":
             number, text = kept.error
-            kind: EndKind = "disk" if failure_of(OSError(number, text)) == "disk" else "infrastructure"
+            kind = "disk" if classify(OSError(number, text)).kind == "disk" else "infrastructure"
             return _stopped(kind, f"the process that watches it could not go on ({text}); look at this node's disk and processes")
         case "disk":
             return _stopped(
                 "disk", "its temporary files filled the disk; make room, or let the model write less while it loads and runs"
             )
         case _:
-            most = RESULT_LIMIT_BYTES / 1e6
-            return replace(_stopped("error", f"handed over a result of more than {most:.0f} MB"), code="CP-ERROR")
+            return _stopped("error", f"returned a result of more than {RESULT_LIMIT_BYTES / 1e6:.0f} MB")
 
 
-def _without_memory(end: End, memory: Memory) -> End:
-    """The End of a child that was refused memory: it asked for more than there is, or than its limit and what is spare beyond."""
-    if end.code == GPU_MEMORY:
-        return replace(end, message=f"{end.message}; end what else runs on that GPU, or take a larger one or a smaller batch")
-    message = (
-        f"asked for more memory than its {memory.limit_bytes / 1e9:.1f} GB and some spare ({end.message}){_more_memory(memory)}"
-    )
-    return replace(end, code=CODES["memory"] if memory.asked else NODE_MEMORY, message=message, tried_bytes=memory.limit_bytes)
+def _without_memory(failure: Failure, memory: Memory) -> Failure:
+    """Return the failure of a child whose request for memory was refused: beyond the machine's, or its limit plus spare."""
+    if failure.code == GPU_MEMORY:
+        return replace(
+            failure, message=f"{failure.message}; end what else runs on that GPU, or take a larger one or a smaller batch"
+        )
+    limit = f"asked for more memory than its {memory.limit_bytes / 1e9:.1f} GB and some spare ({failure.message})"
+    return _over_memory(limit, memory)
 
 
-def _more_memory(memory: Memory) -> str:
-    return "; raise limits.memory_gb" if memory.asked else ", what one item may have of this machine; take a larger worker"
+def _over_memory(what: str, memory: Memory) -> Failure:
+    remedy = "; raise limits.memory_gb" if memory.asked else ", what one item may have of this machine; take a larger worker"
+    code = CODES["memory"] if memory.asked else NODE_MEMORY
+    return Failure(kind="memory", code=code, message=what + remedy, tried_bytes=memory.limit_bytes)
 
 
-def _starved(how: str, kept: SupervisorReport | None) -> End:
-    """The End of a child of which the kernel's OOM killer took a part."""
-    peak = 0 if kept is None else kept.peak_bytes
-    message = (
-        f"this machine ran out of memory when it used {peak / 1e9:.1f} GB ({how}); run less beside it, or take a larger worker"
-    )
-    return End(kind="memory", failure="memory", code=NODE_MEMORY, message=message, tried_bytes=peak)
+def _starved(how: str, peak_bytes: int) -> Failure:
+    """Return the failure of a child whose process the kernel's OOM killer took."""
+    used = f"this machine ran out of memory when it used {peak_bytes / 1e9:.1f} GB ({how})"
+    message = f"{used}; run less beside it, or take a larger worker"
+    return Failure(kind="memory", code=NODE_MEMORY, message=message, tried_bytes=peak_bytes)
 
 
 def _unpickled(result: bytes) -> End:
-    """The End that a child handed over; what cannot be read here is an error of its own."""
+    """Return the End that a child sent. One that cannot be read is an error of its own."""
     try:
-        end = pickle.loads(result)  # of a child that runs the item's code, which may do what it likes on this machine anyway
+        end = pickle.loads(result)  # the child runs the item's code, which is trusted on this machine anyway
     except Exception as error:
-        return replace(_stopped("error", f"its result cannot be read: {message_of(error)}"), code="CP-ERROR")
-    return end if isinstance(end, End) else replace(_stopped("error", "handed over something else than a result"), code="CP-ERROR")
+        return End(failure=_stopped("error", f"its result cannot be read: {classify(error).message}"))
+    return end if isinstance(end, End) else End(failure=_stopped("error", "returned something other than a result"))
 
 
-def _stopped(kind: EndKind, message: str) -> End:
-    return End(kind=kind, failure=kind, code=CODES.get(kind), message=message)
+def _stopped(kind: str, message: str) -> Failure:
+    return Failure(kind=kind, code=CODES.get(kind, ColdpressError.code), message=message)
 
 
 def _oom_kills() -> int:

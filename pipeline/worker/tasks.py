@@ -14,20 +14,23 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.errors import IntegrityError
+from freezer.errors import ColdpressError, IntegrityError
 from freezer.files.atomic import make_folder, write_whole
 from freezer.freezing.packaging.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.hardware.device_classes import device_class
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
-from pipeline.failures.classify import End
 from pipeline.failures.policy import decide
-from pipeline.records.outcome import CandidateReport
+from pipeline.records.failure import Failure
+from pipeline.records.figures import UNMEASURED, Figures
+from pipeline.records.outcome import CandidateReport, flat_json
 from pipeline.sources.transfer import arrived
+from pipeline.worker.child import End
 from pipeline.worker.probe import memory_limit
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
@@ -46,19 +49,15 @@ NICENESS = (-10, 0)
 """Tried in this order: before all others where the process may be, else no worse than others."""
 
 
-DRIFT = "CP-DRIFT"
-"""The code of a rejected outcome."""
-
 MAX_LISTED_IN_LEDGER = 10
 """Names in each list of a report that the ledger keeps; the manifest keeps more."""
 
 
-REMOVED: Mapping[str, Any] = {
-    "kind": "error",
-    "failure": "error",
-    "code": "CP-ERROR",
-    "message": "what was made is gone from its staging folder: the model's code, or somebody else, removed it meanwhile",
-}
+REMOVED = Failure(
+    kind="error",
+    code=ColdpressError.code,
+    message="the result is missing from its staging folder: the model's code or another process removed it",
+)
 
 
 def build(request: BuildRequest) -> BuildResult:
@@ -68,24 +67,15 @@ def build(request: BuildRequest) -> BuildResult:
         return BuildResult(key=request.key, recipe=request.recipe, cached=True)
     with staging_folder(str(place.root)) as staging:
         end = _isolated(_build_child, replace(request, entry=arrived(request.entry, place)), staging)
-        if end.kind == "ok":
+        failure = end.failure
+        if failure is None:
             with contextlib.suppress(FileNotFoundError):
                 write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
-                if place.remote is None:  # what goes through a bucket has the digests of its marker
+                if place.remote is None:  # a bucket's marker has its own digests
                     note_digests(staging / "candidate")
             if not place.keep(staging / "candidate", "candidates", request.key):
-                end = replace(end, **REMOVED)
-        return BuildResult(
-            key=request.key,
-            recipe=request.recipe,
-            failure=end.failure,
-            code=end.code,
-            message=end.message,
-            log_tail=end.log_tail,
-            wall_s=end.wall_s,
-            peak_bytes=end.peak_bytes,
-            tried_bytes=end.tried_bytes,
-        )
+                failure = REMOVED
+        return BuildResult(key=request.key, recipe=request.recipe, failure=failure, wall_s=end.wall_s, peak_bytes=end.peak_bytes)
 
 
 def _build_child(request: BuildRequest, staging: Path) -> None:
@@ -115,22 +105,26 @@ def judge(request: JudgeRequest) -> JudgeResult:
     with staging_folder(str(place.root)) as staging:
         damage = _bring_candidates(place, request, staging)
         if damage is not None:
-            return _failed_judge(request, End(kind="disk", failure="disk", code=IntegrityError.code, message=damage))
+            return JudgeResult.of_failure(request.key, Failure(kind="disk", code=IntegrityError.code, message=damage))
         end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
-        result = _failed_judge(request, end)
-        if end.kind == "ok":
-            result = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+        failed = partial(JudgeResult.of_failure, request.key, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+        if end.failure is None:
+            result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+        else:
+            result = failed(end.failure)
         # Kept until it is published: a driver may die before all classes of a model are judged.
-        is_final = decide(result.failure, result.code).kept == "key" if result.failure else result.verdict != "unstable"
+        is_final = (
+            decide(result.failure.kind, result.failure.code).kept == "key" if result.failure else result.verdict != "unstable"
+        )
         if is_final:
             with contextlib.suppress(FileNotFoundError):
                 if not result.has_artifact:
                     remove_tree(staging / "judged")
                     make_folder(staging / "judged")
-                write_whole(staging / "judged" / "result.json", json.dumps(asdict(result)).encode())
+                write_whole(staging / "judged" / "result.json", json.dumps(flat_json(result)).encode())
             if not place.keep(staging / "judged", "judged", name):
-                return _failed_judge(request, replace(end, **REMOVED))
-            return _judged(place, name) or result  # another campaign's, which was faster: that artifact is published
+                return failed(REMOVED)
+            return _judged(place, name) or result  # another campaign may have been faster: its artifact is published
         return result
 
 
@@ -161,20 +155,6 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) ->
 def _candidate_here(request: JudgeRequest, staging: Path, key: str, *, brought: bool) -> Path:
     """Where a judge finds a candidate: in the store's folder, or in its own where the store is in a bucket."""
     return staging / "candidates" / key if brought else candidate_folder(request.store, key)
-
-
-def _failed_judge(request: JudgeRequest, end: End) -> JudgeResult:
-    return JudgeResult(
-        key=request.key,
-        verdict="failed",
-        reason=end.message,
-        failure=end.failure,
-        code=end.code,
-        log_tail=end.log_tail,
-        judge_s=end.wall_s,
-        peak_bytes=end.peak_bytes,
-        tried_bytes=end.tried_bytes,
-    )
 
 
 def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
@@ -233,6 +213,7 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
     """A judgement as the ledger keeps it."""
     best = judgement.best
     eager = judgement.eager_latency_ms
+    latency_ms = {"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None
     metric = None
     if judgement.task_metric is not None:
         metric = {"eager": judgement.task_metric}
@@ -242,12 +223,8 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
         key=request.key,
         verdict=judgement.verdict,
         reason=judgement.reason,
-        code=DRIFT if judgement.verdict == "rejected" else None,
         recipe=best.candidate.recipe if best else None,
-        speedup=best.speedup.value if best and best.speedup else None,
-        speedup_ci=(best.speedup.low, best.speedup.high) if best and best.speedup else None,
-        drift=best.drift.summary() if best and best.drift else None,
-        latency_ms={"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None,
+        figures=replace(_figures(best), latency_ms=latency_ms) if best else UNMEASURED,
         task_metric=metric,
         candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
         host=host,
@@ -267,16 +244,22 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
         build_s=candidate.build_s,
         size_bytes=size_bytes(trial),
         num_payloads=len(candidate.payloads),
-        drift=trial.drift.summary() if trial.drift else None,
-        latency_ms=trial.latency_ms,
-        speedup=trial.speedup.value if trial.speedup else None,
-        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
+        figures=_figures(trial),
         task_metric=trial.task_metric,
         points=tuple(figures.to_json() for figures in trial.points),
         warnings=candidate.warnings,
         strides_equal=strides_equal(trial),
         reports={path: report.to_json(max_listed=MAX_LISTED_IN_LEDGER) for path, report in candidate.reports.items()},
         migration=migration.to_json() if migration and converted else None,
+    )
+
+
+def _figures(trial: Trial) -> Figures:
+    return Figures(
+        speedup=trial.speedup.value if trial.speedup else None,
+        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
+        drift=trial.drift.summary() if trial.drift else None,
+        latency_ms=trial.latency_ms,
     )
 
 

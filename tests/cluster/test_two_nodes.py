@@ -118,7 +118,7 @@ def test_a_neighbour_would_have_changed_the_verdict(cluster: RayCluster, tmp_pat
         node = next(node for node in ray.nodes() if V4 in node.classes)
         place: dict[str, Any] = {"device_class_": V4, "node": node}
         built = ray.result(ray.start(build, BuildRequest(key="b", recipe="torchscript-frozen", **common), name="build", **place))
-        assert built.failure is None, built.message
+        assert built.failure is None, built.failure
         found = {}
         for protected in (False, True):
             start = ray.start_alone if protected else ray.start

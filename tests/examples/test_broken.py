@@ -101,7 +101,7 @@ def _outcomes(store: Path) -> dict[tuple[str, str], Outcome]:
 
 
 def _ending(outcome: Outcome) -> str:
-    return f"failed: {outcome.failure}" if outcome.verdict == "failed" else outcome.verdict
+    return f"failed: {outcome.failure_kind}" if outcome.verdict == "failed" else outcome.verdict
 
 
 def _expected(tags: dict[str, str], device_class: str) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ from pipeline.planning.item import Item, Plan
 from pipeline.planning.plan import PlanRequest, make_plan
 from pipeline.planning.reuse import FinishedWork
 from pipeline.records.class_facts import ClassFacts
+from pipeline.records.failure import Failure
+from pipeline.records.figures import Figures
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import LineDisplay
@@ -121,21 +123,22 @@ def judged(item: Item, verdict: str, store: Store, artifact: Artifact) -> Outcom
     failed = verdict == "failed"
     recipe = next(iter(item.builds))
     report = CandidateReport(
-        recipe=recipe, build_key="b", drift={"error_ratio": 1.25}, latency_ms={"p50": 1.0}, speedup=2.0, speedup_ci=(1.8, 2.2)
+        recipe=recipe,
+        build_key="b",
+        figures=Figures(drift={"error_ratio": 1.25}, latency_ms={"p50": 1.0}, speedup=2.0, speedup_ci=(1.8, 2.2)),
     )
     return Outcome(
         model=item.entry.name,
         device_class=item.device_class,
         verdict=verdict,
         reason="because",
-        failure="capture" if failed else None,
+        failure=Failure(kind="capture", message="because") if failed else None,
         num_threads=2,
         source=str(item.entry.source),
         source_key=item.source.digest,
         judge_key=item.judge.digest,
         recipe=None if failed else recipe,
-        speedup=None if failed else 2.0,
-        speedup_ci=None if failed else (1.8, 2.2),
+        figures=Figures() if failed else Figures(speedup=2.0, speedup_ci=(1.8, 2.2)),
         candidates=() if failed else (report,),
         registered_name=item.entry.registered_name,
         tags=item.entry.tags,

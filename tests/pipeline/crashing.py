@@ -25,15 +25,17 @@ from freezer.store.store import Store
 from pipeline.campaign import Campaign
 from pipeline.cluster.nodes import Done, Handle
 from pipeline.config import Config
-from pipeline.failures.classify import End
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
+from pipeline.records.failure import Failure
+from pipeline.records.figures import Figures
 from pipeline.reporting.display import LineDisplay
 from pipeline.scheduling.executor import Executor
 from pipeline.sources.materials import Materials
 from pipeline.tracking.tracker import Tracker
 from pipeline.worker import tasks
+from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, JudgeResult
 from pipeline.workspace.staging import remove_abandoned
 from tests.pipeline.campaigns import entry, plan_of
@@ -112,21 +114,26 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
         verdict = MODELS[request.entry.name][request.device_class]
         if isinstance(request, BuildRequest):
             if verdict == "failed":
-                return End(kind="error", failure="capture", code="CP-CAPTURE", message="no graph", wall_s=0.5)
+                return End(failure=Failure(kind="capture", code="CP-CAPTURE", message="no graph"), wall_s=0.5)
             (staging / "candidate").mkdir()
             (staging / "candidate" / "payload").write_text(request.key)
-            return End(kind="ok", wall_s=1.5)
+            return End(wall_s=1.5)
         if verdict == "crashed":
-            return End(kind="crash", failure="crash", code="CP-CRASH", message="it died", wall_s=0.5)
+            return End(failure=Failure(kind="crash", code="CP-CRASH", message="it died"), wall_s=0.5)
         if verdict == "published":
             shutil.copytree(artifacts[request.device_class].folder, staging / "copy")
             (staging / "judged").mkdir()
             write_artifact(artifacts[request.device_class].manifest, staging / "copy", staging / "judged" / "artifact")
         recipe = next(iter(request.builds))
         value = JudgeResult(
-            key=request.key, verdict=verdict, reason="because", has_artifact=verdict == "published", recipe=recipe, speedup=2.0
+            key=request.key,
+            verdict=verdict,
+            reason="because",
+            has_artifact=verdict == "published",
+            recipe=recipe,
+            figures=Figures(speedup=2.0),
         )
-        return End(kind="ok", value=value, wall_s=2.5)
+        return End(value=value, wall_s=2.5)
 
     return isolated
 

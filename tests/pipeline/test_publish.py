@@ -22,6 +22,7 @@ from pipeline.ledger.segments import LedgerRow, read_rows
 from pipeline.planning.item import Item, Plan
 from pipeline.planning.plan import auto_classes_of
 from pipeline.publish import Publisher
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.workspace.layout import judged_folder
 from tests.conftest import Frozen
@@ -190,7 +191,7 @@ def test_a_judge_that_crashed_does_so_once_though_the_driver_is_killed_before_th
 ) -> None:
     first = plan()
     here, anywhere = first.items
-    crashed = replace(judged(here, "failed", empty), failure="crash", code="CP-CRASH")
+    crashed = replace(judged(here, "failed", empty), failure=Failure(kind="crash", code="CP-CRASH", message="because"))
     publisher = Publisher(first, empty, ledger)
     assert publisher.add(here, crashed) == []
     again, other = plan().items
@@ -304,7 +305,7 @@ def test_what_was_judged_and_is_gone_is_a_failure_of_the_disk(
     publisher = Publisher(plan(), empty, ledger)
     publisher.add(here, judged(here, "published", empty))
     final = publisher.add(anywhere, judged(anywhere, "published", empty, portable.artifact))
-    assert [(lost.verdict, lost.failure, lost.version) for lost in final] == [("failed", "disk", None)] * 2
+    assert [(lost.verdict, lost.failure_kind, lost.version) for lost in final] == [("failed", "disk", None)] * 2
     assert f"what was judged of mlp for {HERE} is gone from the store" in str(final[0].reason)
     assert empty.models() == []
 
@@ -328,7 +329,7 @@ def test_what_the_circumstances_did_is_tried_again(
     first = plan()
     publisher = Publisher(first, empty, ledger)
     for item in first.items:
-        publisher.add(item, replace(judged(item, verdict, empty), failure=failure))
+        publisher.add(item, replace(judged(item, verdict, empty), failure=Failure(kind=failure) if failure else None))
     assert all(item.finished is None and "never kept" in item.why for item in plan().items)
 
 

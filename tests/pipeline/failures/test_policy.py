@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import pytest
 import ray.exceptions
@@ -16,7 +16,7 @@ from freezer.errors import BuildError, CaptureError, FreezeError, JudgeError, Le
 from freezer.limits import Limits
 from freezer.store.store import Store
 from pipeline.cluster.nodes import Done, Handle, Node
-from pipeline.failures.classify import CODES, EndKind
+from pipeline.failures.classify import CODES
 from pipeline.failures.policy import (
     BY_CODE,
     MOST_ATTEMPTS,
@@ -34,6 +34,7 @@ from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Item, Plan
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.outcomes import failed_outcome
@@ -47,8 +48,7 @@ FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10
 
 
 def test_every_kind_of_failure_has_a_row() -> None:
-    ends = {kind for kind in get_args(EndKind) if kind not in ("ok", "error")}
-    assert ends | set(CODES) <= set(POLICY)
+    assert set(CODES) <= set(POLICY)
     assert {error.kind for error in (FreezeError, SourceError, CaptureError, BuildError, LeakError, JudgeError)} <= set(POLICY)
     assert set(RAY.values()) <= set(POLICY)
 
@@ -99,16 +99,16 @@ def test_the_next_attempt_has_twice_the_memory() -> None:
 
 
 def test_what_the_next_campaign_takes_over() -> None:
-    assert is_kept(None, "CP-DRIFT"), "rejected"
-    assert is_kept("capture", "CP-CAPTURE")
-    assert not is_kept("source", "CP-FETCH")
-    assert not any(is_kept(failure, None) for failure in ("timeout", "error", "disk", "infrastructure"))
-    assert is_kept("crash", "CP-CRASH")
-    assert not is_kept("crash", "CP-CRASH", lifted=True)
-    assert is_kept("capture", "CP-CAPTURE", lifted=True), "what did not crash is not in quarantine"
-    assert is_kept("memory", "CP-MEMORY", tried_bytes=5, memory_bytes=5)
-    assert not is_kept("memory", "CP-MEMORY", tried_bytes=5, memory_bytes=6)
-    assert not is_kept("memory", "CP-MEMORY", tried_bytes=None, memory_bytes=6), "of an earlier release"
+    assert is_kept(None), "rejected"
+    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"))
+    assert not is_kept(Failure(kind="source", code="CP-FETCH"))
+    assert not any(is_kept(Failure(kind=kind)) for kind in ("timeout", "error", "disk", "infrastructure"))
+    assert is_kept(Failure(kind="crash", code="CP-CRASH"))
+    assert not is_kept(Failure(kind="crash", code="CP-CRASH"), lifted=True)
+    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"), lifted=True), "what did not crash is not in quarantine"
+    assert is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=5)
+    assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=6)
+    assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=None), memory_bytes=6), "of an earlier release"
 
 
 TITLE = "| failure | attempts | where and how | next campaign |"
@@ -184,10 +184,8 @@ def executed(
 
 def ended(failure: str | None, code: str | None = None, *, peak_bytes: int = 0, tried_bytes: int | None = None) -> Done:
     """A build that ended so, on a node."""
-    result = BuildResult(
-        key="b", recipe="portable", failure=failure, code=code, message="so it was", peak_bytes=peak_bytes, tried_bytes=tried_bytes
-    )
-    return Done(handle=Handle(0), value=result)
+    found = Failure(kind=failure, code=code, message="so it was", tried_bytes=tried_bytes) if failure else None
+    return Done(handle=Handle(0), value=BuildResult(key="b", recipe="portable", failure=found, peak_bytes=peak_bytes))
 
 
 @pytest.fixture
@@ -201,7 +199,7 @@ def test_a_crash_is_tried_once_more_then_quarantined_until_it_is_lifted(place: S
         [(item, outcome)], cluster, notes = executed(place, ledger, [ended("crash", "CP-CRASH")] * 2, plan)
         assert len(cluster.started) == 2
         assert notes[0] == "m portable portable: crash: so it was; attempt 2 of 2, on another node if there is one"
-        assert (outcome.verdict, outcome.failure) == ("failed", "crash")
+        assert (outcome.verdict, outcome.failure_kind) == ("failed", "crash")
         assert outcome.reason == (
             "so it was; tried 2 times; quarantined: tried again when the model, its recipe or the toolchain changes, or with "
             "--lift-quarantine"
@@ -233,7 +231,7 @@ def test_node_deaths_are_bounded_and_told(place: Store) -> None:
         [(_, outcome)], cluster, notes = executed(place, ledger, [died] * 3, plan_of(place, ledger))
         assert len(cluster.started) == 3
         assert [re.search(r"attempt \d of \d", note)[0] for note in notes[:2]] == ["attempt 2 of 3", "attempt 3 of 3"]  # type: ignore[index]
-        assert (outcome.failure, outcome.code) == ("infrastructure", "CP-INFRASTRUCTURE")
+        assert (outcome.failure_kind, outcome.code) == ("infrastructure", "CP-INFRASTRUCTURE")
         assert outcome.reason == "NodeDiedError: it is gone; tried 3 times"
         _, again, _ = executed(place, ledger, [ended("capture")], plan_of(place, ledger))
         assert len(again.started) == 1, "never kept"
@@ -245,7 +243,7 @@ def test_what_lost_an_object_comes_back_elsewhere(place: Store) -> None:
         [(_, outcome)], cluster, notes = executed(place, ledger, [lost, ended("capture")], plan_of(place, ledger))
     assert len(cluster.started) == 2
     assert notes[0].endswith("ObjectLostError: its copies are gone; attempt 2 of 3, on another node if there is one")
-    assert outcome.failure == "capture"
+    assert outcome.failure_kind == "capture"
 
 
 def test_rays_out_of_memory_is_one_of_memory_and_tried_once_more(place: Store) -> None:
@@ -254,7 +252,7 @@ def test_rays_out_of_memory_is_one_of_memory_and_tried_once_more(place: Store) -
         [(_, outcome)], cluster, notes = executed(place, ledger, [killed] * 2, plan_of(place, ledger))
     assert len(cluster.started) == 2
     assert notes[0].endswith("attempt 2 of 2, with 2.0 GB kept free"), "twice of what was asked for"
-    assert (outcome.failure, outcome.code) == ("memory", "CP-MEMORY-NODE")
+    assert (outcome.failure_kind, outcome.code) == ("memory", "CP-MEMORY-NODE")
 
 
 def test_a_machine_without_memory_is_tried_once_more_with_twice_as_much_and_kept_for_that_much(place: Store) -> None:
@@ -263,7 +261,7 @@ def test_a_machine_without_memory_is_tried_once_more_with_twice_as_much_and_kept
         [(_, outcome)], cluster, notes = executed(place, ledger, [starved] * 2, plan_of(place, ledger))
         assert len(cluster.started) == 2
         assert notes[0].endswith("attempt 2 of 2, with 20.0 GB kept free")
-        assert (outcome.failure, outcome.tried_bytes) == ("memory", 10 * 10**9)
+        assert (outcome.failure_kind, outcome.failure and outcome.failure.tried_bytes) == ("memory", 10 * 10**9)
         _, same, _ = executed(place, ledger, [], plan_of(place, ledger))
         assert same.started == []
         larger = ClassFacts(num_threads=2, toolchain=FACTS.toolchain, memory_bytes=20 * 10**9)
@@ -305,27 +303,28 @@ def test_what_is_final_is_tried_once_and_a_full_disk_twice(place: Store, failure
     with Ledger(place, "c") as ledger:
         [(_, outcome)], cluster, _ = executed(place, ledger, [ended(failure)] * num, plan_of(place, ledger))
     assert len(cluster.started) == num
-    assert outcome.failure == failure
+    assert outcome.failure_kind == failure
 
 
 def test_a_judge_that_crashes_is_tried_once_more(place: Store) -> None:
-    crashed = JudgeResult(key="j", verdict="failed", reason="died of SIGSEGV", failure="crash", code="CP-CRASH", log_tail="the end")
-    judged = Done(handle=Handle(0), value=crashed)
+    crashed = Failure(kind="crash", code="CP-CRASH", message="died of SIGSEGV", log_tail="the end")
+    judged = Done(handle=Handle(0), value=JudgeResult.of_failure("j", crashed))
     with Ledger(place, "c") as ledger:
         [(_, outcome)], cluster, notes = executed(place, ledger, [ended(None), judged, judged], plan_of(place, ledger))
     assert cluster.started == ["build m portable portable", "judge m portable", "judge m portable"]
     assert notes[-1] == "m portable: crash: died of SIGSEGV; attempt 2 of 2, on another node if there is one"
-    assert (outcome.failure, outcome.log_tail) == ("crash", "the end")
+    assert (outcome.failure_kind, outcome.log_tail) == ("crash", "the end")
     assert str(outcome.reason).startswith("died of SIGSEGV; tried 2 times; quarantined: ")
 
 
 def test_an_outcome_is_tried_again_as_soon_as_any_of_its_builds_would_be(place: Store) -> None:
     def failed(recipe: str, failure: str) -> BuildResult:
-        return BuildResult(key=recipe, recipe=recipe, failure=failure, code=CODES.get(failure), message=failure)
+        found = Failure(kind=failure, code=CODES.get(failure), message=failure)
+        return BuildResult(key=recipe, recipe=recipe, failure=found)
 
     with Ledger(place, "c") as ledger:
         [item] = plan_of(place, ledger).items
     builds = {name: failed(name, name) for name in ("capture", "crash", "timeout")}
-    assert failed_outcome(item, builds).failure == "timeout"
+    assert failed_outcome(item, builds).failure_kind == "timeout"
     del builds["timeout"]
-    assert failed_outcome(item, builds).failure == "crash"
+    assert failed_outcome(item, builds).failure_kind == "crash"

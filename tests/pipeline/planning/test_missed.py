@@ -18,6 +18,7 @@ from pipeline.failures.classify import CODES
 from pipeline.failures.policy import MOST_STARTS, is_missed
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.item import Item, Plan
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import LineDisplay
 from pipeline.run import _explained
@@ -58,12 +59,13 @@ def start(place: Store, ledger: Ledger, ends: Sequence[Done], plan: Plan) -> tup
 
 
 def built(recipe: str, failure: str | None = None, code: str | None = None) -> Done:
-    result = BuildResult(key="", recipe=recipe, failure=failure, code=code or CODES.get(failure or ""), message="so it was")
+    found = Failure(kind=failure, code=code or CODES.get(failure), message="so it was") if failure else None
+    result = BuildResult(key="", recipe=recipe, failure=found)
     return Done(handle=Handle(0), value=result)
 
 
 def judged(verdict: str = "kept-eager") -> Done:
-    failed: dict[str, Any] = {"failure": "timeout", "code": "CP-TIMEOUT"} if verdict == "failed" else {}
+    failed: dict[str, Any] = {"failure": Failure(kind="timeout", code="CP-TIMEOUT")} if verdict == "failed" else {}
     return Done(handle=Handle(0), value=JudgeResult(key="", verdict=verdict, reason="because", **failed))
 
 
@@ -157,5 +159,6 @@ def test_what_the_model_did_is_not_missed(place: Store, ledger: Ledger, failure:
 
 
 def test_what_had_too_little_memory_is_missed_when_there_is_more() -> None:
-    assert is_missed("memory", "CP-MEMORY", num_starts=9, tried_bytes=5, memory_bytes=6)
-    assert not is_missed("memory", "CP-MEMORY", num_starts=1, tried_bytes=5, memory_bytes=5)
+    memory = Failure(kind="memory", code="CP-MEMORY", tried_bytes=5)
+    assert is_missed(memory, num_starts=9, memory_bytes=6)
+    assert not is_missed(memory, num_starts=1, memory_bytes=5)

@@ -22,6 +22,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Plan
 from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key, source_key
+from pipeline.records.figures import Figures
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records
@@ -122,14 +123,14 @@ def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> N
         "store": str(tmp_path),
     }
     built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))
-    assert built.failure is None, built.message + built.log_tail
+    assert built.failure is None, built.failure
     result = judge(JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", **common))
-    assert result.verdict == "published", result.reason + result.log_tail
+    assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
     cells = [(row["threads"], row["point"]["batch"]) for row in candidate.points]
     assert cells == [(2, 1), (2, 3), (1, 1), (1, 3)]
     assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
-    assert result.speedup == candidate.points[0]["speedup"]
+    assert result.figures.speedup == candidate.points[0]["speedup"]
     assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
     manifest = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest
     assert manifest.latency is not None
@@ -140,12 +141,13 @@ def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> N
     (record,) = run_records(outcome, "c")
     assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[3]["p50"]
     assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[3]["eager_p50"]
-    assert record.metrics["speedup/threads 2 batch 1"] == record.metrics["speedup/value"] == candidate.speedup
+    assert record.metrics["speedup/threads 2 batch 1"] == record.metrics["speedup/value"] == candidate.figures.speedup
 
 
 def test_one_cell_is_told_by_the_plain_metrics_alone() -> None:
     row: Mapping[str, Any] = {"threads": 2, "point": {}, "payload": "payloads/all.pt", "eager_p50": 2.0, "p50": 1.0, "speedup": 2.0}
-    report = CandidateReport(recipe="torchscript-frozen", build_key="b", latency_ms={"p50": 1.0}, speedup=2.0, points=(row,))
+    figures = Figures(latency_ms={"p50": 1.0}, speedup=2.0)
+    report = CandidateReport(recipe="torchscript-frozen", build_key="b", figures=figures, points=(row,))
     outcome = Outcome(
         model="m",
         device_class=HERE,

@@ -13,6 +13,8 @@ from rich.console import Console
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.errors import InfrastructureError
 from pipeline.records.events import Event, verdict_text
+from pipeline.records.failure import Failure
+from pipeline.records.figures import Figures
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.display import LineDisplay, LiveDisplay
@@ -27,17 +29,19 @@ PUBLISHED = Outcome(
     source_key="s",
     judge_key="j",
     recipe="inductor-frozen",
-    speedup=1.84,
-    speedup_ci=(1.79, 1.9),
-    drift={"error_ratio": 1.25, "max_abs_err": 1e-6, "sqnr_db": None, "margin": None},
-    latency_ms={"eager_p50": 20.0, "p50": 10.9, "p90": 11.0, "p99": None},
+    figures=Figures(
+        speedup=1.84,
+        speedup_ci=(1.79, 1.9),
+        drift={"error_ratio": 1.25, "max_abs_err": 1e-6, "sqnr_db": None, "margin": None},
+        latency_ms={"eager_p50": 20.0, "p50": 10.9, "p90": 11.0, "p99": None},
+    ),
     artifact="sha256:1",
     version=3,
     candidates=(
         CandidateReport(
             recipe="inductor-frozen",
             build_key="b",
-            speedup_ci=(1.0, 2.0),
+            figures=Figures(speedup_ci=(1.0, 2.0)),
             warnings=("w",),
             lowering="inductor",
             tried=({"payload": "all", "capture": "export", "lowering": "inductor", "outcome": "captured and lowered"},),
@@ -46,14 +50,15 @@ PUBLISHED = Outcome(
         ),
     ),
 )
+CRASH = Failure(kind="crash", message="the process died of SIGSEGV without a result", log_tail="line one\nline two")
 FAILED = replace(
     PUBLISHED,
     model="broken",
     verdict="failed",
-    failure="crash",
+    failure=CRASH,
     reason="the process died of SIGSEGV without a result",
-    log_tail="line one\nline two",
-    **dict.fromkeys(("recipe", "speedup", "speedup_ci", "drift", "latency_ms", "artifact", "version")),  # type: ignore[arg-type]
+    figures=Figures(),
+    **dict.fromkeys(("recipe", "artifact", "version")),  # type: ignore[arg-type]
 )
 
 
@@ -75,7 +80,7 @@ def printed(report: CampaignReport, width: int = 200) -> str:
         (report_of(PUBLISHED, FAILED), 1),
         (report_of(replace(PUBLISHED, verdict="rejected")), 1),
         (report_of(PUBLISHED, FAILED, infrastructure=("MLflow: gone",)), 3),
-        (report_of(replace(FAILED, failure="infrastructure")), 3),
+        (report_of(replace(FAILED, failure=Failure(kind="infrastructure"))), 3),
         (report_of(FAILED, infrastructure=("MLflow: gone",), interrupted=True), 130),
     ],
 )
@@ -125,7 +130,7 @@ def test_the_table_shows_verdicts_and_why_and_the_log_of_a_crash() -> None:
 
 
 def test_a_reason_that_holds_for_all_classes_is_printed_once_behind_its_code() -> None:
-    coded = replace(FAILED, code="CP-CRASH")
+    coded = replace(FAILED, failure=replace(CRASH, code="CP-CRASH"))
     text = printed(report_of(coded, replace(coded, device_class="portable"), replace(coded, model="other", reason="is another")))
     assert text.count("the process died of SIGSEGV") == 1
     assert "broken cpu-x86-64-v4, portable: CP-CRASH: the process died of SIGSEGV" in text

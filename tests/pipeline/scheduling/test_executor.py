@@ -22,6 +22,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Item, Plan
 from pipeline.publish import Publisher
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.fleet import Fleet
@@ -67,7 +68,7 @@ class Workers(NoRay):
             self._damaged.remove(request.entry.name)
             for key in request.builds.values():
                 shutil.rmtree(candidate_folder(request.store, key), ignore_errors=True)
-            result = replace(result, verdict="failed", reason="a byte is wrong", failure="disk", code="CP-INTEGRITY")
+            result = JudgeResult.of_failure(request.key, Failure(kind="disk", code="CP-INTEGRITY", message="a byte is wrong"))
         return [Done(handle=handles[0], value=result)]
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:

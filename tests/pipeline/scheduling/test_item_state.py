@@ -17,6 +17,7 @@ from pipeline.catalog.entry import Entry
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, decide
 from pipeline.planning.item import Item
 from pipeline.planning.keys import make_key
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.item_state import (
     BuildEnded,
@@ -138,7 +139,11 @@ class LifeOfAModel(RuleBasedStateMachine):
             self.step(name, Start(finished={recipe: self.built(name, recipe) for recipe in finished}))
 
     def built(self, device_class: str, recipe: str, failure: str | None = None) -> BuildResult:
-        return BuildResult(key=self.states[device_class].item.builds[recipe].digest, recipe=recipe, failure=failure)
+        return BuildResult(
+            key=self.states[device_class].item.builds[recipe].digest,
+            recipe=recipe,
+            failure=Failure(kind=failure) if failure else None,
+        )
 
     def take(self, data: st.DataObject) -> Name:
         return self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1)))
@@ -147,7 +152,8 @@ class LifeOfAModel(RuleBasedStateMachine):
     @rule(data=st.data(), failed=st.none() | st.sampled_from(FAILURES))
     def a_task_ends(self, data: st.DataObject, failed: tuple[str, str] | None) -> None:
         device_class, recipe = name = self.take(data)
-        failure = failed and TaskFailure(kind=failed[0], failure=failed[0], code=failed[1], message="so it was", node_id="n1")
+        found = failed and Failure(kind=failed[0], code=failed[1], message="so it was")
+        failure = found and TaskFailure(kind=found.kind, failure=found, node_id="n1")
         if failed is not None:
             self.allowed[name] += decide(*failed).attempts > 1
         if recipe is not None:
@@ -165,9 +171,7 @@ class LifeOfAModel(RuleBasedStateMachine):
         if recipe is not None:
             self.step(device_class, BuildEnded(result=self.built(device_class, recipe, "infrastructure")))
         else:
-            self.step(
-                device_class, JudgeEnded(result=JudgeResult(key="j", verdict="failed", reason="no node", failure="infrastructure"))
-            )
+            self.step(device_class, JudgeEnded(result=JudgeResult.of_failure("j", Failure(kind="infrastructure"))))
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule(data=st.data())
@@ -179,8 +183,8 @@ class LifeOfAModel(RuleBasedStateMachine):
         gone = tuple(data.draw(subset(good)))
         self.step(name[0], JudgeStarted())
         self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
-        failure = TaskFailure(kind="damage", failure="disk", code="CP-INTEGRITY", message="a byte differs")
-        result = JudgeResult(key="j", verdict="failed", reason="a byte differs", failure="disk")
+        found = Failure(kind="disk", code="CP-INTEGRITY", message="a byte differs")
+        failure, result = TaskFailure(kind="damage", failure=found), JudgeResult.of_failure("j", found)
         self.step(name[0], JudgeEnded(result=result, failed=failure, gone=gone))
         self.rebuilds[name[0]] += self.states[name[0]].phase == Phase.BUILDING
         assert self.rebuilds[name[0]] < MOST_DAMAGES

@@ -154,9 +154,9 @@ def test_a_judge_whose_node_left_while_it_was_built_elsewhere_is_given_up_in_the
     assert here.places.given_up() == []
     judge = Task(V4)
     here.wait_for([judge])
-    [(found, _, code, why)] = here.places.given_up()
-    assert (found, code) == (judge, "CP-NO-NODE")
-    assert why.startswith(f"no node serves {V4} with 4 CPUs, for 0 s; start one")
+    [(found, failure)] = here.places.given_up()
+    assert (found, failure.code) == (judge, "CP-NO-NODE")
+    assert failure.message.startswith(f"no node serves {V4} with 4 CPUs, for 0 s; start one")
 
 
 def test_the_judge_of_what_was_built_is_given_up_after_the_build_that_no_node_can_take(
@@ -168,10 +168,10 @@ def test_the_judge_of_what_was_built_is_given_up_after_the_build_that_no_node_ca
     built = build()
     built.demand = large
     here.wait_for([built])
-    assert [(task, failure) for task, failure, *_ in here.places.given_up()] == [(built, "memory")]
+    assert [(task, failure.kind) for task, failure in here.places.given_up()] == [(built, "memory")]
     judge = Task(V4, demand=large)
     here.wait_for([judge])  # another of its recipes was built before
-    assert [(task, failure) for task, failure, *_ in here.places.given_up()] == [(judge, "memory")]
+    assert [(task, failure.kind) for task, failure in here.places.given_up()] == [(judge, "memory")]
     assert here.places.given_up() == []
 
 

@@ -24,7 +24,7 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.inputs import Dim
 from pipeline.catalog.catalog import Catalog, read_catalog, read_registry
 from pipeline.catalog.entry import Entry
-from pipeline.failures.classify import code_of
+from pipeline.failures.classify import classify
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.keys import source_key
 from pipeline.sources.materials import Materials
@@ -359,14 +359,14 @@ def test_a_neighbour_that_does_not_parse_is_the_failure_of_its_entry(tmp_path: P
     (entry,) = catalog_of(tmp_path, ("mine", "python:importing:make", "")).entries
     with pytest.raises(SourceError, match=r"source python:importing:make: SyntaxError: .*unparsed\.py") as caught:
         Materials(tmp_path / "store", "sqlite://", digests, shipping=True).ready(entry)
-    assert code_of(caught.value) == "CP-FETCH"
+    assert classify(caught.value).code == "CP-FETCH"
 
 
 def test_a_full_disk_is_told_as_such_and_a_finer_code_is_kept() -> None:
     full = SourceError("cannot be copied", code="CP-FETCH")
     full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    assert code_of(full) == "CP-DISK"
-    assert code_of(InfrastructureError("gone", code="CP-TRACKING")) == "CP-TRACKING"
+    assert classify(full).code == "CP-DISK"
+    assert classify(InfrastructureError("gone", code="CP-TRACKING")).code == "CP-TRACKING"
 
 
 @pytest.mark.parametrize("same_folder", [True, False])

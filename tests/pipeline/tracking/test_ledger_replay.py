@@ -32,6 +32,7 @@ from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
 from pipeline.ledger.segments import part_paths
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.ledger_replay import History
 from tests.conftest import Frozen
@@ -47,7 +48,7 @@ BAD = Outcome(
     model="bad",
     device_class="auto",
     verdict="failed",
-    failure="source",
+    failure=Failure(kind="source"),
     reason="field 'source': no such module",
     num_threads=0,
     source="",
@@ -313,7 +314,7 @@ def test_what_a_campaign_had_reached_stays_its_own_though_another_did_the_same_s
     of_another(empty, "stopped", speedup=9.0, tags={"team": "fraud"})
     report = run_judged(empty, uri, "stopped", artifacts, tags=tags)
     assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
-    assert [(o.speedup, o.tags) for o in report.outcomes[:2]] == [(2.0, tags)] * 2
+    assert [(o.figures.speedup, o.tags) for o in report.outcomes[:2]] == [(2.0, tags)] * 2
     assert summary_of(uri, "stopped") == ALL
     with Ledger(empty, "stopped") as ledger:
         kept = [ledger.own("outcome", o.judge_key, o.model) for o in report.outcomes[:2]]
@@ -329,7 +330,7 @@ def test_what_no_longer_stands_of_a_campaigns_own_is_taken_over_from_another(emp
     run_judged(empty, DOWN, "stopped", artifacts, models=models, after=interrupt_at_third)
     of_another(empty, "stopped", verdict="rejected", speedup=0.5)
     report = run_judged(empty, DOWN, "stopped", artifacts, models=models)
-    assert [(o.verdict, o.speedup, o.cached) for o in report.outcomes[:2]] == [("rejected", 0.5, True)] * 2
+    assert [(o.verdict, o.figures.speedup, o.cached) for o in report.outcomes[:2]] == [("rejected", 0.5, True)] * 2
 
 
 def test_what_a_killed_campaign_took_over_is_shown_when_its_model_is_complete(empty: Store, artifacts: dict[str, Artifact]) -> None:

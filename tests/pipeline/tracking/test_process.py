@@ -20,6 +20,7 @@ from mlflow import MlflowClient
 from freezer.artifact.folder import Artifact
 from freezer.errors import IntegrityError, UsageError
 from freezer.store.store import Store
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.process import AHEAD, LOT, TrackerProcess
 from tests.conftest import Frozen
@@ -40,7 +41,7 @@ def outcome(model: str) -> Outcome:
         model=model,
         device_class=HERE,
         verdict="failed",
-        failure="capture",
+        failure=Failure(kind="capture", message="no graph"),
         reason="no graph",
         num_threads=1,
         source="python:m:f",

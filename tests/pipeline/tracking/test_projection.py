@@ -13,6 +13,7 @@ from mlflow.entities import Run
 
 from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.errors import InfrastructureError
+from pipeline.records.failure import Failure
 from pipeline.tracking.projection import Projection, outcomes_digest
 from pipeline.tracking.run_records import run_records, summary_table
 from tests.pipeline.full_disks import full_disk
@@ -100,7 +101,8 @@ def test_every_run_has_its_freezing_report(projection: Projection) -> None:
 
 def test_a_failed_candidate_becomes_a_failed_run(projection: Projection) -> None:
     broken = candidate("inductor-frozen", problem="x" * 5000, failure="build", drift=None, latency_ms=None, num_payloads=0)
-    projection.log_outcome(outcome("broken", candidates=(candidate("portable"), broken), log_tail="g++: fatal error"))
+    failure = Failure(kind="build", log_tail="g++: fatal error")
+    projection.log_outcome(outcome("broken", candidates=(candidate("portable"), broken), failure=failure))
     runs = by_recipe(projection)
     run = runs["inductor-frozen"]
     assert run.info.status == "FAILED"
@@ -162,7 +164,7 @@ def test_an_incomplete_run_is_completed(projection: Projection) -> None:
 
 
 def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
-    projection.log_outcome(failed("changed", failure="timeout"))
+    projection.log_outcome(failed("changed", "timeout"))
     projection.log_outcome(outcome("changed", candidates=(candidate("portable", speedup=3.0),)))
     projection.log_outcome(outcome("changed", candidates=(candidate("portable", speedup=1.5, capture="trace"),)))
     (run,) = runs_of(projection)

@@ -13,6 +13,7 @@ import pytest
 from freezer.store.store import Store
 from pipeline.failures.policy import is_kept
 from pipeline.ledger.ledger import Ledger
+from pipeline.records.failure import Failure
 from pipeline.scheduling.outcomes import failed_outcome
 from pipeline.worker.requests import BuildResult
 from tests.pipeline.campaigns import entry, plan_of
@@ -32,7 +33,7 @@ if __name__ == "__main__":
         key="b", entry=entry(), recipe="inductor-frozen", device_class=HERE, num_threads=2, store=sys.argv[1]
     )
     found = build(request)
-    print(json.dumps(asdict(found)))
+    print(json.dumps(asdict(found.failure)))
 """
 
 SMUGGLED = """
@@ -52,14 +53,15 @@ def test_an_instruction_that_is_smuggled_in_fails_the_build_by_name(tmp_path: Pa
     shim.write_text(f'#!/bin/sh\ncase " $* " in *" -shared "*) set -- "$@" {tmp_path}/smuggled.o;; esac\nexec {real} "$@"\n')
     shim.chmod(0o755)
     out = python(BUILD, tmp_path / "store", env={**os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}"}, timeout_s=500)
-    result = BuildResult(**json.loads(out.splitlines()[-1]))
-    assert (result.failure, result.code) == ("isa_leak", "CP-ISA-LEAK"), result.message + result.log_tail
-    assert f"holds instructions outside of {HERE}" in result.message
-    assert "sha_ni: sha1msg1 xmm0,xmm0 in smuggled(long long __vector(2))" in result.message
-    assert is_kept(result.failure, result.code), "the next campaign would only fail again"
+    failure = Failure(**json.loads(out.splitlines()[-1]))
+    result = BuildResult(key="b", recipe="inductor-frozen", failure=failure)
+    assert (failure.kind, failure.code) == ("isa_leak", "CP-ISA-LEAK"), failure
+    assert f"holds instructions outside of {HERE}" in failure.message
+    assert "sha_ni: sha1msg1 xmm0,xmm0 in smuggled(long long __vector(2))" in failure.message
+    assert is_kept(failure), "the next campaign would only fail again"
     store = Store.open(str(tmp_path / "planned"), create=True)
     with Ledger(store, "c") as ledger:
         plan = plan_of([entry("good", tmp_path, tags={}, registered_name=None, speedup_min=1.05)], store, ledger)
         outcome = failed_outcome(plan.items[0], {"inductor-frozen": result})
-    assert (outcome.verdict, outcome.failure, outcome.code) == ("failed", "isa_leak", "CP-ISA-LEAK")
+    assert (outcome.verdict, outcome.failure_kind, outcome.code) == ("failed", "isa_leak", "CP-ISA-LEAK")
     assert "sha_ni" in (outcome.reason or "")

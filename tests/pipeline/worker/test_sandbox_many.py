@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from freezer.store.store import WORK
-from pipeline.failures.classify import End
 from pipeline.worker import sandbox
+from pipeline.worker.child import End
 from pipeline.worker.sandbox import Memory, run_isolated
 from pipeline.workspace.staging import staging_folder
 from tests.pipeline import faults
@@ -96,7 +96,7 @@ def main(folder: Path, rounds: int) -> None:
     faulty = (*QUICK * rounds, *SLOW)
     for fault in faulty:
         end = one(fault, folder, places)
-        if (end.failure or "") != fault[2]:
+        if (end.failure.kind if end.failure else "") != fault[2]:
             wrong.append(f"{fault[0].__name__}: {end}")
         if fault[0] in (faults.detach, faults.kill_its_parent):
             lines = Path(places["pids"]).read_text().split()

@@ -26,16 +26,18 @@ def test_a_judge_that_hangs_or_eats_memory_is_one_typed_outcome(tmp_path: Path) 
         return replace(entry(), source=source, limits=limits)
 
     built = build(BuildRequest(key="b", recipe="torchscript-frozen", entry=limited(Limits()), **common))
-    assert built.failure is None, built.message + built.log_tail
+    assert built.failure is None, built.failure
     assert built.peak_bytes > 0
     judges = {"key": "j", "builds": {"torchscript-frozen": "b"}, "policy": QUICK, "campaign": "c", **common}
     flag.write_text("spin")
     hung = judge(JudgeRequest(entry=limited(Limits(timeout_s=3)), **judges))
-    assert (hung.verdict, hung.failure, hung.code) == ("failed", "timeout", "CP-TIMEOUT")
-    assert "in good_until" in hung.log_tail, "where it was"
+    assert hung.failure is not None
+    assert (hung.verdict, hung.failure.kind, hung.failure.code) == ("failed", "timeout", "CP-TIMEOUT")
+    assert "in good_until" in hung.failure.log_tail, "where it was"
     flag.write_text("eat")
     ate = judge(JudgeRequest(entry=limited(Limits(memory_gb=1.2)), **judges))
-    assert (ate.verdict, ate.failure, ate.code, ate.tried_bytes) == ("failed", "memory", "CP-MEMORY", 1.2e9)
+    assert ate.failure is not None
+    assert (ate.failure.kind, ate.failure.code, ate.failure.tried_bytes) == ("memory", "CP-MEMORY", 1.2e9)
     assert candidate_folder(store, "b").is_dir(), "what was built stays"
     assert not judged_folder(store, "j", "good").exists()
     assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
@@ -53,5 +55,6 @@ def test_a_damaged_model_file_is_a_failure_of_its_source(tmp_path: Path) -> None
         store=str(tmp_path / "store"),
     )
     result = build(request)
-    assert (result.failure, result.code) == ("source", "CP-SOURCE"), result.message
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.code) == ("source", "CP-SOURCE"), result.failure
     assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []

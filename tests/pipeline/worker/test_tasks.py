@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from freezer.limits import Limits
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
 from pipeline.catalog.entry import Entry
-from pipeline.failures.classify import End
-from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
+from pipeline.records.outcome import flat_json
+from pipeline.worker.child import End
+from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.tasks import build, judge
 from pipeline.workspace.layout import candidate_folder, judged_folder, log_path
@@ -49,6 +50,10 @@ def broken() -> Entry:
     return replace(entry(), source=parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),)))
 
 
+def kind_of(result: BuildResult | JudgeResult) -> str | None:
+    return result.failure.kind if result.failure else None
+
+
 def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
     """A judge that fails for good."""
     return JudgeRequest(
@@ -66,11 +71,11 @@ def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
 def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) -> None:
     common = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
     built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))  # type: ignore[arg-type]
-    assert built.failure is None, built.message + built.log_tail
+    assert built.failure is None, built.failure
     why = {"inductor-frozen": "inductor: no compiler"}
     request = JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", failures=why, **common)  # type: ignore[arg-type]
     result = judge(request)
-    assert result.verdict == "published", result.reason + result.log_tail
+    assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
     report = FreezingReport.from_json(candidate.reports["payloads/all.pt"])
     assert report.num_constants == 24, "weight and bias of 6 linear layers and 6 layer norms"
@@ -88,7 +93,7 @@ def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:
     candidate_folder(str(tmp_path), "b").mkdir(parents=True)
     request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
     first = judge(request)
-    assert (first.verdict, first.failure, first.has_artifact) == ("failed", "source", False)
+    assert (first.verdict, kind_of(first), first.has_artifact) == ("failed", "source", False)
     assert first.judge_s > 0
     assert judge(request) == first, "to the microsecond: it was read"
 
@@ -97,7 +102,7 @@ def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> No
     """A result of the model `good`, as a judge leaves it."""
     folder = judged_folder(str(store), result.key, "good", missing)
     folder.mkdir(parents=True)
-    (folder / "result.json").write_text(json.dumps(asdict(result)))
+    (folder / "result.json").write_text(json.dumps(flat_json(result)))
 
 
 def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_path: Path) -> None:
@@ -108,7 +113,7 @@ def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_
     kept(tmp_path, before, missing=["inductor-frozen"])
     assert judge(replace(both, builds={"torchscript-frozen": "b"}, failures={"inductor-frozen": "too late"})) == before
     again = judge(both)
-    assert again.failure == "source", "it was judged"
+    assert kind_of(again) == "source", "it was judged"
     assert judge(both) == again
     assert judged_folder(str(tmp_path), "j", "good", ["inductor-frozen"]).is_dir(), "it may be another campaign's"
 
@@ -140,7 +145,8 @@ def test_two_builds_of_one_key_at_a_time_have_a_log_each(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("pipeline.worker.tasks.run_isolated", beside)
     failed = build(request)
-    assert failed.failure == "source"
-    assert "of another worker" not in failed.log_tail
-    assert log_path(str(tmp_path), "b").read_text().splitlines()[-1] == failed.log_tail.splitlines()[-1]
+    assert failed.failure is not None
+    assert failed.failure.kind == "source"
+    assert "of another worker" not in failed.failure.log_tail
+    assert log_path(str(tmp_path), "b").read_text().splitlines()[-1] == failed.failure.log_tail.splitlines()[-1]
     assert not logs[0].exists()
