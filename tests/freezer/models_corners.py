@@ -593,6 +593,8 @@ CORNERS: Mapping[str, Case] = {
     "writes into a part of its input": Case(make=WritesPart, says=r"writes into its input 'x', .*`x = x\.clone\(\)`"),
     "keeps a tensor of its last call as an attribute": Case(make=Setting),
     "`random.random()`, the clock, a counter in a global": Case(
-        make=PythonRandom, says="the trace is another for input set 1 than for input set 0, which is as large", exported=BAKED_IN
+        make=PythonRandom,
+        says="the trace of input set 1 differs from the trace of input set 0, which has the same sizes",
+        exported=BAKED_IN,
     ),
 }

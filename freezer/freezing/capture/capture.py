@@ -1,10 +1,8 @@
-"""Captures: making a graph of a model. Every capture works on a fresh copy of the model, in its initial state.
+"""Captures: make a graph of a model. Every capture works on a fresh copy of the model in its initial state. READ THIS FIRST.
 
-`export`, `trace` and `convert` capture a flat form of the model: tensor inputs in order, a tuple of tensors out, constants baked
-in. So a payload depends on no class of the source: not on its outputs' types, not on its package. A model that came as TorchScript
-is taken `as-is`; `script` compiles a model's own source. Both are called as the source is.
-
-All but `as-is` are held against the eager model before anything is built of them: equivalence.py.
+`export`, `trace` and `convert` capture a flat form of the model: tensors in order in, a tuple of tensors out, constants baked in,
+so a payload depends on no class of the source. `as-is` takes a TorchScript source unchanged; `script` compiles the model's source.
+Both keep the source's signature. All but `as-is` are compared with the eager model first (equivalence.py).
 """
 
 from __future__ import annotations
@@ -19,24 +17,22 @@ from freezer.errors import CaptureError
 from freezer.freezing.capture.convert import convert
 from freezer.freezing.capture.equivalence import EagerAnswers, ask_eager
 from freezer.freezing.capture.export import export, strict_may_help
-from freezer.freezing.capture.program import Captured, FlatModule
+from freezer.freezing.capture.program import Captured
 from freezer.freezing.capture.script import as_is, refuse_kept, script
 from freezer.freezing.capture.trace import trace
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
 
-__all__ = ["Attempt", "Captured", "FlatModule"]
-
 
 class Attempt:
-    """A subject that captures are tried on, and its eager answers, which are asked for when the first capture needs them.
+    """A subject to capture, and its eager answers, computed when the first capture needs them.
 
     Args:
         subject: the model.
         point: the only sizes that the graph is for; None for all.
 
     Attributes:
-        discarded: whether the model's weights were given back, so that nothing can be captured any more.
+        discarded: whether the model's weights were freed, so that nothing more can be captured.
     """
 
     def __init__(self, subject: Subject, point: Mapping[str, int] | None) -> None:
@@ -44,48 +40,50 @@ class Attempt:
         self.subject = replace(subject, sets=at_point)
         self.point = point
         self.discarded = False
-        self._exported: CaptureError | None = None
-        """Why the capture `export` failed; None where it did not, or was not tried."""
-        self._tried: set[CaptureName] = set()
+        self._exports: list[CaptureError | None] = []
+        """The error of the capture `export`, or None if it succeeded; empty before it was tried."""
 
     @functools.cached_property
     def eager(self) -> EagerAnswers:
-        """What the eager model answers."""
+        """The eager model's answers."""
         return ask_eager(self.subject)
 
     def unfit(self, name: CaptureName) -> str | None:
-        """Why a capture is not for such a model at all, in a few words; None where it is worth a try."""
+        """Why a capture cannot take such a model, in a few words; None if it is worth a try."""
         if self.discarded:
-            return "the model was discarded when it had been captured"
+            return "the model was discarded after it was captured"
         scripted = self.subject.scripted
         if name in ("as-is", "convert"):
-            return None if scripted else "the source is no TorchScript"
+            return None if scripted else "the source is not TorchScript"
         if scripted:
             return "the source is TorchScript"
         if name == "script" and isinstance(self.subject.model, torch.fx.GraphModule):
             return "the source is an exported program, which torch.jit.script does not take"
-        if name == "export-strict" and "export" in self._tried:
-            if self._exported is None:
+        if name == "export-strict" and self._exports:
+            refusal = self._exports[-1]
+            if refusal is None:
                 return "torch.export took the model, and strict tracing gives the same program"
-            if not strict_may_help(self._exported):
-                return "what torch.export refused, strict tracing refuses too"
+            if not strict_may_help(refusal):
+                return "strict tracing would fail for the same reason as torch.export"
         return None
 
     def capture(self, name: CaptureName) -> Captured:
-        """The graph that one capture makes.
+        """Make the graph of one capture.
 
         Raises:
-            CaptureError: it is not for such a model, does not take it, or what it made differs from the model.
+            CaptureError: the capture cannot take the model, or the graph differs from the model.
         """
         if why := self.unfit(name):
             raise CaptureError(why)
-        self._tried.add(name)
-        try:
+        if name != "export":
             return self._capture(name)
+        try:
+            captured = self._capture(name)
         except CaptureError as error:
-            if name == "export":
-                self._exported = error
+            self._exports = [error]
             raise
+        self._exports = [None]
+        return captured
 
     def _capture(self, name: CaptureName) -> Captured:
         subject, point = self.subject, self.point

@@ -1,6 +1,6 @@
-"""Whether a captured program answers as its model does, on every input set of the subject.
+"""Compare a captured program's answers with the eager model's, on every input set of the subject.
 
-A trace keeps the branch and the Python numbers of its one example, and only warns. Here it shows before anything is built of it.
+A trace keeps the branch and the Python numbers of its example and only warns; here the difference shows before anything is built.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from freezer.runtime.pytree import leaves_of
 from freezer.runtime.tensor_bytes import same_bytes
 
 DIFFERS = "CP-TRACE-DIFFERS"
-"""The code of a trace or script that answers otherwise than its model."""
+"""Code of a trace or script whose answers differ from its model's."""
 
 _TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""By dtype, how far a value may be off: this part of it, and of the middle one. Model and program run the same kernels, so they are
-apart by rounding or by a lot; the gate measures what is between."""
+"""By dtype, the allowed difference relative to the value, and to the median of all values. Model and program run the same kernels,
+so they differ by rounding or by a lot; the drift gate measures what is between."""
 
 _TOLERANCE = 1e-4
-"""Of float32 and complex64."""
+"""The tolerance of float32 and complex64."""
 
 _MAX_LINES = 3
 
 Call = Callable[[Mapping[str, Tensor]], list[Tensor]]
-"""Answers an input set, with tensors in the order of the subject's outputs."""
+"""Runs a program on an input set; returns tensors in the order of the subject's outputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EagerAnswers:
-    """What the eager model answers.
+    """The eager model's answers.
 
     Attributes:
-        first: to each input set of the subject, in their order, from the initial state.
-        second: to the first set, when it was asked that just before; None where a call changes nothing.
-        deterministic: whether it answers the same twice from the same state; else nothing can be held against it.
+        first: answer to each input set of the subject, from the initial state.
+        second: answer to the first set right after its first answer; None if a call changes nothing.
+        deterministic: whether it answers the same twice from the same state; otherwise nothing can be compared with it.
     """
 
     first: Sequence[Sequence[Tensor]]
@@ -58,26 +58,34 @@ class EagerAnswers:
 
 
 def ask_eager(subject: Subject) -> EagerAnswers:
-    """The eager model's answers: one call for each set, and a few to learn its nature; of a stateful model one set more.
+    """Run the eager model once on each set, and a few times more to learn whether it is stateful or random.
 
     Raises:
-        CaptureError: it does not run on one of its sets.
+        CaptureError: it fails on one of its sets.
     """
     sets = subject.sets
+
+    def fresh() -> Call:
+        return native_call(subject.fresh(), subject)
+
     model = subject.fresh()
     before = [buffer.clone() for buffer in model.buffers()]
     call = native_call(model, subject)
-    answers = [_asked(call, index, item) for index, item in enumerate(sets)]
+    answers: list[list[Tensor]] = []
+    for index, item in enumerate(sets):
+        try:
+            answers.append(call(item.tensors))
+        except Exception as error:
+            raise CaptureError(f"the eager model fails on {place_of(index, item)}: {run_sentence(error)}") from error
     unchanged = all(same_bytes(one, other) for one, other in zip(before, model.buffers(), strict=True))
     if unchanged and same_each_time(lambda: _worst(answers[0], call(sets[0].tensors), subject) is None):
         return EagerAnswers(first=answers, second=None, deterministic=True)
-    if not same_each_time(lambda: _worst(answers[0], native_call(subject.fresh(), subject)(sets[0].tensors), subject) is None):
+    if not same_each_time(lambda: _worst(answers[0], fresh()(sets[0].tensors), subject) is None):
         return EagerAnswers(first=answers, second=None, deterministic=False)
-    call = native_call(subject.fresh(), subject)
+    call = fresh()
     call(sets[0].tensors)
     second = call(sets[0].tensors)
-    answers = [answers[0], *(native_call(subject.fresh(), subject)(item.tensors) for item in sets[1:])]
-    return EagerAnswers(first=answers, second=second, deterministic=True)
+    return EagerAnswers(first=[answers[0], *(fresh()(item.tensors) for item in sets[1:])], second=second, deterministic=True)
 
 
 def hold(
@@ -89,23 +97,23 @@ def hold(
     code: str = DIFFERS,
     why: Callable[[InputSet], str] = lambda _: "",
 ) -> tuple[str, ...]:
-    """Hold a captured program against the eager model's answers.
+    """Compare a captured program with the eager model's answers.
 
     Args:
-        what: the program is, for the message: `the trace`.
-        fresh: gives the program in its initial state; called once where the model keeps no state.
-        subject, eager: the model, and its answers.
-        code: of the error.
-        why: what is known of the reason why a set is answered otherwise, as the end of a sentence.
+        what: name of the program in messages: `the trace`.
+        fresh: makes the program in its initial state; called once if the model is stateless.
+        subject, eager: the model and its answers.
+        code: code of the error.
+        why: a likely reason for a difference on a set, as the end of a sentence.
 
     Returns:
-        A line that says so where the model's answers are no measure, since it answers the same inputs differently.
+        A warning if the model is random, so that nothing was compared.
 
     Raises:
-        CaptureError: it does not run, or an output's shape, dtype or values differ.
+        CaptureError: the program fails, or an output's shape, dtype or values differ.
     """
     if not eager.deterministic:
-        return (f"{what} is not held against the model, which answers the same inputs differently",)
+        return (f"{what} was not compared with the model, whose answers to the same inputs differ",)
     call: Call | None = None
     for starts, place, item, expected in _calls(subject, eager):
         call = fresh() if call is None or starts else call
@@ -120,7 +128,7 @@ def hold(
 
 
 def answers_right(call: Call, item: InputSet, subject: Subject, eager: EagerAnswers) -> bool:
-    """Whether a program answers one of the subject's sets as the eager model does, from the initial state."""
+    """Whether a program answers one of the subject's sets like the eager model, from the initial state."""
     expected = next(answer for other, answer in zip(subject.sets, eager.first, strict=True) if other is item)
     try:
         return _worst(expected, call(item.tensors), subject) is None
@@ -129,7 +137,7 @@ def answers_right(call: Call, item: InputSet, subject: Subject, eager: EagerAnsw
 
 
 def native_call(program: Any, subject: Subject) -> Call:
-    """Calls the source model, or a program that is called as it is."""
+    """Calls the source model, or a program with the same signature."""
     return lambda tensors: _kept(leaves_of(call_source(program, subject.spec, _cloned(tensors))))
 
 
@@ -143,15 +151,8 @@ def flat_call(program: Any) -> Call:
     return call
 
 
-def _asked(call: Call, index: int, item: InputSet) -> list[Tensor]:
-    try:
-        return call(item.tensors)
-    except Exception as error:
-        raise CaptureError(f"the eager model does not run on {place_of(index, item)}: {run_sentence(error)}") from error
-
-
 def _calls(subject: Subject, eager: EagerAnswers) -> Iterator[tuple[bool, str, InputSet, Sequence[Tensor]]]:
-    """For each call: whether the program is in its initial state, the call's name, its inputs and the answer."""
+    """For each call: whether the program starts in its initial state, the name of the call, its inputs, the expected answer."""
     for index, (item, expected) in enumerate(zip(subject.sets, eager.first, strict=True)):
         yield eager.second is not None, place_of(index, item), item, expected
     if eager.second is not None:
@@ -161,13 +162,13 @@ def _calls(subject: Subject, eager: EagerAnswers) -> Iterator[tuple[bool, str, I
 
 
 def place_of(index: int, item: InputSet) -> str:
-    """The name of an input set: its index, and its sizes."""
+    """The name of an input set: its index and sizes."""
     sizes = ", ".join(f"{name}={size}" for name, size in item.point.items())
     return f"input set {index} ({sizes})" if sizes else f"input set {index}"
 
 
 def _worst(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) -> str | None:
-    """The output that is furthest off, in words; None where all agree."""
+    """Describe the output with the largest difference; None if all agree."""
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, expected {len(expected)}"
     found = [(_difference(one, other), output.name) for one, other, output in zip(expected, got, subject.outputs, strict=False)]
@@ -176,35 +177,32 @@ def _worst(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) 
 
 
 def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
-    """How far two tensors are apart, as a number and in words; None where they agree within the dtype's tolerance."""
+    """The difference of two tensors, as a number and in words; None within the dtype's tolerance."""
     if (problem := structure_problem(expected, got)) is not None:
         return math.inf, f"differs: {problem}"
     if not comparable(expected):
         return None
-    one, other = _wide(expected), _wide(got)
+    one, other = in_double(expected), in_double(got)
+    if expected.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
     finite = torch.isfinite(one) & torch.isfinite(other)
     one, other = one[finite], other[finite]
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
     sizes = one.abs()[one != 0]
-    allowed = tolerance * (one.abs() + (sizes.median() if sizes.numel() else 0.0))  # a mask's -1e9 says nothing of the others
+    allowed = tolerance * (one.abs() + (sizes.median() if sizes.numel() else 0.0))  # a mask's -1e9 must not widen the tolerance
     apart = (one - other).abs()
     return (float(apart.max()), f"is off by up to {float(apart.max()):.3g}") if bool((apart > allowed).any()) else None
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """The values in float64; of complex ones both parts."""
-    return torch.view_as_real(in_double(tensor)) if tensor.is_complex() else in_double(tensor)
-
-
 def lost(said: Sequence[warnings.WarningMessage]) -> str:
-    """What the tracer saw only for its example, as the end of a sentence."""
+    """Where the tracer warned that it keeps a value of its example, as the end of a sentence."""
     warned = (warned_at(item) for item in said if issubclass(item.category, TracerWarning))
     lines = list(dict.fromkeys(line for line in warned if line))
-    return f", since a trace keeps what its example gave {first_lines(lines)}" if lines else ""
+    return f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
 
 
 def first_lines(lines: Sequence[str]) -> str:
-    """Where something is, of many places the first."""
+    """The first of many places."""
     more = f" and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
     return f"at {', at '.join(lines[:_MAX_LINES])}{more}"
 

@@ -1,7 +1,7 @@
-"""Captures by torch.export, strict and not: programs for all sizes that the entry declares, held against the model.
+"""Captures by torch.export, strict and not: programs for all sizes that the entry declares, compared with the model.
 
-torch.export takes a size of 1 for one that stays, and what Python asks of a type or an attribute for an answer that stays. So a
-program is tried on every input set, and its guards on every declared size, before anything is built of it.
+torch.export treats a size of 1, and every type or attribute that Python inspects, as constant. So a program is tried on every input
+set, and its guards on every declared size, before anything is built from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import Call, EagerAnswers, answers_right, flat_call, hold
@@ -42,11 +42,11 @@ _OTHER = re.compile(r"^(?P<name>\w+) = (?P<other>\w+)$")
 def export(
     subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers], *, strict: bool = False
 ) -> Captured:
-    """The exported program of a model that is no TorchScript.
+    """Export a model that is not TorchScript.
 
     Raises:
-        CaptureError: torch.export does not take it, or takes it for fewer sizes than are declared (code CP-EXPORT-DIMS), or what
-            it makes differs from the model (code CP-EXPORT-DIFFERS).
+        CaptureError: torch.export does not take the model, or takes fewer sizes than declared (code CP-EXPORT-DIMS), or the program
+            differs from the model (code CP-EXPORT-DIFFERS).
     """
 
     def fresh() -> Flat:
@@ -55,7 +55,8 @@ def export(
     try:
         return export_flat(fresh, "export-strict" if strict else "export", subject, point, eager)
     except CaptureError as error:
-        if (scripted := _scripted_part(subject.model)) and error.code not in (DIMS, DIFFERS):
+        parts = (name for name, part in subject.model.named_modules() if isinstance(part, torch.jit.ScriptModule))
+        if error.code not in (DIMS, DIFFERS) and (scripted := next(parts, None)):
             why = f"torch.export: the model holds TorchScript ({scripted}), which torch.export does not look into"
             raise CaptureError(why) from error.__cause__
         raise
@@ -68,57 +69,37 @@ def export_flat(
     point: Mapping[str, int] | None,
     eager: Callable[[], EagerAnswers],
 ) -> Captured:
-    """The program of a module that takes the subject's tensors in order; see `export`. `fresh` gives it in its initial state."""
+    """Export the flat form of a model; see `export`. `fresh` makes it in its initial state."""
     spec = subject.spec if point is None else subject.spec.at(point)
-    dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
-    shapes = tuple(
-        {axis: dynamic[size] for axis, size in enumerate(item.shape) if isinstance(size, str) and size in dynamic} or None
-        for item in spec.tensors
-    )
-    said: list[warnings.WarningMessage] = []
-
-    def attempt(example: InputSet, layouts: Mapping[int, torch.memory_format]) -> _Exported:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as more:
-            warnings.simplefilter("always")
-            module = fresh()
-            module.layouts = layouts
-            copies = addresses_of(program_tensors(module)) - addresses_of(program_tensors(subject.model))
-            program = torch.export.export(
-                module,
-                tuple(example.cloned().values()),
-                dynamic_shapes={"tensors": shapes} if dynamic else None,
-                strict=name == "export-strict",
-            )
-        said.extend(more)
-        owned = tuple(tensor for tensor in program_tensors(program) if address_of(tensor) in copies)
-        return _Exported(program=program, example=example, owned=owned)
+    exporter = _Exporter(fresh, name, subject, spec)
 
     def held(examples: Sequence[InputSet], layouts: Mapping[int, torch.memory_format]) -> tuple[_Exported, tuple[str, ...]]:
-        found = _first_program(lambda example: attempt(example, layouts), examples, spec)
-        if dynamic and (missing := unserved(found.program, spec)):
+        found = exporter.first(examples, layouts)
+        if exporter.dynamic and (missing := unserved(found.program, spec)):
             raise CaptureError(f"torch.export: {missing}", code=DIMS)
         return found, _hold(found.program, subject, eager(), found.example)
 
     found, unheld = held(_examples(subject, point), {})
     if layouts := _other_layouts(found.program, subject, eager(), found.example):
-        found, unheld = held([found.example], layouts)  # it is another program, and the one that is served
+        found, unheld = held([found.example], layouts)  # check the other program too: it is the one that serves
+    outputs = ", ".join(f"output {subject.outputs[place].name!r}" for place in layouts)
     return Captured(
         name=name,
         program=found.program,
         convention="flat",
         mutates=_mutated(found.program),
-        warnings=(*lines_of(said), *unheld),
+        warnings=(*lines_of(exporter.said), *unheld),
         guards=guards_of(found.program, spec),
-        notes=(f"The program lays {_outputs(subject, layouts)} out as eager does.",) if layouts else (),
+        notes=(f"The program gives {outputs} eager's layout.",) if layouts else (),
         owned=found.owned,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Exported:
-    """A program, the set that it was exported with, and those of the program's tensors that are nobody else's: copied weights.
+    """A program, the set that it was exported with, and the copied weights that only the program refers to.
 
-    What else it reads is the user's own. torch.export takes a tensor of a Python module, a class or a closure as it is, and a
+    Its other tensors are the user's: torch.export takes tensors of Python modules, classes and closures without copying, and a
     model's own __deepcopy__ may share weights.
     """
 
@@ -127,10 +108,55 @@ class _Exported:
     owned: tuple[Tensor, ...]
 
 
-def strict_may_help(error: Exception) -> bool:
-    """Whether what torch.export raised is of a kind that tracing the bytecode has cured.
+class _Exporter:
+    """Calls torch.export.
 
-    It sees types, NumPy and numbers read from tensors otherwise; a branch on values and fixed sizes stay what they are.
+    Attributes:
+        dynamic: torch's dims by name, of those that vary.
+        said: warnings so far.
+    """
+
+    def __init__(self, fresh: Callable[[], Flat], name: CaptureName, subject: Subject, spec: InputSpec) -> None:
+        self._fresh, self._name, self._subject, self._spec = fresh, name, subject, spec
+        self.dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
+        self.said: list[warnings.WarningMessage] = []
+
+    def first(self, examples: Sequence[InputSet], layouts: Mapping[int, torch.memory_format]) -> _Exported:
+        """The program of the first example that torch.export takes; tries another only if a size came out as a constant."""
+        for example in examples:
+            try:
+                return self._export(example, layouts)
+            except Exception as error:
+                if example is examples[-1] or _FIXED not in str(error):
+                    raise _refusal(error, self._spec) from error
+        raise AssertionError("there is an example")
+
+    def _export(self, example: InputSet, layouts: Mapping[int, torch.memory_format]) -> _Exported:
+        shapes = tuple(
+            {axis: self.dynamic[size] for axis, size in enumerate(item.shape) if isinstance(size, str) and size in self.dynamic}
+            or None
+            for item in self._spec.tensors
+        )
+        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            module = self._fresh()
+            module.layouts = layouts
+            copies = addresses_of(program_tensors(module)) - addresses_of(program_tensors(self._subject.model))
+            program = torch.export.export(
+                module,
+                tuple(example.cloned().values()),
+                dynamic_shapes={"tensors": shapes} if self.dynamic else None,
+                strict=self._name == "export-strict",
+            )
+        self.said.extend(said)
+        owned = tuple(tensor for tensor in program_tensors(program) if address_of(tensor) in copies)
+        return _Exported(program=program, example=example, owned=owned)
+
+
+def strict_may_help(error: Exception) -> bool:
+    """Whether tracing the bytecode may succeed after an error of torch.export.
+
+    It treats types, NumPy and numbers read from tensors differently, but not branches on values or fixed sizes.
     """
     cause = error.__cause__
     if getattr(error, "code", "") == DIFFERS:
@@ -139,7 +165,7 @@ def strict_may_help(error: Exception) -> bool:
 
 
 def _symbol(dim: Dim) -> Any:
-    """torch.export's own form of a dim."""
+    """A dim as torch.export declares it."""
     if dim.multiple_of == 1:
         return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
     step = dim.multiple_of
@@ -147,8 +173,8 @@ def _symbol(dim: Dim) -> Any:
 
 
 def _examples(subject: Subject, point: Mapping[str, int] | None) -> list[InputSet]:
-    """The sets to export with: one whose sizes are all above the least where the dims allow it, since torch.export specializes on
-    sizes 0 and 1; then the largest, where a size that is computed of a small one may be 1.
+    """The sets to export with: first one with small sizes above the minimum, since torch.export specializes on sizes 0 and 1; then
+    the largest, since a size computed from a small one may be 1.
     """
     if point is not None:
         return [subject.set_at(point)]
@@ -159,23 +185,8 @@ def _examples(subject: Subject, point: Mapping[str, int] | None) -> list[InputSe
     return [subject.set_at(one) for one in ([small, large] if large != small else [small])]
 
 
-def _first_program(attempt: Callable[[InputSet], _Exported], examples: Sequence[InputSet], spec: InputSpec) -> _Exported:
-    """The program of the first example that torch.export takes; another is tried only where a size came out as fixed."""
-    for example in examples:
-        try:
-            return attempt(example)
-        except Exception as error:
-            if example is examples[-1] or _FIXED not in str(error):
-                raise _refusal(error, spec) from error
-    raise AssertionError("there is an example")
-
-
-def _scripted_part(model: nn.Module) -> str | None:
-    return next((name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
-
-
 def _refusal(error: Exception, spec: InputSpec) -> CaptureError:
-    """The error for what torch.export raised; where sizes are the reason, it says which, and how to declare them."""
+    """The error for an exception of torch.export; if sizes are the reason, it names them and how to declare them."""
     text = str(error)
     if not (found := _VIOLATED.match(text)):
         return CaptureError(f"torch.export: {export_sentence(error)}", code=code_of(error))
@@ -187,13 +198,13 @@ def _refusal(error: Exception, spec: InputSpec) -> CaptureError:
     return CaptureError(
         f"torch.export: no program takes all declared sizes of {' and '.join(names)}: it needs "
         f"{' and '.join(conditions[:_MAX_CONDITIONS])}; "
-        f"{' and '.join(remedies) or 'declare other bounds, or ask no such thing of sizes in forward'}",
+        f"{' and '.join(remedies) or 'declare other bounds, or remove the condition on sizes from forward'}",
         code=DIMS,
     )
 
 
 def _condition(line: str, spec: InputSpec) -> str:
-    """What torch.export says that sizes must hold to, with the names of dims."""
+    """A condition on sizes from a message of torch.export, with the names of dims."""
     if found := re.search(rf"{_FIXED} \((\d+)\)", line):
         name = re.search(r"You marked (\S+) as dynamic", line)
         return f"{name[1] if name else 'a size'} == {found[1]}"
@@ -204,7 +215,7 @@ def _condition(line: str, spec: InputSpec) -> str:
 
 
 def _remedy(fix: str, spec: InputSpec, names: Sequence[str]) -> str | None:
-    """A fix that torch.export suggests for one of some dims, in the words of a catalog; None where it is a part of another."""
+    """A fix that torch.export suggests for one of some dims, in the words of a catalog; None if it is part of another fix."""
     dims = {dim.name: dim for dim in spec.dims if dim.name in names}
     if (found := _MULTIPLE.match(fix)) and found["name"] in dims:
         dim, step = dims[found["name"]], int(found["step"])
@@ -221,11 +232,11 @@ def _remedy(fix: str, spec: InputSpec, names: Sequence[str]) -> str | None:
 
 
 def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet) -> tuple[str, ...]:
-    """Hold a program against the model; returns a line that says so where it cannot be done. The program keeps its state."""
+    """Compare a program's answers with the model's; see `hold`. The program keeps its state."""
     module = program.module()
 
     def fresh() -> Call:
-        with warnings.catch_warnings():  # copying a graph copies its pytree specs, one class of which is deprecated
+        with warnings.catch_warnings():  # copying a graph copies its pytree specs, of which one class is deprecated
             warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
             return flat_call(module if eager.second is None else copy.deepcopy(module))
 
@@ -235,7 +246,7 @@ def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerA
             return ""
         remedies = " and ".join(declare(dim.name, 2, dim.max) for dim in ones)
         names = " and ".join(dim.name for dim in ones)
-        return f", since torch.export takes {names} for larger than 1; declare {remedies}, or ask for no such size in forward"
+        return f", since torch.export assumes {names} larger than 1; declare {remedies}, or do not read that size in forward"
 
     return hold("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
 
@@ -243,7 +254,7 @@ def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerA
 def _other_layouts(
     program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet
 ) -> dict[int, torch.memory_format]:
-    """The layouts of outputs that a program gives in other strides than eager, as nn.MultiheadAttention's without its fast path."""
+    """The layouts of outputs whose strides differ from eager's, such as nn.MultiheadAttention's without its fast path."""
     expected = next(answer for item, answer in zip(subject.sets, eager.first, strict=True) if item is example)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -253,18 +264,14 @@ def _other_layouts(
     return other_layouts(expected, got)
 
 
-def _outputs(subject: Subject, layouts: Mapping[int, torch.memory_format]) -> str:
-    return ", ".join(f"output {subject.outputs[place].name!r}" for place in layouts)
-
-
 def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
     """Names of the buffers and parameters that a call changes.
 
-    torch.export leaves in-place operations in the graph, and its signature names no changed buffer until they are functionalized;
-    that costs seconds for a large model, so only graphs that hold such an operation are.
+    The signature names no changed buffer until the graph is functionalized, which takes seconds for a large model, so only graphs
+    with in-place operations are.
 
     Raises:
-        CaptureError: torch.export cannot tell, as where two buffers lie over one another in memory.
+        CaptureError: torch.export cannot tell, for example because two buffers overlap in memory.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -275,15 +282,15 @@ def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
                 why = f"torch.export cannot tell which tensors a call changes: {export_sentence(error)}"
                 raise CaptureError(f"{why}; register them as buffers, each with memory of its own") from error
     signature = program.graph_signature
-    parameters: Mapping[str, str] = getattr(signature, "parameters_to_mutate", {})  # newer than torch 2.11
+    parameters: Mapping[str, str] = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
     return tuple(sorted({*signature.buffers_to_mutate.values(), *parameters.values()}))
 
 
 def _writes(node: torch.fx.Node) -> bool:
-    """Whether an operation may change what it is given; higher-order operations are not looked into, and may."""
+    """Whether an operation may change its arguments; higher-order operations are assumed to."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     if node.target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
-        return bool(node.args[5])  # running statistics are changed in training, which the schema does not say
+        return bool(node.args[5])  # training changes running statistics, which the schema omits
     schema = getattr(node.target, "_schema", None)
     return schema is None or bool(schema.is_mutable)

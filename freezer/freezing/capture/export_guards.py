@@ -1,7 +1,7 @@
-"""What an ExportedProgram holds its inputs to, in the names of the entry's dims, and whether it takes all sizes that were declared.
+"""The guards of an ExportedProgram in terms of the entry's dims, and whether it takes all declared sizes.
 
-torch.export raises where a declared range does not fit. But some guards narrow a range without a word (a size that a reshape halves
-must not be 2), and a lowering that checks no guard would answer such sizes with wrong numbers.
+torch.export raises if a declared range does not fit. But some guards narrow a range silently (a size that a reshape halves must not
+be 2), and a lowering that checks no guards would return wrong numbers for such sizes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import islice, product
+from itertools import product
 from types import CodeType
 from typing import Any
 
@@ -21,10 +21,10 @@ from freezer.freezing.diagnostics.source_lines import line_of_stack
 from freezer.spec.inputs import Dim, InputSpec
 
 NUM_SIZES = 4096
-"""So many combinations of sizes are tried at most; of more, each dim's own sizes beside the corners of the others."""
+"""The most combinations of sizes to try; beyond that, only each dim's sizes at the corners of the others."""
 
 NUM_GUARDS = 8
-"""So many guards are told at most."""
+"""The most guards to report."""
 
 _ARITHMETIC = (
     *(ast.Expression, ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Load),
@@ -34,14 +34,27 @@ _SIZE = re.compile(r"L\['\w+'\]\[(\d+)\]\.size\(\)\[(\d+)\]|\btensors_(\d+)\.siz
 
 
 def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[str, ...]:
-    """What inputs must hold to, in words: bounds and multiples of dims, sizes that are one, guards on them, and assertions."""
-    bounds = [f"{dim.min} <= {dim.name} <= {dim.max}" + _multiples(dim) for dim in spec.dims if dim.min < dim.max]
-    return (*bounds, *_shared(spec), *_cut(dict.fromkeys(_conditions(program, spec))), *dict.fromkeys(_assertions(program)))
+    """Conditions on inputs, in words: bounds and multiples of dims, axes that share a dim, guards, and run-time assertions."""
+    found: list[str] = []
+    for dim in spec.dims:
+        if dim.min < dim.max:
+            step = f", in multiples of {dim.multiple_of}" if dim.multiple_of > 1 else ""
+            found.append(f"{dim.min} <= {dim.name} <= {dim.max}{step}")
+    for dim in spec.dims:
+        axes = [f"{item.name}.shape[{axis}]" for item in spec.tensors for axis, size in enumerate(item.shape) if size == dim.name]
+        if len(axes) > 1:
+            found.append(f"{dim.name} == {' == '.join(axes)}")
+    conditions = list(dict.fromkeys(_conditions(program, spec)))
+    found += conditions[:NUM_GUARDS]
+    if len(conditions) > NUM_GUARDS:
+        found.append(f"{len(conditions) - NUM_GUARDS} more, which all declared sizes satisfy too")
+    return (*found, *dict.fromkeys(_assertions(program)))
 
 
 def unserved(program: torch.export.ExportedProgram, spec: InputSpec) -> str | None:
-    """What declared sizes a program does not take, and how to declare what it takes, in words; None where it takes all."""
-    refused = _refused(program, spec)
+    """Describe declared sizes that a program does not take, and how to declare those that it takes; None if it takes all."""
+    check = _checker(program, spec)
+    refused = {tuple(point.values()): why for point in _some_points(spec) if (why := check(point)) is not None}
     if not refused:
         return None
     taken = [point for point in _some_points(spec) if tuple(point.values()) not in refused]
@@ -64,12 +77,12 @@ def declare(name: str, low: int, high: int, multiple_of: int = 1) -> str:
 
 
 def narrowed(dim: Dim, sizes: Sequence[int]) -> str | None:
-    """How to declare the sizes of a dim that are taken; None where bounds and multiples do not tell them from the others."""
+    """How to declare the accepted sizes of a dim; None if bounds and multiples cannot express them."""
     if not sizes or list(sizes) == list(dim.sizes):
         return None
     step = reduce(math.gcd, sizes, 0)
     fitting = [size for size in dim.sizes if sizes[0] <= size <= sizes[-1] and size % step == 0]
-    if fitting != list(sizes):  # a hole: what lies above it is the larger part
+    if fitting != list(sizes):  # there is a hole: declare the sizes above it
         after = [size for size in sizes if all(other in sizes for other in dim.sizes if other >= size)]
         return f"declare {declare(dim.name, after[0], after[-1], dim.multiple_of)}" if after else None
     within = [size for size in dim.sizes if sizes[0] <= size <= sizes[-1]]
@@ -77,7 +90,7 @@ def narrowed(dim: Dim, sizes: Sequence[int]) -> str | None:
 
 
 def sizes_of(conditions: Sequence[str], dim: Dim) -> list[int]:
-    """The declared sizes of a dim for which conditions on it alone hold; conditions are such as `named` gives."""
+    """The declared sizes of a dim that satisfy the conditions on it alone; conditions are as `named` gives them."""
     checks = [compiled for condition in conditions if (compiled := _compiled(condition, dim.name)) is not None]
     try:
         return [size for size in dim.sizes if all(eval(check, {"__builtins__": {}}, {dim.name: size}) for check in checks)]
@@ -86,31 +99,13 @@ def sizes_of(conditions: Sequence[str], dim: Dim) -> list[int]:
 
 
 def _compiled(condition: str, name: str) -> CodeType | None:
-    """A condition that is arithmetic on one dim, as code; None where it is anything else."""
+    """Compile a condition that is arithmetic on one dim; None for any other."""
     try:
         tree = ast.parse(condition, mode="eval")
     except SyntaxError:
         return None
     plain = all(isinstance(node, _ARITHMETIC) and (not isinstance(node, ast.Name) or node.id == name) for node in ast.walk(tree))
     return compile(tree, "<condition>", "eval") if plain else None
-
-
-def _multiples(dim: Dim) -> str:
-    return f", in multiples of {dim.multiple_of}" if dim.multiple_of > 1 else ""
-
-
-def _shared(spec: InputSpec) -> Iterator[str]:
-    """For each dim that several axes have: these."""
-    for dim in spec.dims:
-        axes = [f"{item.name}.shape[{axis}]" for item in spec.tensors for axis, size in enumerate(item.shape) if size == dim.name]
-        if len(axes) > 1:
-            yield f"{dim.name} == {' == '.join(axes)}"
-
-
-def _cut(conditions: Mapping[str, None]) -> Iterator[str]:
-    yield from islice(conditions, NUM_GUARDS)
-    if len(conditions) > NUM_GUARDS:
-        yield f"{len(conditions) - NUM_GUARDS} more, which hold for all declared sizes too"
 
 
 def _conditions(program: torch.export.ExportedProgram, spec: InputSpec) -> Iterator[str]:
@@ -123,7 +118,7 @@ def _conditions(program: torch.export.ExportedProgram, spec: InputSpec) -> Itera
 
 
 def named(guard: str, spec: InputSpec) -> str:
-    """A condition of torch.export, with the names of dims, or of inputs and axes."""
+    """A condition of torch.export with the names of dims, or of inputs and axes."""
 
     def name(found: re.Match[str]) -> str:
         index, axis = (int(part) for part in found.groups() if part is not None)
@@ -134,7 +129,7 @@ def named(guard: str, spec: InputSpec) -> str:
 
 
 def _assertions(program: torch.export.ExportedProgram) -> Iterator[str]:
-    """What the program asserts of values when it runs, with the user's line."""
+    """The program's run-time assertions on values, with the user's line."""
     for node in program.graph.nodes:
         if node.target is torch.ops.aten._assert_scalar.default:
             message = str(node.args[1]).removeprefix("Runtime assertion failed for expression ").partition(" on node")[0]
@@ -142,15 +137,8 @@ def _assertions(program: torch.export.ExportedProgram) -> Iterator[str]:
             yield f"at run time: {message}" + (f" at {where}" if where else "")
 
 
-def _refused(program: torch.export.ExportedProgram, spec: InputSpec) -> dict[tuple[int, ...], str]:
-    """The declared sizes that the program's guards, or the ranges of its symbols, do not allow, each with the first reason."""
-    check = _checker(program, spec)
-    found = ((tuple(point.values()), check(point)) for point in _some_points(spec))
-    return {sizes: why for sizes, why in found if why is not None}
-
-
 def _checker(program: torch.export.ExportedProgram, spec: InputSpec) -> Callable[[Mapping[str, int]], str | None]:
-    """Says of a point why the program does not take it; None where it does."""
+    """A function that says why the program does not take a point; None if it does."""
     guards = getattr(program.module(), "_guards_fn", None)
     ranges = _ranges(program, spec)
 
@@ -169,7 +157,7 @@ def _checker(program: torch.export.ExportedProgram, spec: InputSpec) -> Callable
 
 
 def _ranges(program: torch.export.ExportedProgram, spec: InputSpec) -> dict[str, tuple[int, int]]:
-    """The least and the largest size of each dim, from the ranges of the symbols in the shapes of the graph's inputs."""
+    """The smallest and largest size of each dim, from the ranges of the symbols in the graph's input shapes."""
     found: dict[str, tuple[int, int]] = {}
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     for item, name in zip(spec.tensors, program.graph_signature.user_inputs, strict=False):
@@ -183,7 +171,7 @@ def _ranges(program: torch.export.ExportedProgram, spec: InputSpec) -> dict[str,
 
 
 def _range(symbol: Any, constraints: Mapping[Any, Any]) -> tuple[int, int]:
-    """The bounds of a size: of an int itself, of a multiple of a symbol that many times the symbol's; of else all sizes."""
+    """The bounds of a size: an int, or a multiple of a symbol; any size for other expressions."""
     if isinstance(symbol, int):
         return symbol, symbol
     expression = getattr(getattr(symbol, "node", None), "expr", None)
@@ -197,7 +185,7 @@ def _range(symbol: Any, constraints: Mapping[Any, Any]) -> tuple[int, int]:
 
 
 def _some_points(spec: InputSpec) -> Iterator[dict[str, int]]:
-    """Declared points: all of them where they are few; else the spec's own, and each dim's sizes beside its corners."""
+    """All declared points if they are few; otherwise the spec's own, and each dim's sizes at its corners."""
     if math.prod(len(dim.sizes) for dim in spec.dims) <= NUM_SIZES:
         for sizes in product(*(dim.sizes for dim in spec.dims)):
             yield dict(zip((dim.name for dim in spec.dims), sizes, strict=True))

@@ -1,4 +1,4 @@
-"""What a capture makes, and the flat form of a model that most captures take."""
+"""The result of a capture, and the flat form of a model that most captures take."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from freezer.freezing.recipes.recipes import CaptureName
 from freezer.runtime.pytree import leaves_of
 from freezer.spec.inputs import InputSpec, bind
 
-_PLAIN = (torch.contiguous_format,)
 _LAYOUTS: Mapping[int, Sequence[torch.memory_format]] = {
-    4: (*_PLAIN, torch.channels_last),
-    5: (*_PLAIN, torch.channels_last_3d),
+    4: (torch.contiguous_format, torch.channels_last),
+    5: (torch.contiguous_format, torch.channels_last_3d),
 }
 
 
@@ -27,16 +26,16 @@ class Captured:
     """A graph of a model.
 
     Attributes:
-        name: of the capture that made it.
+        name: name of the capture that made it.
         program: an ExportedProgram, or a ScriptModule.
-        convention: how a payload made of it is called.
-        mutates: names of the buffers that a call changes, as far as the graph tells.
-        warnings: what the capture said, one line each.
-        guards: what inputs must hold to, in words: the sizes of dims, and what the program asserts.
-        notes: what else people should know of the capture.
+        convention: how to call its payload: with tensors in order (flat), or like the source (native).
+        mutates: names of the buffers that a call changes, as far as the graph shows.
+        warnings: warnings of the capture, one line each.
+        guards: conditions on inputs, in words: the sizes of dims, and the program's assertions.
+        notes: further remarks for people.
         preserve: attributes and methods that a lowering must keep.
-        texts: by file name, what is too long for a note.
-        owned: the tensors of the program that are nobody else's: a lowering may free them when it has taken what it needs.
+        texts: long texts by file name.
+        owned: tensors that only the program refers to; a lowering may free them.
     """
 
     name: CaptureName
@@ -52,10 +51,10 @@ class Captured:
 
 
 class Flat(nn.Module):
-    """A module that is called with tensors in order, and gives a tuple of tensors.
+    """A module that takes tensors in order and returns a tuple of tensors.
 
     Attributes:
-        layouts: of outputs that a capture would lay out otherwise than eager does, by their place; the others stay as they are.
+        layouts: memory formats to give to outputs, by index, where a capture's layout would differ from eager's.
     """
 
     def __init__(self) -> None:
@@ -63,14 +62,14 @@ class Flat(nn.Module):
         self.layouts: Mapping[int, torch.memory_format] = {}
 
     def laid_out(self, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-        """The output tensors, those in `layouts` laid out anew."""
+        """The output tensors, those of `layouts` in their memory format."""
         for place, layout in self.layouts.items():
             leaves[place] = leaves[place].contiguous(memory_format=layout)
         return tuple(leaves)
 
 
 class FlatModule(Flat):
-    """A model called with its tensor inputs in order, giving its output tensors as a tuple."""
+    """The flat form of a model."""
 
     def __init__(self, model: nn.Module, spec: InputSpec) -> None:
         super().__init__()
@@ -85,20 +84,23 @@ class FlatModule(Flat):
 
 
 def other_layouts(expected: Sequence[Tensor], got: Sequence[Tensor]) -> dict[int, torch.memory_format]:
-    """The layouts of eager's outputs, by their place, that a capture gives in other strides, where a layout has a name."""
+    """By index, the memory formats of eager's outputs that a capture lays out differently; outputs without such a format are
+    omitted.
+    """
     found: dict[int, torch.memory_format] = {}
     for place, (one, other) in enumerate(zip(expected, got, strict=True)):
-        named = next((layout for layout in _LAYOUTS.get(one.dim(), _PLAIN) if one.is_contiguous(memory_format=layout)), None)
-        if named is not None and one.shape == other.shape and not other.is_contiguous(memory_format=named):
-            found[place] = named
+        formats = _LAYOUTS.get(one.dim(), (torch.contiguous_format,))
+        layout = next((layout for layout in formats if one.is_contiguous(memory_format=layout)), None)
+        if layout is not None and one.shape == other.shape and not other.is_contiguous(memory_format=layout):
+            found[place] = layout
     return found
 
 
 def lines_of(said: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
-    """One line a warning, with the user's own line; torch.jit's deprecation and repetitions are left out."""
+    """One line per warning, with the user's source line; without torch.jit's deprecations and repetitions."""
     seen: dict[str, None] = {}
     for item in said:
-        text = str(item.message).strip().splitlines()[0] if str(item.message).strip() else item.category.__name__
+        text = str(item.message).strip().partition("\n")[0] or item.category.__name__
         if "torch.jit." not in text or "deprecated" not in text:
             place = warned_at(item)
             seen[f"{item.category.__name__}: {text}" + (f" At {place}" if place else "")] = None

@@ -1,8 +1,8 @@
-"""The capture by torch.jit.trace, which is right only for a model whose Python takes the same way for all inputs.
+"""The capture by torch.jit.trace, which is right only if the model's Python takes the same path for all inputs.
 
-A trace is refused where Python reads values that another input would have otherwise; where another input set answers otherwise than
-the model does; and where another set of the same sizes gives another graph. A graph that differs between sizes alone, while all
-answers agree, is kept with the difference.
+A trace is refused if Python reads values that may differ for other inputs, if its answers to another input set differ from the
+model's, or if another set of the same sizes gives another graph. A graph that differs only between sizes, while all answers agree,
+is kept with a note of the difference.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 VALUES = "CP-TRACE-VALUES"
 
 NUM_COMPARED = 2
-"""So many other input sets are traced, to compare the graphs."""
+"""The number of other input sets whose graphs are compared."""
 
 MANY_LINES = 20_000
-"""Of a graph of so many operations, only one other set of the same sizes is traced."""
+"""From this many operations, only one other set of the same sizes is compared."""
 
 DIFF = "trace-diff.txt"
 
 
 def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]) -> Captured:
-    """The trace of a model that is no TorchScript.
+    """Trace a model.
 
     Raises:
-        CaptureError: it cannot be traced, Python reads values of its tensors (code CP-TRACE-VALUES), or its trace is another for
-            other inputs, or answers them otherwise (code CP-TRACE-DIFFERS).
+        CaptureError: it cannot be traced, Python reads values of its tensors (code CP-TRACE-VALUES), or the trace differs for
+            other inputs (code CP-TRACE-DIFFERS).
     """
     example = subject.set_at(point if point is not None else subject.spec.first_point())
     tensors = tuple(example.tensors.values())
@@ -52,20 +52,11 @@ def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[],
     except Exception as error:
         raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}", code=code_of(error)) from error
     _refuse_reads(_reads(subject, tensors))
-    names = [item.name for item in subject.spec.tensors]
-    lines = lines_of_graph(program, names)
+    graphs = _Graphs(subject, example, program)
     _restore(program, FlatModule(subject.fresh(), subject.spec))
-    graphs = _Graphs(subject, example, lines, names)
     unheld = _hold(program, subject, eager(), said, graphs)
     notes, texts = _compare(graphs, held=not unheld)
-    return Captured(
-        name="trace",
-        program=program,
-        convention="flat",
-        warnings=(*lines_of(said), *unheld),
-        notes=notes,
-        texts=texts,
-    )
+    return Captured(name="trace", program=program, convention="flat", warnings=(*lines_of(said), *unheld), notes=notes, texts=texts)
 
 
 def _flat(subject: Subject) -> nn.Module:
@@ -78,22 +69,20 @@ def _traced(module: nn.Module, tensors: Sequence[Tensor]) -> Any:
 
 
 def _reads(subject: Subject, tensors: Sequence[Tensor]) -> Reads:
+    def traced_as_given(module: nn.Module, given: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            torch.jit.trace(module, tuple(given), check_trace=False)
+
     try:
         with torchscript_deprecations_silenced():
-            return values_read(lambda: _flat(subject), _traced_as_given, tensors)
+            return values_read(lambda: _flat(subject), traced_as_given, tensors)
     except Exception as error:
         raise CaptureError(
-            f"torch.jit.trace: it cannot be seen whether Python reads values of tensors: {trace_sentence(error)}"
+            f"torch.jit.trace: cannot determine whether Python reads values of tensors: {trace_sentence(error)}"
         ) from error
 
 
-def _traced_as_given(module: nn.Module, tensors: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        torch.jit.trace(module, tuple(tensors), check_trace=False)
-
-
 def _refuse_reads(reads: Reads) -> None:
-    """Raise where Python reads what may be otherwise at the next call."""
     if not reads:
         return
     kinds = {"its inputs": reads.inputs, "state that a call changes": reads.state, "random numbers": reads.random}
@@ -107,7 +96,7 @@ def _refuse_reads(reads: Reads) -> None:
 
 
 def _restore(program: nn.Module, initial: nn.Module) -> None:
-    """Put buffers and parameters back to their initial state: tracing runs the model, which may change them."""
+    """Reset buffers and parameters to their initial state: tracing runs the model, which may change them."""
     before = {**dict(initial.named_buffers()), **dict(initial.named_parameters())}
     with torch.no_grad():
         for name, tensor in (*program.named_buffers(), *program.named_parameters()):
@@ -116,21 +105,22 @@ def _restore(program: nn.Module, initial: nn.Module) -> None:
 
 
 class _Graphs:
-    """The graph of the example, and those of other input sets, which are traced when they are asked for."""
+    """The graph of the example, compared with those of other input sets, which are traced on demand."""
 
-    def __init__(self, subject: Subject, example: InputSet, lines: Sequence[Line], names: Sequence[str]) -> None:
-        self.subject, self.example, self.num_lines = subject, example, len(lines)
-        self._lines, self._names = lines, names
+    def __init__(self, subject: Subject, example: InputSet, program: Any) -> None:
+        self.subject, self.example = subject, example
+        self._names = [item.name for item in subject.spec.tensors]
+        self.lines: Sequence[Line] = lines_of_graph(program, self._names)
 
     def difference(self, item: InputSet) -> str:
-        """The diff of the example's graph and a set's; empty where they are the same."""
+        """The diff between the example's graph and a set's; empty if they are the same."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 other = lines_of_graph(_traced(_flat(self.subject), tuple(item.tensors.values())), self._names)
         except Exception as error:
-            return f"--- {self.place(self.example)}\n+++ {self.place(item)}\n@@ @@\n+it cannot be traced: {trace_sentence(error)}\n"
-        return difference(self._lines, other, self.place(self.example), self.place(item))
+            return f"--- {self.place(self.example)}\n+++ {self.place(item)}\n@@ @@\n+tracing failed: {trace_sentence(error)}\n"
+        return difference(self.lines, other, self.place(self.example), self.place(item))
 
     def place(self, item: InputSet) -> str:
         """The name of a set."""
@@ -140,23 +130,23 @@ class _Graphs:
 def _hold(
     program: Any, subject: Subject, eager: EagerAnswers, said: Sequence[warnings.WarningMessage], graphs: _Graphs
 ) -> tuple[str, ...]:
-    """Hold the trace against the model; returns a line that says so where it cannot be done. The program keeps its state."""
-    whole: list[str] = []
+    """Compare the trace's answers with the model's; see `hold`. The program keeps its state."""
+    diffs: list[str] = []
 
     def fresh() -> Call:
-        with torch.no_grad():  # as Subject.fresh
+        with torch.no_grad():  # see cloning.copied
             return flat_call(program if eager.second is None else copy.deepcopy(program))
 
     def why(item: InputSet) -> str:
         if item is not graphs.example and (diff := graphs.difference(item)):
-            whole.append(diff)
+            diffs.append(diff)
             return f"{lost(said)}; there the graph differs: {shortened(diff)}"
         return lost(said)
 
     try:
         return hold("the trace", fresh, subject, eager, why=why)
     except CaptureError as error:
-        for diff in whole:
+        for diff in diffs:
             error.add_note(diff)
         raise
 
@@ -165,8 +155,8 @@ def _compare(graphs: _Graphs, *, held: bool) -> tuple[tuple[str, ...], dict[str,
     """Notes and texts on graphs that differ between sizes.
 
     Args:
-        graphs: of the trace.
-        held: whether the trace could be held against the model, and so answers as it does.
+        graphs: graphs of the trace.
+        held: whether the trace was compared with the model, and agrees.
 
     Raises:
         CaptureError: two sets of the same sizes have different graphs, or Python reads values where a graph differs.
@@ -174,27 +164,26 @@ def _compare(graphs: _Graphs, *, held: bool) -> tuple[tuple[str, ...], dict[str,
     example = graphs.example
     others = [item for item in graphs.subject.sets if item is not example]
     same = [item for item in others if dict(item.point) == dict(example.point)][:1]
-    sizes = list(
-        {tuple(item.point.values()): item for item in reversed(others) if dict(item.point) != dict(example.point)}.values()
-    )
-    sizes.sort(key=lambda item: -sum(item.point.values()))
     for item in same:
         if diff := graphs.difference(item):
             error = CaptureError(
-                f"the trace is another for {graphs.place(item)} than for {graphs.place(example)}, which is as "
-                f"large: {shortened(diff)}",
+                f"the trace of {graphs.place(item)} differs from the trace of {graphs.place(example)}, which has the same "
+                f"sizes: {shortened(diff)}",
                 code=DIFFERS,
             )
             error.add_note(diff)
             raise error
-    most = 0 if graphs.num_lines >= MANY_LINES else NUM_COMPARED - len(same)
+    by_size = {tuple(item.point.values()): item for item in reversed(others) if dict(item.point) != dict(example.point)}
+    sizes = sorted(by_size.values(), key=lambda item: -sum(item.point.values()))
+    most = 0 if len(graphs.lines) >= MANY_LINES else NUM_COMPARED - len(same)
     differing = {}
     for item in sizes[:most]:
         if diff := graphs.difference(item):
             differing[graphs.place(item)] = diff
-            _refuse_reads(_reads(graphs.subject, tuple(item.tensors.values())))  # Python takes another way there, and may read more
-    both = ", and both answer as the model does" if held else ""
+            _refuse_reads(_reads(graphs.subject, tuple(item.tensors.values())))  # Python takes another path there
+    both = ", and both answer like the model" if held else ""
     notes = tuple(
-        f"the graph of {place} is not that of {graphs.place(example)}{both}: {shortened(diff)}" for place, diff in differing.items()
+        f"the graph of {place} differs from that of {graphs.place(example)}{both}: {shortened(diff)}"
+        for place, diff in differing.items()
     )
     return notes, {DIFF: "\n".join(differing.values())} if differing else {}

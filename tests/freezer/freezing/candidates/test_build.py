@@ -104,7 +104,7 @@ def test_ways_are_tried_in_order_and_each_outcome_is_kept(whatever_works: Recipe
     ]
     outcomes = [item["outcome"] for item in candidate.tried]
     assert outcomes[0].startswith("torch.export: data-dependent control flow: ")
-    assert outcomes[1:3] == ["not tried: the source is no TorchScript"] * 2
+    assert outcomes[1:3] == ["not tried: the source is not TorchScript"] * 2
     assert outcomes[3].startswith("the trace ")
     assert outcomes[4] == "captured and lowered"
     files = ["evidence/all-0-export-error.txt", "evidence/all-3-trace-error.txt"]
@@ -164,7 +164,7 @@ def test_the_errors_that_a_freeze_keeps_hold_nothing(tmp_path: Path) -> None:
 
 def test_where_no_way_is_for_such_a_model_that_is_the_reason(whatever_works: Recipe, tmp_path: Path) -> None:
     only_torchscript = replace(whatever_works, ways=whatever_works.ways[1:3])
-    with pytest.raises(CaptureError, match=r"^convert: the source is no TorchScript; as-is: the source is no TorchScript$"):
+    with pytest.raises(CaptureError, match=r"^convert: the source is not TorchScript; as-is: the source is not TorchScript$"):
         built(Branching(), only_torchscript, tmp_path / "candidate")
     assert not (tmp_path / "candidate" / "evidence").exists()
 

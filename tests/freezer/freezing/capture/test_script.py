@@ -1,4 +1,4 @@
-"""Scripts and the mixed forms of TorchScript: what is traced and what is scripted within one model, and what stays by its name."""
+"""Scripts, models that mix traced and scripted parts, and names to keep."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIGNS = (X.abs(), -X.abs())
 
 
 def sign_of(x: Tensor) -> Tensor:
-    """Two ways that the values choose, and a loop that they count."""
+    """A branch and a loop that depend on values."""
     y = x * 2 if bool(x.sum() > 0) else x * 3
     while bool(y.abs().max() > 1):
         y = y / 2
@@ -34,7 +34,7 @@ def sign_of(x: Tensor) -> Tensor:
 
 
 class Gate(nn.Module):
-    """Control flow with a weight."""
+    """A branch after a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def traced(of: Any, *tensors: Tensor) -> Any:
 
 
 class CallsScripted(nn.Module):
-    """Is traced: Python that TorchScript does not take, around a scripted function and a scripted submodule."""
+    """Can only be traced: a lambda around a scripted function and a scripted submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class CallsScripted(nn.Module):
 
 
 class HoldsTraced(nn.Module):
-    """Is scripted: control flow around a traced submodule and a traced function."""
+    """Can only be scripted: a branch around a traced submodule and a traced function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class HoldsTraced(nn.Module):
 
 
 class Gatherer(nn.Module):
-    """[batch, 4] to the same; its Python is for a trace alone."""
+    """[batch, 4] to the same; can only be traced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,17 +121,7 @@ def test_mixed_models_keep_their_control_flow(model: type[nn.Module], capture: C
     assert "prim::If" in graph
 
 
-@pytest.mark.parametrize("model", [CallsScripted, HoldsTraced])
-def test_mixed_models_are_captured_in_the_way_that_takes_them(model: type[nn.Module], tmp_path: Path) -> None:
-    subject = subject_of(model().eval(), {"x": X})
-    candidate = build(subject, RECIPES["torchscript-frozen"], target_here(HERE, torch.get_num_threads()), tmp_path)
-    assert candidate.capture == ("trace" if model is CallsScripted else "script")
-    for x in SIGNS:
-        with torch.no_grad():
-            torch.testing.assert_close(candidate.open(subject)(x), subject.model(x))
-
-
-def test_a_scripted_branch_is_no_reading_in_python_but_one_beside_it_is() -> None:
+def test_python_branch_beside_a_scripted_one_is_refused() -> None:
     class Both(CallsScripted):
         def forward(self, x: Tensor) -> Any:
             y = self.function(x)
@@ -142,7 +132,7 @@ def test_a_scripted_branch_is_no_reading_in_python_but_one_beside_it_is() -> Non
 
 
 class Remembering(nn.Module):
-    """Adds what it remembers, an attribute and a buffer; its other methods are not under @torch.jit.export."""
+    """Adds a buffer that grows; its other methods have no @torch.jit.export."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +160,7 @@ def kept(*names: str, reset: str | None = None) -> Subject:
     return prepare("model", seeded(Remembering), spec, options=SubjectOptions(preserve=names, reset=reset))
 
 
-def test_a_script_keeps_methods_and_attributes_and_leaves_the_users_class_as_it_is() -> None:
+def test_script_keeps_methods_and_attributes() -> None:
     subject = kept("version", "steps", "scaled", "inner.first.in_features", reset="reset")
     captured = captured_by(subject, "script")
     assert captured.preserve == ("version", "steps", "scaled", "inner.first.in_features", "reset")
@@ -186,7 +176,7 @@ def test_a_script_keeps_methods_and_attributes_and_leaves_the_users_class_as_it_
 
 
 @pytest.mark.parametrize("capture", ["trace", "export"])
-def test_what_makes_one_function_of_a_model_cannot_keep_names(capture: CaptureName) -> None:
+def test_trace_and_export_cannot_keep_names(capture: CaptureName) -> None:
     what = {"trace": "a trace", "export": "an exported program"}[capture]
     with pytest.raises(
         CaptureError, match=rf"^{what} keeps no attribute or method, and 'version', 'reset' must stay; preserve needs"
@@ -195,13 +185,13 @@ def test_what_makes_one_function_of_a_model_cannot_keep_names(capture: CaptureNa
     assert caught.value.code == "CP-PRESERVE"
 
 
-def test_what_torchscript_cannot_hold_is_told() -> None:
-    with pytest.raises(CaptureError, match="TorchScript keeps no 'handle': its value is of no type") as caught:
+def test_script_rejects_unsupported_attribute_types() -> None:
+    with pytest.raises(CaptureError, match="TorchScript cannot keep 'handle'") as caught:
         captured_by(kept("handle"), "script")
     assert caught.value.code == "CP-PRESERVE"
 
 
-def test_where_names_must_stay_the_way_that_keeps_them_is_taken(tmp_path: Path) -> None:
+def test_names_to_keep_select_the_script(tmp_path: Path) -> None:
     subject = kept("version", reset="reset")
     candidate = build(subject, RECIPES["torchscript-frozen"], target_here(HERE, torch.get_num_threads()), tmp_path)
     assert candidate.capture == "script"
@@ -209,7 +199,7 @@ def test_where_names_must_stay_the_way_that_keeps_them_is_taken(tmp_path: Path) 
     assert "keeps no attribute or method" in candidate.tried[1]["outcome"]
 
 
-def test_a_torchscript_source_keeps_its_names_as_it_is() -> None:
+def test_torchscript_source_keeps_names() -> None:
     spec = declared_spec({"x": {"shape": [2, 4]}}, {})
     subject = prepare("model", scripted(mlp()), spec, options=SubjectOptions(preserve=["first.weight"]))
     assert captured_by(subject, "as-is").preserve == ("first.weight",)
