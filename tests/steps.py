@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from freezer.artifact.folder import GOLDEN_INPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.artifact.manifest import GoldenSet, Manifest, Payload
+from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
 from freezer.files.digest import digest_file
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
@@ -88,7 +89,7 @@ def manifest_of(payload: Payload, **changes: Any) -> Manifest:
         model="tiny",
         device_class="portable",
         verdict="published",
-        recipe={"name": "portable", "capture": "export", "lowering": "exported", "settings": {"freeze": False}, "tried": []},
+        recipe=RecipeRecord(name="portable", capture="export", lowering="exported", settings={"freeze": False}),
         inputs=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("batch", 4)),), dims=(BATCH,)),
         outputs=(OutputSpec(name="output", dtype="float32", rank=2),),
         structure=OutputStructure(kind="tensor"),
@@ -97,13 +98,13 @@ def manifest_of(payload: Payload, **changes: Any) -> Manifest:
         golden=(GoldenSet(point={"batch": 1}, native_rmse={"output": 1e-8}),),
         reference="float64",
         stateful=False,
-        needs={"torch": "2.11", "machine": None},
+        needs=Needs(torch="2.11"),
         toolchain={"torch": "2.13.0", "onednn": "3.7.1", "cxx": None, "cuda": None, "python": "3.11.2"},
-        drift={"error_ratio": 1.25, "max_abs_err": 1e-7, "sqnr_db": 140.0, "margin": 2.4},
-        gate={"kind": "calibrated", "error_ratio_max": 3.0, "speedup_min": 1.05},
+        drift=DriftRecord(error_ratio=1.25, max_abs_err=1e-7, sqnr_db=140.0, margin=2.4),
+        gate=GateRecord(error_ratio_max=3.0, speedup_min=1.05),
         latency=None,
         provenance={"source": "python:tests.models:mlp", "weights": f"sha256:{'0' * 64}"},
-        freezing={"build_s": 1.5, "warnings": ["one"]},
+        freezing=FreezingRecord(build_s=1.5, warnings=("one",)),
     )
     return replace(plain, **changes)
 

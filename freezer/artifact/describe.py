@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from freezer.artifact.describe_report import describe_freezing, size_text
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact.sections import LatencyRecord, PointFigures
 from freezer.errors import NotPublishedError
 from freezer.spec.inputs import Dim
 from freezer.spec.items import NestedSpec, TensorSpec
@@ -25,16 +25,15 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tupl
     yield "model", f"{manifest.model}, {version}"
     yield "device class", manifest.device_class + (f" (published: {', '.join(published)})" if published else "")
     yield "verdict", manifest.verdict
-    yield "recipe", f"{manifest.recipe['name']}: {manifest.recipe['capture']} -> {manifest.recipe['lowering']}"
+    yield "recipe", f"{manifest.recipe.name}: {manifest.recipe.capture} -> {manifest.recipe.lowering}"
     yield from _contract(manifest)
     for payload in manifest.payloads:
         yield "payload", _payload(payload)
     yield "drift", _drift(manifest)
     if manifest.latency:
         yield from _latency(manifest.latency)
-        yield from _points(manifest.latency)
-    for item in manifest.freezing.get("dropped", ()):
-        yield "left out", f"{item['payload']}: {item['reason']}"
+    for item in manifest.freezing.dropped:
+        yield "left out", f"{item.payload}: {item.reason}"
     yield from describe_freezing(manifest.freezing, manifest.recipe)
     yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
     yield "source", f"{manifest.provenance['source']}, weights {str(manifest.provenance['weights'])[:19]}…"
@@ -66,41 +65,36 @@ def _payload(payload: Payload) -> str:
 
 
 def _drift(manifest: Manifest) -> str:
-    ratio, sqnr = manifest.drift["error_ratio"], manifest.drift["sqnr_db"]
+    ratio, sqnr = manifest.drift.error_ratio, manifest.drift.sqnr_db
     if ratio is None:
         return "no floating-point output; equal to eager"
     distance = f", {sqnr:.0f} dB" if sqnr is not None else ""
     return f"error ratio {ratio:.2f} against {manifest.reference}{distance}"
 
 
-def _latency(latency: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    interval, cold = latency["speedup_ci"], latency["cold_start"]
-    bounds = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-    speedup = f", {latency['speedup']:.2f}x{bounds}" if latency["speedup"] is not None else ""
-    p50, eager = latency["ms"]["p50"], latency["eager_ms"]["p50"]
+def _latency(latency: LatencyRecord) -> Iterator[tuple[str, str]]:
+    p50, eager, cold = latency.ms.get("p50"), latency.eager_ms.get("p50"), latency.cold_start
     if p50 is not None and eager is not None:
-        yield "speed", f"p50 {p50:.3g} ms, eager {eager:.3g} ms{speedup}, {latency['num_threads']} threads"
-    yield (
-        "cold start",
-        f"opens in {cold['open_ms']:.0f} ms, first call {cold['first_call_ms']:.1f} ms, peak {cold['memory_peak_mb']:.0f} MB",
-    )
+        yield "speed", f"p50 {p50:.3g} ms, eager {eager:.3g} ms{_speedup(latency)}, {latency.num_threads} threads"
+    if cold is not None:
+        times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"
+        yield "cold start", f"{times}, peak {cold.memory_peak_mb:.0f} MB"
+    for item in latency.points if len(latency.points) > 1 else ():
+        sizes = "".join(f", {name} {size}" for name, size in item.point.items())
+        yield "point", f"{item.num_threads} threads{sizes}: {item.payload}, {_point_figures(item)}"
 
 
-def _points(latency: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A row for each payload wherever it was timed; none where that is one place, which `speed` tells."""
-    found = latency.get("points", ())  # earlier releases had no list
-    for item in found if len(found) > 1 else ():
-        sizes = ", ".join(f"{name} {size}" for name, size in item["point"].items())
-        where = f"{item['threads']} threads" + (f", {sizes}" if sizes else "")
-        yield "point", f"{where}: {item['payload']}, {_point_figures(item)}"
+def _point_figures(item: PointFigures) -> str:
+    if item.p50 is None or item.eager_p50 is None:
+        return "too disturbed to measure"
+    return f"p50 {item.p50:.3g} ms, eager {item.eager_p50:.3g} ms{_speedup(item)}"
 
 
-def _point_figures(item: Mapping[str, Any]) -> str:
-    p50, eager, interval = item["p50"], item["eager_p50"], item["speedup_ci"]
-    if p50 is None or eager is None:
-        return "too disturbed to tell"
-    faster = f", {item['speedup']:.2f}x ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-    return f"p50 {p50:.3g} ms, eager {eager:.3g} ms{faster}"
+def _speedup(figures: LatencyRecord | PointFigures) -> str:
+    if figures.speedup is None or figures.speedup_ci is None:
+        return ""
+    low, high = figures.speedup_ci
+    return f", {figures.speedup:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
@@ -127,7 +121,7 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
     names = [f"evidence/{stem}-captured-{kind}.txt"]
     if not captured:
         names.insert(0, f"evidence/{stem}-{kind}.txt")
-        if artifact.manifest.recipe["settings"].get("freeze", True):
+        if artifact.manifest.recipe.settings.get("freeze", True):
             names.pop()  # only where nothing was frozen is the captured program what is served
     held = {item.path: item for item in artifact.manifest.files}
     for name in names:

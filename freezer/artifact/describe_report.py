@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from freezer.artifact.freezing_report import NOT_TRIED, Change, FreezingReport
+from freezer.artifact.sections import CandidateRecord, FreezingRecord, Migration, RecipeRecord
 
 MAX_KINDS = 8
 """Kinds of operators that a row names; the others are counted together."""
@@ -17,28 +17,27 @@ MAX_NAMES = 8
 _CUT = re.compile(r"`?and (\d+) more`?")
 
 
-def describe_freezing(freezing: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def describe_freezing(freezing: FreezingRecord, recipe: RecipeRecord) -> Iterator[tuple[str, str]]:
     """Names and values of what a manifest says of the freeze; nothing for one that an earlier release wrote.
 
     Args:
         freezing, recipe: of the manifest.
     """
-    for row in recipe.get("tried", ()):
+    for row in recipe.tried:
         if not row["outcome"].startswith(NOT_TRIED):
             yield "tried", tried_text(row)
-    reports = {path: FreezingReport.from_json(data) for path, data in freezing.get("reports", {}).items()}
-    for path, report in reports.items():
-        if len(reports) > 1:
+    for path, report in freezing.reports.items():
+        if len(freezing.reports) > 1:
             yield "frozen", path
         yield from describe_report(report)
-    if reports:
-        yield "strides", strides_text(freezing.get("strides_equal"))
-    for other in freezing.get("candidates", ()):
+    if freezing.reports:
+        yield "strides", strides_text(freezing.strides_equal)
+    for other in freezing.candidates:
         yield "candidate", _other(other)
-    for name, why in freezing.get("failures", {}).items():
+    for name, why in freezing.failures.items():
         yield "not built", f"{name}: {why}"
-    if freezing.get("migration"):
-        yield "migration", migration_text(freezing["migration"])
+    if freezing.migration:
+        yield "migration", migration_text(freezing.migration)
 
 
 def describe_report(report: FreezingReport) -> Iterator[tuple[str, str]]:
@@ -114,19 +113,20 @@ def phases_text(report: FreezingReport) -> str:
     return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases)
 
 
-def migration_text(migration: Mapping[str, Any]) -> str:
-    """What moving a TorchScript model to torch.export would bring; of the JSON form of a Migration."""
-    if not migration["possible"]:
-        return f"the TorchScript is not converted to an exported program: {migration['reason']}"
-    recipe, against = migration["recipe"], migration["against"]
-    if against is None:
-        return f"converted to an exported program, {recipe} answers right; no frozen TorchScript is there to compare with"
-    gain, interval = migration["gain"], migration["gain_ci"]
-    faster = f"is {gain:.2f} times as fast as {against} ({interval[0]:.2f} to {interval[1]:.2f})" if gain else "was not timed"
-    worst, relative = migration["max_abs_diff"], migration["relative_rms_diff"]
+def migration_text(migration: Migration) -> str:
+    """Effect of moving a TorchScript model to torch.export, in a sentence."""
+    if not migration.possible:
+        return f"the TorchScript is not converted to an exported program: {migration.reason}"
+    if migration.against is None:
+        return f"converted to an exported program, {migration.recipe} passes; no frozen TorchScript to compare with"
+    faster = "was not timed"
+    if migration.gain and migration.gain_ci:
+        low, high = migration.gain_ci
+        faster = f"is {migration.gain:.2f} times as fast as {migration.against} ({low:.2f} to {high:.2f})"
+    worst, relative = migration.max_abs_diff, migration.relative_rms_diff
     apart = "their shapes differ" if worst is None else f"the two are at most {worst:.3g} apart"
     apart += f", rms {relative:.3g} of the output" if relative is not None else ""
-    return f"converted to an exported program, {recipe} {faster}; {apart}"
+    return f"converted to an exported program, {migration.recipe} {faster}; {apart}"
 
 
 def strides_text(equal: bool | None) -> str:
@@ -168,12 +168,10 @@ def _kinds(report: FreezingReport) -> str:
     return ", ".join(told)
 
 
-def _other(candidate: Mapping[str, Any]) -> str:
-    """A candidate that did not win, and why: its problem, or its figures."""
-    made = f"{candidate['recipe']} ({candidate['capture']} -> {candidate['lowering']}, {size_text(candidate['size_bytes'])})"
-    if candidate["problem"]:
-        return f"{made}: {candidate['problem']}"
-    return f"{made}: passes, {figures_text(candidate['speedup'], candidate['error_ratio'])}"
+def _other(candidate: CandidateRecord) -> str:
+    """A candidate that did not win: its problem, or its figures."""
+    made = f"{candidate.recipe} ({candidate.capture} -> {candidate.lowering}, {size_text(candidate.size_bytes)})"
+    return f"{made}: {candidate.problem or 'passes, ' + figures_text(candidate.speedup, candidate.error_ratio)}"
 
 
 def figures_text(speedup: float | None, error_ratio: float | None) -> str:

@@ -8,9 +8,11 @@ no operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
 
 MAX_LISTED = 100
 """Names, reasons and sentences that a list of the manifest's form holds; one more says how many are left out."""
@@ -92,37 +94,24 @@ class FreezingReport:
     instructions_of: str = ""
     notes: tuple[str, ...] = ()
 
-    def to_json(self, *, max_listed: int | None = None) -> dict[str, Any]:
-        """The JSON form of the report. Lists of names, reasons and sentences that are longer than `max_listed` are cut."""
-        data = asdict(self)
-        data["changes"], data["changes_at_load"] = list(data["changes"]), list(data["changes_at_load"])
-        for name in ("constants", "unused", "guards", "notes"):
-            data[name] = _cut(data[name], "and {} more", max_listed)
-        data["kept"] = _cut(data["kept"], {"name": "and {} more", "reason": "not listed"}, max_listed)
-        data["preserved"] = _cut(data["preserved"], {"name": "and {} more", "kind": "attribute", "why": "not listed"}, max_listed)
-        return data
+    def shortened(self, max_listed: int = MAX_LISTED) -> FreezingReport:
+        """The same report; longer lists of names, reasons and sentences are cut, and their last item counts the rest."""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FreezingReport:
-        """The report that `to_json` wrote, also after a pass through JSON text; fields of a later release are left out."""
-        found: dict[str, Any] = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        for name, kind in _ITEMS.items():
-            found[name] = tuple(kind(**item) for item in found.get(name, ()))
-        for name in ("constants", "unused", "guards", "notes"):
-            found[name] = tuple(found.get(name, ()))
-        return cls(**found)
+        def cut(items: tuple[T, ...], rest: Callable[[int], T]) -> tuple[T, ...]:
+            hidden = len(items) - max_listed
+            return (*items[:max_listed], rest(hidden)) if hidden > 0 else items
 
-
-_ITEMS: Mapping[str, Any] = {"changes": Change, "changes_at_load": Change, "kept": KeptTensor, "preserved": PreservedName}
-
-
-def _cut(items: Sequence[Any], more: str | dict[str, str], max_listed: int | None) -> list[Any]:
-    """The first items, and `more` with the number of the others in place of its braces."""
-    if max_listed is None or len(items) <= max_listed:
-        return list(items)
-    count = len(items) - max_listed
-    last = more.format(count) if isinstance(more, str) else {key: text.format(count) for key, text in more.items()}
-    return [*items[:max_listed], last]
+        return replace(
+            self,
+            constants=cut(self.constants, "and {} more".format),
+            unused=cut(self.unused, "and {} more".format),
+            guards=cut(self.guards, "and {} more".format),
+            notes=cut(self.notes, "and {} more".format),
+            kept=cut(self.kept, lambda count: KeptTensor(name=f"and {count} more", reason="not listed")),
+            preserved=cut(
+                self.preserved, lambda count: PreservedName(name=f"and {count} more", kind="attribute", why="not listed")
+            ),
+        )
 
 
 def stored_as_captured(num_tensors: int) -> str:

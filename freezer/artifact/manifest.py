@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, LatencyRecord, Needs, RecipeRecord
 from freezer.codec import decode, encode, keyed_by
 from freezer.errors import IntegrityError
 from freezer.spec.inputs import Dim, InputSpec
@@ -98,7 +99,7 @@ class Manifest:
     model: str
     device_class: str
     verdict: str
-    recipe: Mapping[str, Any]
+    recipe: RecipeRecord
     inputs: InputSpec
     outputs: tuple[OutputSpec, ...]
     structure: OutputStructure
@@ -107,13 +108,13 @@ class Manifest:
     golden: tuple[GoldenSet, ...]
     reference: Literal["float64", "eager"]
     stateful: bool
-    needs: Mapping[str, Any]
+    needs: Needs
     toolchain: Mapping[str, Any]
-    drift: Mapping[str, Any]
-    gate: Mapping[str, Any]
-    latency: Mapping[str, Any] | None
+    drift: DriftRecord
+    gate: GateRecord
+    latency: LatencyRecord | None
     provenance: Mapping[str, Any]
-    freezing: Mapping[str, Any] = field(default_factory=dict)
+    freezing: FreezingRecord = field(default_factory=FreezingRecord)
     version: int | None = None
     format_version: int = FORMAT_VERSION
 
@@ -141,7 +142,7 @@ class Manifest:
             parsed = json.loads(data)
             found = parsed["format_version"]
         except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(f"{origin} is no Coldpress manifest: {error}; pull the artifact again") from None
+            raise IntegrityError(f"{origin} is not a Coldpress manifest: {error}; pull the artifact again") from None
         if found != FORMAT_VERSION:
             raise IntegrityError(f"{origin}: format_version {found}, this release reads {FORMAT_VERSION}; upgrade coldpress")
         return decode(cls, parsed, origin=origin)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from freezer.artifact.describe_report import (
     constants_text,
@@ -19,6 +18,7 @@ from freezer.artifact.describe_report import (
 )
 from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.artifact.manifest import Manifest
+from freezer.artifact.sections import Migration
 
 MAX_KINDS = 40
 """Kinds of operators in a table."""
@@ -31,16 +31,16 @@ FREEZING = "freezing.md"
 def manifest_markdown(manifest: Manifest) -> str | None:
     """The page of an artifact; None where an earlier release wrote its manifest, which says nothing of it."""
     recipe, freezing = manifest.recipe, manifest.freezing
-    if not freezing.get("reports"):
+    if not freezing.reports:
         return None
-    speedup = manifest.latency["speedup"] if manifest.latency else None
+    speedup = manifest.latency.speedup if manifest.latency else None
     return freezing_markdown(
-        title=f"{manifest.model} for {manifest.device_class}, {recipe['name']}",
-        verdict=f"{manifest.verdict}: {figures_text(speedup, manifest.drift['error_ratio'])}",
-        tried=recipe.get("tried", ()),
-        reports=freezing["reports"],
-        strides_equal=freezing.get("strides_equal"),
-        migration=freezing.get("migration"),
+        title=f"{manifest.model} for {manifest.device_class}, {recipe.name}",
+        verdict=f"{manifest.verdict}: {figures_text(speedup, manifest.drift.error_ratio)}",
+        tried=recipe.tried,
+        reports=freezing.reports,
+        strides_equal=freezing.strides_equal,
+        migration=freezing.migration,
     )
 
 
@@ -49,9 +49,9 @@ def freezing_markdown(
     title: str,
     verdict: str,
     tried: Sequence[Mapping[str, str]],
-    reports: Mapping[str, Mapping[str, Any]],
+    reports: Mapping[str, FreezingReport],
     strides_equal: bool | None,
-    migration: Mapping[str, Any] | None = None,
+    migration: Migration | None = None,
 ) -> str:
     """The page of one candidate.
 
@@ -59,9 +59,9 @@ def freezing_markdown(
         title: model, device class and recipe.
         verdict: of the candidate, in a sentence.
         tried: the ways that were tried, in order.
-        reports: by payload path, the JSON form of each Report.
+        reports: by payload path.
         strides_equal: whether outputs had eager's strides; None where that was not compared.
-        migration: of a TorchScript model, the JSON form of a Migration.
+        migration: of a TorchScript model.
     """
     lines = [f"# What freezing did: {title}", "", verdict, ""]
     if tried:
@@ -72,8 +72,8 @@ def freezing_markdown(
     if migration is not None:
         text = migration_text(migration)
         lines += [f"{text[0].upper()}{text[1:]}.", ""]
-    for path, data in reports.items():
-        lines += [f"## {path}", "", *_report(FreezingReport.from_json(data))]
+    for path, report in reports.items():
+        lines += [f"## {path}", "", *_report(report)]
     return "\n".join(lines).rstrip() + "\n"
 
 

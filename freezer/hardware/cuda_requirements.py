@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from freezer.hardware.device_classes import DeviceClass
 
@@ -37,22 +36,31 @@ class CudaHere:
     why_not: str = ""
 
 
-def cuda_needs(made_for: DeviceClass, runtime: str | None) -> dict[str, Any]:
-    """The manifest's `needs` of an artifact for a GPU; nothing for any other class.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaNeeds:
+    """Requirements of an artifact for a GPU, as described above: the manifest's `needs.cuda`."""
+
+    capability: str
+    runtime: str | None
+    driver: str | None
+    host: str | None
+
+
+def cuda_needs(made_for: DeviceClass, runtime: str | None) -> CudaNeeds | None:
+    """Requirements of an artifact for a GPU; None for any other class.
 
     Args:
         made_for: its class.
-        runtime: the CUDA that it was made with: `12.8`.
+        runtime: the CUDA version that made it: `12.8`.
     """
     if made_for.kind != "cuda" or made_for.capability is None:
-        return {}
-    needs = {
-        "capability": f"{made_for.capability // 10}.{made_for.capability % 10}",
-        "runtime": runtime,
-        "driver": least_driver(runtime),
-        "host": made_for.host,
-    }
-    return {"cuda": needs}
+        return None
+    return CudaNeeds(
+        capability=f"{made_for.capability // 10}.{made_for.capability % 10}",
+        runtime=runtime,
+        driver=least_driver(runtime),
+        host=made_for.host,
+    )
 
 
 def least_driver(runtime: str | None) -> str | None:

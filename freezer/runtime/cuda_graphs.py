@@ -40,7 +40,7 @@ def check_graphs(manifest: Manifest, payloads: Sequence[Payload], device: torch.
         why = f"what serves here is made for {manifest.device_class}, which runs on no GPU; name a CUDA class, or strict=True"
     elif manifest.stateful:
         why = "a call changes its state, which a replay would take from where it was captured"
-    elif not manifest.drift.get("deterministic", True):
+    elif not manifest.drift.deterministic:
         why = "it draws by chance, or sums in another order each time, so that a replay cannot be held against it"
     elif not any(is_exact(payload) for payload in payloads):
         dims = ", ".join(str(dim) for payload in payloads for dim in payload.dims)

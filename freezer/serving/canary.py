@@ -58,7 +58,7 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
     """Run the golden sets and compare, without raising for differences."""
     manifest = artifact.manifest
     inputs, golden = load_tensors(artifact.folder / GOLDEN_INPUTS), load_tensors(artifact.folder / GOLDEN_OUTPUTS)
-    reset = manifest.recipe.get("reset")
+    reset = manifest.recipe.reset
     num_sets = 1 if manifest.stateful and not reset else len(manifest.golden)
     answers: list[list[Tensor]] = []
     for index in range(num_sets):
@@ -75,7 +75,7 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
 
 def _figures(manifest: Manifest, output: str, expected: Sequence[Tensor], got: Sequence[Tensor]) -> list[CanaryFigure]:
     """Compare one output in every golden set."""
-    gate = GoldenGate(error_ratio_max=manifest.gate["error_ratio_max"], reference=manifest.reference)
+    gate = GoldenGate(error_ratio_max=manifest.gate.error_ratio_max, reference=manifest.reference)
     whole = pooled(expected, got)
     figures = []
     for index, (r, c) in enumerate(zip(expected, got, strict=True)):

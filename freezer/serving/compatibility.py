@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind, version_tuple
 from freezer.artifact.payload_selection import counts_of, set_within
@@ -72,17 +72,18 @@ def refuse_by_cuda(manifest: Manifest, here: CudaHere) -> Refusal | None:
     made_for = DEVICE_CLASSES[manifest.device_class]
     if made_for.kind != "cuda":
         return None
-    needs: Mapping[str, Any] = manifest.needs.get("cuda") or {}
+    needs = manifest.needs.cuda
+    assert needs is not None, "an artifact for a GPU has needs.cuda"
 
     def refused(reason: str, got: str, expected: str) -> Refusal:
         return Refusal(rung=manifest.device_class, reason=reason, got=got, expected=expected)
 
     if not here.devices:
-        return refused("no_cuda", here.why_not or "no such GPU", f"a GPU of compute capability {needs.get('capability')}")
+        return refused("no_cuda", here.why_not or "no such GPU", f"a GPU of compute capability {needs.capability}")
     if all(capability != made_for.capability for _, capability in here.devices):
         seen = ", ".join(f"{name} of {capability // 10}.{capability % 10}" for name, capability in here.devices)
-        return refused("capability_mismatch", seen, f"a GPU of compute capability {needs.get('capability')}")
-    runtime, driver = needs.get("runtime"), needs.get("driver")
+        return refused("capability_mismatch", seen, f"a GPU of compute capability {needs.capability}")
+    runtime, driver = needs.runtime, needs.driver
     compiled = any(payload.kind == "inductor" for payload in manifest.payloads)  # other kinds use torch's own kernels
     if compiled and runtime and cuda_version(here.runtime) < cuda_version(runtime):
         return refused("cuda_too_old", f"a torch for CUDA {here.runtime}", f"a torch for CUDA {runtime} or newer")
@@ -93,20 +94,20 @@ def refuse_by_cuda(manifest: Manifest, here: CudaHere) -> Refusal | None:
 
 def refuse_by_torch(manifest: Manifest, torch_version: str, *, canary: bool = True) -> Refusal | None:
     """Why a torch version does not open the payloads: it is older than theirs, or newer and no canary will check it."""
-    here, made = version_tuple(torch_version), version_tuple(str(manifest.needs["torch"]))
+    here, made = version_tuple(torch_version), version_tuple(manifest.needs.torch)
     if here < made:
         return Refusal(
             rung=manifest.device_class,
             reason="torch_too_old",
             got=f"torch {torch_version}",
-            expected=f"torch >= {manifest.needs['torch']}",
+            expected=f"torch >= {manifest.needs.torch}",
         )
     if here > made and not canary and any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads):
         return Refusal(
             rung=manifest.device_class,
             reason="torch_untried",
             got=f"torch {torch_version}, and no canary",
-            expected=f"torch {manifest.needs['torch']}, or load(..., canary=True)",
+            expected=f"torch {manifest.needs.torch}, or load(..., canary=True)",
         )
     return None
 

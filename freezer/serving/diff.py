@@ -79,7 +79,7 @@ class _Side:
 
     @property
     def gate(self) -> GoldenGate:
-        return GoldenGate(error_ratio_max=self.manifest.gate["error_ratio_max"], reference=self.manifest.reference)
+        return GoldenGate(error_ratio_max=self.manifest.gate.error_ratio_max, reference=self.manifest.reference)
 
     def native_rmse(self, key: str, output: str) -> float:
         return self.manifest.golden[self.sets[key]].native_rmse.get(output) or 0.0
@@ -140,7 +140,7 @@ def _notes(side: _Side) -> list[str]:
     found, manifest = [], side.manifest
     if manifest.reference == "eager":
         found.append(f"{side.name}: its reference is eager itself, since float64 cannot run: the bounds are relative, and wider")
-    if not manifest.drift.get("deterministic", True):
+    if not manifest.drift.deterministic:
         found.append(f"{side.name}: the model draws by chance, so answers differ by their draws: they are held to that noise")
     names = [f"{index}/{output.name}" for index in range(len(manifest.golden)) for output in manifest.outputs]
     left_out = [name for name in names if name not in side.own]
@@ -177,7 +177,7 @@ def _rows(
     pooled_rmse, _ = pooled([b for _, b in found.values()], [a for a, _ in found.values()])
     references = [one.reference(key, output) for key in found]
     _, pooled_rms = pooled(references, references)
-    draws = any(not side.manifest.drift.get("deterministic", True) for side in (one, other) if side is not None)
+    draws = any(not side.manifest.drift.deterministic for side in (one, other) if side is not None)
     rows = []
     for key, (a, b) in found.items():
         problem, exact = exact_problem(b, a), not comparable(a)

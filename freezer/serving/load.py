@@ -164,7 +164,7 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
 def _open(
     artifact: Artifact, payloads: Sequence[Payload], options: LoadOptions, device: torch.device, ladder: Sequence[Refusal]
 ) -> FrozenModel:
-    manifest, settings = artifact.manifest, artifact.manifest.recipe["settings"]
+    manifest, settings = artifact.manifest, artifact.manifest.recipe.settings
     opened = []
     for payload in payloads:
         one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
@@ -178,7 +178,7 @@ def _open(
         manifest=manifest,
         ladder=ladder,
         options=CallOptions(
-            preserve=manifest.recipe.get("preserve", ()),  # missing in the first manifests
+            preserve=manifest.recipe.preserve,
             num_threads=options.threads,
             device=device,
             cuda_graphs=options.cuda_graphs,

@@ -64,7 +64,7 @@ def check_speed(
     manifest, name = artifact.manifest, artifact.manifest.device_class
     if manifest.latency is None:
         raise _no_figures(manifest)
-    point = dict(manifest.latency["point"])
+    point = dict(manifest.latency.point)
     models = {
         item.manifest.device_class: open_artifact(item, num_threads, LoadOptions(canary=False, device=str(device)))
         for item in (portable, artifact)
@@ -120,14 +120,16 @@ def _no_figures(manifest: Manifest) -> UsageError:
 
 def speedup_over_eager(manifest: Manifest, num_threads: int) -> float | None:
     """The judged speedup, with this thread count if several were; the ratio of medians where the judge was too disturbed for it."""
-    latency = manifest.latency or {}
-    for cell in latency.get("points", ()):
-        if (cell["threads"], cell["point"]) == (num_threads, latency["point"]) and cell["speedup"]:
-            return float(cell["speedup"])
-    if latency.get("speedup"):
-        return float(latency["speedup"])
-    eager, own = (latency.get(key, {}).get("p50") for key in ("eager_ms", "ms"))
-    return float(eager) / float(own) if eager and own else None
+    latency = manifest.latency
+    if latency is None:
+        return None
+    for cell in latency.points:
+        if (cell.num_threads, cell.point) == (num_threads, latency.point) and cell.speedup:
+            return cell.speedup
+    if latency.speedup:
+        return latency.speedup
+    eager, own = latency.eager_ms.get("p50"), latency.ms.get("p50")
+    return eager / own if eager and own else None
 
 
 def portable_of(
@@ -189,7 +191,7 @@ def _once(model: FrozenModel, inputs: Sequence[InputSet], num_threads: int) -> N
 
 
 def _resets(models: Mapping[str, FrozenModel], manifest: Manifest) -> dict[str, Callable[[], object]]:
-    reset = manifest.recipe.get("reset")
+    reset = manifest.recipe.reset
     return {name: model.preserved[reset] for name, model in models.items()} if reset else {}
 
 

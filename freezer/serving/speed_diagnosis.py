@@ -121,8 +121,8 @@ def onednn_says(serve: Callable[[], Any]) -> tuple[str | None, dict[str, int]]:
 
 
 def _threads(manifest: Manifest, judged: Mapping[str, Any], num_threads: int) -> Iterator[str]:
-    latency = manifest.latency or {}
-    counts = {latency.get("num_threads"), *(cell["threads"] for cell in latency.get("points", ()))}
+    latency = manifest.latency
+    counts = {latency.num_threads, *(cell.num_threads for cell in latency.points)} if latency else set()
     if num_threads not in counts:
         yield f"threads: {num_threads} here, {' or '.join(str(count) for count in counts)} where it was judged"
     allowed = len(os.sched_getaffinity(0))
@@ -155,10 +155,8 @@ def _machine(manifest: Manifest, portable: Manifest, judged: Mapping[str, Any], 
     if there and best != there:
         yield f"class: this process runs {best} at best, that of its judge {there}"
     other = portable.provenance.get("host") or {}
-    if (other.get("cpu"), (portable.latency or {}).get("num_threads")) != (
-        judged.get("cpu"),
-        (manifest.latency or {}).get("num_threads"),
-    ):
+    counts = {item.latency.num_threads if item.latency else None for item in (manifest, portable)}
+    if other.get("cpu") != judged.get("cpu") or len(counts) > 1:
         yield "expectation: the portable artifact was judged on another CPU or with another thread count than this one"
 
 

@@ -187,7 +187,7 @@ class Registry:
                 source_run_id=run_id,
                 tags={**self._tags(outcome, serving), CAMPAIGN: self.campaign},
                 params={
-                    "recipe": str(manifest.recipe.get("name", "none")),
+                    "recipe": manifest.recipe.name,
                     "device_class": serving,
                     "num_threads": str(outcome.num_threads),
                 },
@@ -254,7 +254,7 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
     if page is not None:
         (folder / FREEZING).write_text(page)
     # `mlflow models serve` runs mlflow in the environment of this file.
-    requirements = ("coldpress", f"torch>={manifest.needs['torch']}", "safetensors", "mlflow")
+    requirements = ("coldpress", f"torch>={manifest.needs.torch}", "safetensors", "mlflow")
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements))
     (folder / "python_env.yaml").write_text(
         f'python: "{platform.python_version()}"\nbuild_dependencies:\n- pip\ndependencies:\n- -r requirements.txt\n'

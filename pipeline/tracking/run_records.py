@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freezer.artifact.describe_report import figures_text
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.markdown import FREEZING, freezing_markdown
+from freezer.artifact.sections import Migration
+from freezer.codec import decode
 from pipeline.records.outcome import CandidateReport, Outcome
 
 NO_RECIPE = "none"
@@ -111,9 +114,9 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             title=f"{outcome.model} for {outcome.device_class}, {candidate.recipe}",
             verdict=_candidate_verdict(candidate),
             tried=candidate.tried,
-            reports=candidate.reports,
+            reports={path: decode(FreezingReport, data, origin="report") for path, data in candidate.reports.items()},
             strides_equal=candidate.strides_equal,
-            migration=candidate.migration,
+            migration=None if candidate.migration is None else decode(Migration, candidate.migration, origin="migration"),
         )
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.codec import encode
 from freezer.errors import ColdpressError, IntegrityError
 from freezer.files.atomic import make_folder, write_whole
 from freezer.freezing.packaging.freezing_record import size_bytes, strides_equal, tried_json
@@ -40,10 +41,10 @@ from pipeline.workspace.staging import own_path, remove_tree, staging_folder
 from pipeline.workspace.workspace import Workplace, workplace
 
 if TYPE_CHECKING:
+    from freezer.artifact.sections import Migration
     from freezer.freezing.models.subject import Subject
     from freezer.freezing.target.target import Target
     from freezer.freezing.validation.judge import Judgement, Trial
-    from freezer.freezing.validation.migration import Migration
 
 NICENESS = (-10, 0)
 """Tried in this order: before all others where the process may be, else no worse than others."""
@@ -246,11 +247,11 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
         num_payloads=len(candidate.payloads),
         figures=_figures(trial),
         task_metric=trial.task_metric,
-        points=tuple(figures.to_json() for figures in trial.points),
+        points=tuple(encode(figures) for figures in trial.points),
         warnings=candidate.warnings,
         strides_equal=strides_equal(trial),
-        reports={path: report.to_json(max_listed=MAX_LISTED_IN_LEDGER) for path, report in candidate.reports.items()},
-        migration=migration.to_json() if migration and converted else None,
+        reports={path: encode(report.shortened(MAX_LISTED_IN_LEDGER)) for path, report in candidate.reports.items()},
+        migration=encode(migration) if migration and converted else None,
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import freezer
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.artifact.manifest import FORMAT_VERSION, GoldenSet
+from freezer.artifact.sections import Needs
 from freezer.files.digest import digest_file
 from freezer.freezing.example_inputs import Dims
 from freezer.freezing.recipes.recipes import RECIPES
@@ -281,7 +282,7 @@ def test_a_native_payload_is_called_with_its_constants(program: Path, tmp_path: 
 @pytest.mark.slow
 def test_optimize_for_inference_is_applied_when_the_payload_is_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
     artifact = frozen(inductor.model, {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "optimized", "torchscript-optimized")
-    assert artifact.manifest.recipe["settings"]["optimize_for_inference"]
+    assert artifact.manifest.recipe.settings["optimize_for_inference"]
     answers_as_python_says(program, artifact)
 
 
@@ -352,7 +353,7 @@ def test_what_it_cannot_serve_is_told(program: Path, portable: Frozen, scripted:
 
     assert "format_version 99, this program reads 1; build it from the release" in says(format_version=99)
     assert "got an artifact for cuda-sm90, this program serves cpu-x86-64-v3" in says(device_class="cuda-sm90")
-    assert re.search(r"torch_too_old: got libtorch [\d.]+, expected 99.0 or later", says(needs={"torch": "99.0", "machine": None}))
+    assert re.search(r"torch_too_old: got libtorch [\d.]+, expected 99.0 or later", says(needs=Needs(torch="99.0")))
     unknown: Any = "tflite"
     assert "is of kind 'tflite', which this program does not know" in says(payloads=(replace(payload, kind=unknown),))
     assert "names '../all.pt', which is outside" in says(payloads=(replace(payload, path="../all.pt"),))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact.sections import DriftRecord, LatencyRecord, Needs
 from freezer.errors import BuildError, ContractError, CudaGraphsError, IncompatibleError, UsageError
 from freezer.freezing.lowering import exported
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library, link_toolkit, nvidia_folders
@@ -115,7 +116,7 @@ def test_inputs_on_another_device_are_refused() -> None:
 
 
 def manifest(payload: Payload = FIXED, **changes: Any) -> Manifest:
-    needs = {"torch": "2.11", "machine": None, **cuda_needs(SM90, "12.8")}
+    needs = Needs(torch="2.11", cuda=cuda_needs(SM90, "12.8"))
     return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
 
 
@@ -124,7 +125,7 @@ def manifest(payload: Payload = FIXED, **changes: Any) -> Manifest:
     [
         ({}, (RANGED,), GPU, r"no payload of one size \(batch \(1 to 4\)\)|no payload of one size"),
         ({"stateful": True}, (FIXED,), GPU, "a call changes its state"),
-        ({"drift": {"deterministic": False}}, (FIXED,), GPU, "it draws by chance"),
+        ({"drift": DriftRecord(deterministic=False)}, (FIXED,), GPU, "it draws by chance"),
         ({}, (FIXED,), torch.device("cpu"), "runs on no GPU; name a CUDA class"),
     ],
 )
@@ -250,11 +251,12 @@ def test_headers_of_torch_s_own_packages_stand_in_for_a_toolkit(tmp_path: Path) 
 
 
 def test_on_a_gpu_the_portable_program_stands_for_eager() -> None:
-    latency = {"point": {}, "speedup": 2.5, "points": []}
+    latency = LatencyRecord(point={}, speedup=2.5)
     own = manifest(latency=latency)
-    assert expected_ratio(own, manifest_of(FIXED, latency={**latency, "speedup": 0.5}), 1) == 2.5
+    assert expected_ratio(own, manifest_of(FIXED, latency=replace(latency, speedup=0.5)), 1) == 2.5
     assert (
-        expected_ratio(replace(own, device_class="cpu-x86-64-v3"), manifest_of(FIXED, latency={**latency, "speedup": 0.5}), 1) == 5
+        expected_ratio(replace(own, device_class="cpu-x86-64-v3"), manifest_of(FIXED, latency=replace(latency, speedup=0.5)), 1)
+        == 5
     )
 
 

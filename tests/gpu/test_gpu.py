@@ -66,13 +66,14 @@ def test_every_recipe_of_every_model(
     result = frozen(model, x, tmp_path / "out", recipe)
     artifact = artifact_of(result)
     manifest = artifact.manifest
-    assert (result.verdict, manifest.device_class, manifest.recipe["name"]) == ("published", gpu_class, recipe)
-    assert manifest.reference == "float64", manifest.drift["reference_note"]
-    assert manifest.recipe["settings"]["precision"] == {"tf32": False, "reduced_precision_reductions": False}
-    assert manifest.needs["cuda"]["runtime"] == torch.version.cuda
+    assert (result.verdict, manifest.device_class, manifest.recipe.name) == ("published", gpu_class, recipe)
+    assert manifest.reference == "float64", manifest.drift.reference_note
+    assert manifest.recipe.settings["precision"] == {"tf32": False, "reduced_precision_reductions": False}
+    assert manifest.needs.cuda is not None
+    assert manifest.needs.cuda.runtime == torch.version.cuda
     assert manifest.toolchain["gpu"] == torch.cuda.get_device_name(gpu)
     assert manifest.latency is not None
-    assert manifest.latency["device"]["timed_by"] == "device events"
+    assert manifest.latency.device["timed_by"] == "device events"
     loaded = freezer.load(artifact.folder, strict=True)
     assert loaded.device == gpu
     got = loaded(x=x)
@@ -115,7 +116,7 @@ def test_a_torchscript_file_that_names_a_gpu_is_frozen_there(gpu: torch.device, 
         torch.jit.save(traced, str(tmp_path / "model.jit"))
         source = torch.jit.load(str(tmp_path / "model.jit"), map_location=gpu)
     artifact = artifact_of(frozen(source, x, tmp_path / "out"))
-    assert artifact.manifest.recipe["capture"] == "as-is"
+    assert artifact.manifest.recipe.capture == "as-is"
     torch.testing.assert_close(freezer.load(artifact.folder)(x=x), model(x), rtol=1e-4, atol=1e-4)
 
 
@@ -150,7 +151,9 @@ def test_the_canary_runs_on_the_device(gpu: torch.device, mlp: Artifact, tmp_pat
 
 def test_the_ladder_refuses_by_name(gpu_class: str, mlp: Artifact, tmp_path: Path) -> None:
     future = Artifact.read(Path(shutil.copytree(mlp.folder, tmp_path / "future")))
-    needs = {**future.manifest.needs, "cuda": {**future.manifest.needs["cuda"], "driver": "9999.1"}}
+    needs = future.manifest.needs
+    assert needs.cuda is not None
+    needs = replace(needs, cuda=replace(needs.cuda, driver="9999.1"))
     rewritten(future, needs=needs)
     with opened() as nvml:
         driver = nvml.driver()
@@ -252,7 +255,7 @@ def test_where_nothing_beats_eager_the_captured_program_serves_on_the_gpu(
     assert result.verdict == "kept-eager"
     artifact = artifact_of(result)
     assert (artifact.manifest.verdict, artifact.manifest.device_class) == ("kept-eager", gpu_class)
-    assert artifact.manifest.recipe["name"] == "captured"
+    assert artifact.manifest.recipe.name == "captured"
     loaded = freezer.load(artifact.folder)
     assert loaded.device == gpu
     torch.testing.assert_close(loaded(x=x), model(x), rtol=1e-4, atol=1e-4)
@@ -320,7 +323,7 @@ def test_the_settings_of_a_build_are_in_the_manifest(gpu: torch.device, tmp_path
     compiles("inductor-frozen")
     model, x = made("mlp", torch.float32, gpu)
     artifact = artifact_of(frozen(model, x, tmp_path / "out", "inductor-frozen"))
-    settings = artifact.manifest.recipe["settings"]["inductor"]
+    settings = artifact.manifest.recipe.settings["inductor"]
     assert set(COMMON) <= set(settings)
     assert settings["cpp.weight_prepack"] is False
     (payload,) = artifact.manifest.payloads

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from freezer.artifact.folder import Artifact, write_artifact
+from freezer.artifact.sections import GateRecord
 from freezer.freezing.models.sources import parse_source
 from freezer.limits import Limits
 from freezer.spec.inputs import Dim, InputSpec
@@ -209,7 +210,10 @@ def test_a_class_that_is_not_judged_again_is_carried_over_from_the_same_source(
     publish_first(plan(), empty, ledger, scripted, portable)
     before = empty.version("mlp").images
     only_portable = Plan(items=plan(limits=Limits(speedup_min=2)).items[1:])
-    changed = Artifact(folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, gate={"error_ratio_max": 2}))
+    changed = Artifact(
+        folder=portable.artifact.folder,
+        manifest=replace(portable.artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)),
+    )
     (final,) = Publisher(only_portable, empty, ledger).add(
         only_portable.items[0], judged(only_portable.items[0], "published", empty, changed)
     )

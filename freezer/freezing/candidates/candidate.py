@@ -80,7 +80,7 @@ class Candidate:
             "settings": dict(self.settings),
             "tried": [dict(item) for item in self.tried],
             "payloads": [encode(payload) for payload in self.payloads],
-            "reports": {path: report.to_json() for path, report in self.reports.items()},
+            "reports": {path: encode(report) for path, report in self.reports.items()},
             "warnings": list(self.warnings),
             "toolchain": dict(self.toolchain),
             "weights": self.weights,
@@ -99,5 +99,5 @@ class Candidate:
         record = {name: value for name, value in json.loads((folder / CANDIDATE).read_text()).items() if name in known}
         payloads = tuple(decode(Payload, item, origin=str(folder / CANDIDATE)) for item in record["payloads"])
         lists = {name: tuple(record[name]) for name in ("tried", "warnings", "preserve")}
-        reports = {path: FreezingReport.from_json(item) for path, item in record["reports"].items()}
+        reports = {path: decode(FreezingReport, item, origin=str(folder / CANDIDATE)) for path, item in record["reports"].items()}
         return cls(folder=folder, **{**record, **lists, "payloads": payloads, "reports": reports})

@@ -24,7 +24,7 @@ from freezer.artifact.folder import (
 )
 from freezer.artifact.manifest import FileRef, GoldenSet, Manifest, version_tuple
 from freezer.artifact.payload_selection import counts_of, serving, set_for
-from freezer.codec import encode
+from freezer.artifact.sections import ColdStart, DriftRecord, FreezingRecord, GateRecord, LatencyRecord, Needs, RecipeRecord
 from freezer.files.atomic import link_or_copy
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
@@ -33,7 +33,6 @@ from freezer.freezing.packaging.evidence import write_evidence, write_texts
 from freezer.freezing.packaging.freezing_record import freezing_record
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
-from freezer.freezing.validation.drift import Gate
 from freezer.freezing.validation.judge import Judgement, Trial
 from freezer.hardware.cuda_requirements import cuda_needs
 from freezer.runtime.fingerprint import host_fingerprint
@@ -157,7 +156,7 @@ def _native_rmse(judgement: Judgement) -> dict[tuple[int, str], float]:
     return {(row.set_index, row.output): row.native_rmse for row in rows if row.kind == "single" and row.native_rmse is not None}
 
 
-def _cold(subject: Subject, candidate: Candidate, staging: Path, target: Target) -> dict[str, float]:
+def _cold(subject: Subject, candidate: Candidate, staging: Path, target: Target) -> ColdStart:
     payload = candidate.payloads[0]
     return cold_start.measure(
         staging / payload.path,
@@ -178,9 +177,9 @@ def _manifest(
     target: Target,
     golden: tuple[GoldenSet, ...],
     files: tuple[FileRef, ...],
-    cold: Mapping[str, float],
+    cold: ColdStart,
     provenance: Mapping[str, str],
-    freezing: Mapping[str, Any],
+    freezing: FreezingRecord,
 ) -> Manifest:
     candidate, reference = winner.candidate, judgement.reference
     assert winner.drift is not None, "a winner has passed the drift gate"
@@ -189,15 +188,15 @@ def _manifest(
         model=subject.name,
         device_class=target.device_class.name,
         verdict=judgement.verdict,
-        recipe={
-            "name": candidate.recipe,
-            "capture": candidate.capture,
-            "lowering": candidate.lowering,
-            "settings": dict(candidate.settings),
-            "tried": [dict(item) for item in candidate.tried],
-            "preserve": list(candidate.preserve),
-            "reset": subject.reset,
-        },
+        recipe=RecipeRecord(
+            name=candidate.recipe,
+            capture=candidate.capture,
+            lowering=candidate.lowering,
+            settings=candidate.settings,
+            tried=candidate.tried,
+            preserve=candidate.preserve,
+            reset=subject.reset,
+        ),
         inputs=subject.spec,
         outputs=subject.outputs,
         structure=subject.structure,
@@ -206,41 +205,41 @@ def _manifest(
         files=files,
         golden=golden,
         reference="float64" if reference.float64 else "eager",
-        needs={
-            "torch": ".".join(str(part) for part in version_tuple(torch_version)),
-            "machine": target.device_class.archspec,
-            **cuda_needs(target.device_class, candidate.toolchain["cuda"]),
-        },
+        needs=Needs(
+            torch=".".join(str(part) for part in version_tuple(torch_version)),
+            machine=target.device_class.archspec,
+            cuda=cuda_needs(target.device_class, candidate.toolchain["cuda"]),
+        ),
         toolchain=candidate.toolchain,
-        drift={
+        drift=DriftRecord(
             **winner.drift.summary(),
-            "reference_note": reference.why_not or reference.note,
-            "deterministic": reference.deterministic,
-            "task_metric": {EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
-        },
-        gate={**Gate(error_ratio_max=judgement.limits.error_ratio_max).to_json(), "speedup_min": judgement.limits.speedup_min},
+            reference_note=reference.why_not or reference.note,
+            deterministic=reference.deterministic,
+            task_metric={EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
+        ),
+        gate=GateRecord(error_ratio_max=judgement.limits.error_ratio_max, speedup_min=judgement.limits.speedup_min),
         latency=_latency(judgement, winner, target, cold),
         provenance={**provenance, "host": host_fingerprint(target.device)},
         freezing=freezing,
     )
 
 
-def _latency(judgement: Judgement, winner: Trial, target: Target, cold: Mapping[str, float]) -> dict[str, Any] | None:
+def _latency(judgement: Judgement, winner: Trial, target: Target, cold: ColdStart) -> LatencyRecord | None:
     if judgement.sampling is None or judgement.eager_latency_ms is None or winner.latency_ms is None:
         return None
     faster = winner.speedup
-    return {
-        "point": dict(judgement.point),
-        "num_threads": target.num_threads,
-        "eager_ms": dict(judgement.eager_latency_ms),
-        "ms": dict(winner.latency_ms),
-        "speedup": faster.value if faster else None,
-        "speedup_ci": [faster.low, faster.high] if faster else None,
-        "num_samples": {name: len(judgement.sampling.pooled(name)) for name in judgement.sampling.samples_ms},
-        "num_dropped_rounds": judgement.sampling.num_dropped,
-        "settled": judgement.sampling.settled,
-        "policy": encode(judgement.policy),
-        "cold_start": dict(cold),
-        "points": [figures.to_json() for figures in winner.points],
-        **({"device": dict(judgement.sampling.device)} if judgement.sampling.device else {}),
-    }
+    return LatencyRecord(
+        point=judgement.point,
+        num_threads=target.num_threads,
+        eager_ms=judgement.eager_latency_ms,
+        ms=winner.latency_ms,
+        speedup=faster.value if faster else None,
+        speedup_ci=(faster.low, faster.high) if faster else None,
+        num_samples={name: len(judgement.sampling.pooled(name)) for name in judgement.sampling.samples_ms},
+        num_dropped_rounds=judgement.sampling.num_dropped,
+        settled=judgement.sampling.settled,
+        policy=judgement.policy,
+        cold_start=cold,
+        points=winner.points,
+        device=judgement.sampling.device or {},
+    )

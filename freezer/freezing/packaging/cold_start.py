@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freezer.artifact.sections import ColdStart
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
 from freezer.hardware.peak_memory import peak_bytes
@@ -32,7 +33,7 @@ def measure(
     native: bool,
     num_threads: int,
     device: str = "cpu",
-) -> dict[str, float]:
+) -> ColdStart:
     """Times in milliseconds and memory in 1e6 bytes, from a fresh process of the same environment.
 
     Args:
@@ -66,8 +67,7 @@ def measure(
         raise JudgeError(f"a fresh process could not open and call {payload.name}: {raised_in(error.stderr)}") from error
     except subprocess.TimeoutExpired as error:
         raise JudgeError(f"a fresh process took over {TIMEOUT_S} s to open and call {payload.name}") from error
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return decode(ColdStart, json.loads(done.stdout.splitlines()[-1]), origin="the fresh process")
 
 
 def raised_in(text: str) -> str:

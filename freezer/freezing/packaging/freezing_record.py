@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from freezer.artifact.freezing_report import MAX_LISTED
+from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact.sections import CandidateRecord, EntrantRecord, FreezingRecord
 
 if TYPE_CHECKING:
     from freezer.freezing.validation.judge import Judgement, Trial
 
 
-def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) -> dict[str, Any]:
+def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) -> FreezingRecord:
     """What manifest.json holds under `freezing`.
 
     Args:
@@ -22,18 +23,18 @@ def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, 
     from freezer.freezing.validation.migration import refused  # here: it imports torch, and drivers read what is below
 
     candidate = winner.candidate
-    return {
-        "build_s": candidate.build_s,
-        "size_bytes": size_bytes(winner),
-        "warnings": list(candidate.warnings),
-        "entrants": [_figures(trial) for trial in judgement.trials],
-        "reports": _reports(winner),
-        "dropped": [item.to_json() for item in winner.dropped],
-        "strides_equal": strides_equal(winner),
-        "candidates": [_other(trial) for trial in judgement.trials if trial is not winner],
-        "failures": dict(failures),
-        "migration": found.to_json() if (found := judgement.migration or refused(failures)) else None,
-    }
+    return FreezingRecord(
+        build_s=candidate.build_s,
+        size_bytes=size_bytes(winner),
+        warnings=candidate.warnings,
+        entrants=tuple(_entrant(trial) for trial in judgement.trials),
+        reports=_reports(winner),
+        dropped=winner.dropped,
+        strides_equal=strides_equal(winner),
+        candidates=tuple(_other(trial) for trial in judgement.trials if trial is not winner),
+        failures=failures,
+        migration=judgement.migration or refused(failures),
+    )
 
 
 def size_bytes(trial: Trial) -> int:
@@ -54,27 +55,30 @@ def strides_equal(trial: Trial) -> bool | None:
     return None if any(problem.startswith(("shape ", "dtype ")) or "outputs, eager" in problem for problem in problems) else True
 
 
-def _figures(trial: Trial) -> dict[str, Any]:
-    return {
-        "recipe": trial.candidate.recipe,
-        "problem": trial.problem,
-        "speedup": trial.speedup.value if trial.speedup else None,
-        "error_ratio": trial.drift.error_ratio if trial.drift else None,
-    }
+def _entrant(trial: Trial) -> EntrantRecord:
+    return EntrantRecord(
+        recipe=trial.candidate.recipe,
+        problem=trial.problem,
+        speedup=trial.speedup.value if trial.speedup else None,
+        error_ratio=trial.drift.error_ratio if trial.drift else None,
+    )
 
 
-def _other(trial: Trial) -> dict[str, Any]:
-    candidate = trial.candidate
-    return {
-        **_figures(trial),
-        "capture": candidate.capture,
-        "lowering": candidate.lowering,
-        "tried": tried_json(candidate.tried),
-        "build_s": candidate.build_s,
-        "size_bytes": size_bytes(trial),
-        "strides_equal": strides_equal(trial),
-        "reports": _reports(trial),
-    }
+def _other(trial: Trial) -> CandidateRecord:
+    candidate, figures = trial.candidate, _entrant(trial)
+    return CandidateRecord(
+        recipe=figures.recipe,
+        problem=figures.problem,
+        speedup=figures.speedup,
+        error_ratio=figures.error_ratio,
+        capture=candidate.capture,
+        lowering=candidate.lowering,
+        tried=tuple(tried_json(candidate.tried)),
+        build_s=candidate.build_s,
+        size_bytes=size_bytes(trial),
+        strides_equal=strides_equal(trial),
+        reports=_reports(trial),
+    )
 
 
 def tried_json(tried: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -82,5 +86,5 @@ def tried_json(tried: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     return [{key: text for key, text in row.items() if key != "error"} for row in tried]
 
 
-def _reports(trial: Trial) -> dict[str, Any]:
-    return {path: report.to_json(max_listed=MAX_LISTED) for path, report in trial.candidate.reports.items()}
+def _reports(trial: Trial) -> dict[str, FreezingReport]:
+    return {path: report.shortened() for path, report in trial.candidate.reports.items()}

@@ -47,10 +47,6 @@ class Gate:
 
     error_ratio_max: float = 3.0
 
-    def to_json(self) -> dict[str, Any]:
-        """The manifest's record of the gate."""
-        return {"kind": "calibrated", "error_ratio_max": self.error_ratio_max}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftRow:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from freezer.artifact.sections import Dropped, Migration, PointFigures
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.diagnostics.messages import run_sentence
@@ -22,9 +23,9 @@ from freezer.freezing.target.target import Target
 from freezer.freezing.validation.candidate_runs import Results, assess_runs, runner
 from freezer.freezing.validation.candidate_timing import without_grad
 from freezer.freezing.validation.drift import DriftReport, Gate
-from freezer.freezing.validation.migration import Entrant, Migration, compare
+from freezer.freezing.validation.migration import Entrant, compare
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.freezing.validation.timed_cells import Cell, Dropped, PointFigures, figures_of, kept, time_cells
+from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.cuda import current

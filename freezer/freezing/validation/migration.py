@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from torch import Tensor
 
+from freezer.artifact.sections import Migration
 from freezer.freezing.recipes.recipes import CaptureName
 from freezer.limits import SamplingPolicy
 from freezer.numerics import finite_difference, square_sum
@@ -40,34 +41,6 @@ class Entrant:
     lowering: str
     passed: bool
     answers: Sequence[Sequence[Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Migration:
-    """What a conversion gains, and how far the two agree.
-
-    Attributes:
-        possible: whether the conversion was built and answers right.
-        reason: why not; empty where it is.
-        recipe, against: of the converted candidate and of the fastest frozen TorchScript.
-        gain: median latency of `against` over that of `recipe`; None where they were not timed.
-        gain_ci: its 95% confidence interval, as METHODS says of a speedup.
-        max_abs_diff: the largest difference between the two over all calls.
-        relative_rms_diff: rms of the difference over rms of `against`.
-    """
-
-    possible: bool
-    reason: str = ""
-    recipe: str | None = None
-    against: str | None = None
-    gain: float | None = None
-    gain_ci: tuple[float, float] | None = None
-    max_abs_diff: float | None = None
-    relative_rms_diff: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The manifest's form, under `freezing.migration`."""
-        return asdict(self)
 
 
 def compare(entrants: Sequence[Entrant], sampling: Sampling | None, policy: SamplingPolicy) -> Migration | None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import is_special, serving, set_for, without_special
+from freezer.artifact.sections import Dropped, PointFigures
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import EAGER
@@ -47,51 +47,6 @@ class Cell:
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} {size}" for name, size in self.point.items())
         return f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}" + (f", {sizes}" if sizes else "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PointFigures:
-    """How fast one payload is in one cell.
-
-    Attributes:
-        num_threads, point: the cell.
-        payload: its path.
-        eager_p50: median latency of eager there, in milliseconds.
-        ms: percentiles of the payload; None where there are too few samples.
-        speedup: over eager; None where the cell was too disturbed to tell.
-    """
-
-    num_threads: int
-    point: Mapping[str, int]
-    payload: str
-    eager_p50: float | None
-    ms: Mapping[str, float | None]
-    speedup: Speedup | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The form of the manifest's `latency.points`."""
-        return {
-            "threads": self.num_threads,
-            "point": dict(self.point),
-            "payload": self.payload,
-            "eager_p50": self.eager_p50,
-            **self.ms,
-            "speedup": self.speedup.value if self.speedup else None,
-            "speedup_ci": [self.speedup.low, self.speedup.high] if self.speedup else None,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dropped:
-    """A payload that was built and is left out, and why."""
-
-    payload: str
-    num_threads: int
-    reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The form of the manifest's `freezing.dropped`."""
-        return {"payload": self.payload, "threads": self.num_threads, "reason": self.reason}
 
 
 def general(recipe: str) -> str:
@@ -153,13 +108,17 @@ def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPoli
     for cell in cells:
         for name in (candidate.recipe, general(candidate.recipe)):
             if cell.payloads.get(name) in held:
+                ms, faster = cell.sampling.percentiles(name, policy), _faster(cell, name, EAGER, num_candidates, policy)
                 yield PointFigures(
                     num_threads=cell.num_threads,
                     point=cell.point,
                     payload=cell.payloads[name],
                     eager_p50=cell.sampling.percentiles(EAGER, policy).get("p50"),
-                    ms=cell.sampling.percentiles(name, policy),
-                    speedup=_faster(cell, name, EAGER, num_candidates, policy),
+                    p50=ms.get("p50"),
+                    p90=ms.get("p90"),
+                    p99=ms.get("p99"),
+                    speedup=faster.value if faster else None,
+                    speedup_ci=(faster.low, faster.high) if faster else None,
                 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from freezer.artifact.describe_report import describe_freezing, describe_report,
 from freezer.artifact.freezing_report import MAX_LISTED, Change, FreezingReport, KeptTensor, PreservedName
 from freezer.artifact.manifest import Payload
 from freezer.artifact.markdown import freezing_markdown, manifest_markdown
+from freezer.artifact.sections import CandidateRecord, FreezingRecord, Migration, RecipeRecord
 from tests.steps import manifest_of, write_plain_artifact
 
 REPORT = FreezingReport(
@@ -48,32 +48,33 @@ TRIED = (
     {"payload": "all", "capture": "export", "lowering": "torchscript", "outcome": "a branch | on a value at model.py:3: if x:"},
     {"payload": "all", "capture": "trace", "lowering": "torchscript", "outcome": "captured and lowered"},
 )
-FREEZING = {
-    "build_s": 1.5,
-    "reports": {"payloads/all.pt": REPORT.to_json()},
-    "strides_equal": True,
-    "candidates": [
-        {
-            "recipe": "inductor-frozen",
-            "capture": "export",
-            "lowering": "inductor",
-            "size_bytes": 3_000_000,
-            "problem": "output 'y', input set 0: error_ratio 41 > 3",
-            "speedup": None,
-            "error_ratio": 41.0,
-        },
-        {
-            "recipe": "torchscript-optimized",
-            "capture": "trace",
-            "lowering": "torchscript",
-            "size_bytes": 3_000,
-            "problem": None,
-            "speedup": 1.25,
-            "error_ratio": 1.5,
-        },
-    ],
-    "failures": {"inductor-unpacked": "no compiler"},
-}
+FREEZING = FreezingRecord(
+    build_s=1.5,
+    reports={"payloads/all.pt": REPORT},
+    strides_equal=True,
+    candidates=(
+        CandidateRecord(
+            recipe="inductor-frozen",
+            capture="export",
+            lowering="inductor",
+            size_bytes=3_000_000,
+            problem="output 'y', input set 0: error_ratio 41 > 3",
+            speedup=None,
+            error_ratio=41.0,
+        ),
+        CandidateRecord(
+            recipe="torchscript-optimized",
+            capture="trace",
+            lowering="torchscript",
+            size_bytes=3_000,
+            problem=None,
+            speedup=1.25,
+            error_ratio=1.5,
+        ),
+    ),
+    failures={"inductor-unpacked": "no compiler"},
+)
+RECIPE = RecipeRecord(name="torchscript-frozen", capture="trace", lowering="torchscript", settings={}, tried=TRIED)
 
 
 def test_the_rows_say_what_was_done_and_what_stays() -> None:
@@ -123,12 +124,12 @@ def test_many_kinds_are_counted_together() -> None:
     ("number", "ending"), [(8, "n7"), (9, "n7 and 1 more"), (MAX_LISTED + 37, f"n7 and {MAX_LISTED + 29} more")]
 )
 def test_a_list_that_was_cut_before_still_says_how_many_there_are(number: int, ending: str) -> None:
-    names = FreezingReport(unused=tuple(f"n{i}" for i in range(number))).to_json(max_listed=MAX_LISTED)["unused"]
+    names = FreezingReport(unused=tuple(f"n{i}" for i in range(number))).shortened().unused
     assert listed(names).endswith(ending)
 
 
 def test_a_manifest_says_what_was_tried_and_why_others_lost() -> None:
-    rows = list(describe_freezing(FREEZING, {"tried": TRIED}))
+    rows = list(describe_freezing(FREEZING, RECIPE))
     assert rows[1] == ("tried", "all: trace -> torchscript: captured and lowered")
     assert ("strides", "of all outputs equal to eager's") in rows
     assert rows[-3:] == [
@@ -142,8 +143,8 @@ def test_a_manifest_says_what_was_tried_and_why_others_lost() -> None:
 
 
 def test_each_payload_has_its_own_part() -> None:
-    two = {**FREEZING, "reports": {"payloads/batch1.pt2": REPORT.to_json(), "payloads/all.pt2": REPORT.to_json()}}
-    names = [value for name, value in describe_freezing(two, {}) if name == "frozen"]
+    two = replace(FREEZING, reports={"payloads/batch1.pt2": REPORT, "payloads/all.pt2": REPORT})
+    names = [value for name, value in describe_freezing(two, RECIPE) if name == "frozen"]
     assert names == ["payloads/batch1.pt2", "payloads/all.pt2"]
 
 
@@ -153,17 +154,16 @@ def test_docs_explain_every_row_and_no_other() -> None:
     explained = [
         name for line in table.splitlines() for name in re.findall(r"`([a-z ]+)`", line.split("|")[1] if "|" in line else "")
     ]
-    full = {
-        **FREEZING,
-        "reports": {"payloads/batch1.pt2": REPORT.to_json(), "payloads/all.pt2": REPORT.to_json()},
-        "migration": {"possible": False, "reason": "it does not take prim::If"},
-    }
-    assert sorted(explained) == sorted({name for name, _ in describe_freezing(full, {"tried": TRIED})})
+    full = replace(
+        FREEZING,
+        reports={"payloads/batch1.pt2": REPORT, "payloads/all.pt2": REPORT},
+        migration=Migration(possible=False, reason="it does not take prim::If"),
+    )
+    assert sorted(explained) == sorted({name for name, _ in describe_freezing(full, RECIPE)})
 
 
 def test_the_manifest_of_an_earlier_release_is_described_without_it(tmp_path: Path) -> None:
     manifest = write_plain_artifact(tmp_path).manifest
-    assert "reports" not in manifest.freezing
     assert not {"operators", "strides", "candidate"} & {name for name, _ in describe(manifest)}
     assert manifest_markdown(manifest) is None
 
@@ -173,7 +173,7 @@ def test_the_page(golden: Callable[[str, bytes], bytes]) -> None:
         title="tiny for cpu-x86-64-v3, torchscript-frozen",
         verdict="Passes: speedup 2.00 over eager, error ratio 1.25",
         tried=TRIED,
-        reports={"payloads/all.pt": json.loads(json.dumps(REPORT.to_json()))},
+        reports={"payloads/all.pt": REPORT},
         strides_equal=True,
     ).encode()
     assert page == golden("freezing.md", page)

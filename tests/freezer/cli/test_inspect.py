@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from freezer.artifact.folder import MEDIA_TEXT, Artifact
-from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.cli.app import main
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.freezing.options import FreezeOptions
 from freezer.freezing.packaging.evidence import MAX_TEXT_BYTES, write_evidence, write_texts
 from freezer.freezing.packaging.freezing_record import strides_equal
 from freezer.freezing.validation.judge import Trial
-from freezer.freezing.validation.migration import Migration
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.store.store import Store
 from tests.conftest import Frozen
@@ -70,11 +69,10 @@ def test_the_manifest_says_what_was_done_of_every_candidate(two_recipes: FreezeR
     assert two_recipes.artifact is not None
     manifest = two_recipes.artifact.manifest
     freezing = manifest.freezing
-    assert {"build_s", "size_bytes", "warnings", "entrants"} <= set(freezing), "what scripts read already"
-    report = FreezingReport.from_json(freezing["reports"]["payloads/all.pt"])
-    (other,) = freezing["candidates"]
-    assert {manifest.recipe["name"], other["recipe"]} == {"torchscript-frozen", "torchscript-exact"}
-    both = {manifest.recipe["name"]: report, other["recipe"]: FreezingReport.from_json(other["reports"]["payloads/all.pt"])}
+    report = freezing.reports["payloads/all.pt"]
+    (other,) = freezing.candidates
+    assert {manifest.recipe.name, other.recipe} == {"torchscript-frozen", "torchscript-exact"}
+    both = {manifest.recipe.name: report, other.recipe: other.reports["payloads/all.pt"]}
     folded = {recipe: sum("folded" in change.name for change in found.changes) for recipe, found in both.items()}
     assert folded == {"torchscript-frozen": 1, "torchscript-exact": 0}
     for found in both.values():
@@ -82,19 +80,18 @@ def test_the_manifest_says_what_was_done_of_every_candidate(two_recipes: FreezeR
         assert found.size_before_bytes == 3 * (4 * (81 + 3 + 4 * 3) + 8) + 4
         assert found.size_after_bytes > 0
         assert [item.name for item in found.kept] == ["calls"], "named as the source model names it"
-    assert freezing["strides_equal"] is True
-    assert other["strides_equal"] is True
-    assert (other["problem"], other["capture"], other["lowering"]) == (None, "trace", "torchscript")
-    assert other["tried"][-1]["outcome"] == "captured and lowered"
-    assert "freezing would bake" in freezing["failures"]["inductor-frozen"]
+    assert freezing.strides_equal is True
+    assert other.strides_equal is True
+    assert (other.problem, other.capture, other.lowering) == (None, "trace", "torchscript")
+    assert other.tried[-1]["outcome"] == "captured and lowered"
+    assert "freezing would bake" in freezing.failures["inductor-frozen"]
 
 
-def test_docs_name_every_key_of_the_record(two_recipes: FreezeResult) -> None:
-    assert two_recipes.artifact is not None
+def test_docs_name_every_key_of_the_record() -> None:
     page = (Path(__file__).parents[3] / "docs" / "contract.md").read_text()
     told = page.partition("The manifest's `freezing` holds")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", told))
-    assert set(two_recipes.artifact.manifest.freezing) <= named
+    assert {field.name for field in fields(FreezingRecord)} <= named
     assert {field.name for field in fields(Migration)} <= named
 
 
@@ -123,7 +120,7 @@ def test_of_a_payload_that_is_the_captured_program_that_is_printed(
     code, out, _ = inspected(portable.artifact.folder, "--code", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
     assert "torch.ops.aten.linear.default" in out
-    report = FreezingReport.from_json(portable.artifact.manifest.freezing["reports"]["payloads/all.pt2"])
+    report = portable.artifact.manifest.freezing.reports["payloads/all.pt2"]
     assert report.ops_before == report.ops_after
     assert report.num_constants == 0
     assert report.notes[-1].startswith("The payload is the captured program")
@@ -226,7 +223,7 @@ def test_what_was_preserved_is_in_the_manifest(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"], preserve=["version"], reset="reset")
     result = freeze(model, {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
     assert result.artifact is not None, result.failures
-    report = FreezingReport.from_json(Artifact.read(tmp_path / "out").manifest.freezing["reports"]["payloads/all.pt"])
+    report = Artifact.read(tmp_path / "out").manifest.freezing.reports["payloads/all.pt"]
     assert {item.name: item.kind for item in report.preserved} == {
         "version": "attribute",
         "reset": "method",
@@ -239,7 +236,7 @@ def test_the_errors_of_ways_that_were_tried_in_vain_are_files_too(tmp_path: Path
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
     result = freeze(Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
     assert result.artifact is not None, result.failures
-    (failed,) = [row for row in result.artifact.manifest.recipe["tried"] if "error" in row]
+    (failed,) = [row for row in result.artifact.manifest.recipe.tried if "error" in row]
     assert failed["capture"] == "trace"
     result.artifact.verify((result.artifact.file(failed["error"]),))
     assert "Traceback" in (result.artifact.folder / failed["error"]).read_text()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact.folder import Artifact
+from freezer.artifact.sections import GateRecord
 from freezer.errors import JudgeError, SpecError, UsageError
 from freezer.freezing.example_inputs import Dims, example_spec
 from freezer.freezing.freeze import FreezeResult, freeze
@@ -58,15 +59,16 @@ def test_the_manifest_says_what_was_judged(inductor: Frozen) -> None:
     assert judgement is not None
     assert judgement.winner is not None
     assert judgement.winner.drift is not None
-    assert manifest.recipe["name"] == "inductor-frozen"
+    assert manifest.recipe.name == "inductor-frozen"
     assert (manifest.device_class, manifest.verdict, manifest.reference) == (HERE, "published", "float64")
-    assert manifest.drift["error_ratio"] == judgement.winner.drift.error_ratio
-    assert manifest.gate == {"kind": "calibrated", "error_ratio_max": 3.0, "speedup_min": 0.0}
-    assert manifest.needs["torch"] == ".".join(torch.__version__.split(".")[:2])
+    assert manifest.drift.error_ratio == judgement.winner.drift.error_ratio
+    assert manifest.gate == GateRecord(error_ratio_max=3.0, speedup_min=0.0)
+    assert manifest.needs.torch == ".".join(torch.__version__.split(".")[:2])
     assert manifest.latency is not None
     assert judgement.winner.speedup is not None
-    assert manifest.latency["speedup_ci"] == [judgement.winner.speedup.low, judgement.winner.speedup.high]
-    assert manifest.latency["cold_start"]["open_ms"] > 0
+    assert manifest.latency.speedup_ci == (judgement.winner.speedup.low, judgement.winner.speedup.high)
+    assert manifest.latency.cold_start is not None
+    assert manifest.latency.cold_start.open_ms > 0
     assert manifest.provenance["source"] == "tests.models.TinyConv"
     assert manifest.provenance["weights"] == judgement.winner.candidate.weights
     assert [dict(item.point) for item in manifest.golden] == [{"batch": 2}, {"batch": 1}, {"batch": 4}]

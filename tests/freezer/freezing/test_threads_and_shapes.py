@@ -152,16 +152,16 @@ def test_what_is_kept_and_what_is_left_out_is_all_that_was_built(several: Severa
     assert {PATHS[0], PATHS[2]} <= set(held), "the deciding payload and the one for all sizes"
     assert {figures.payload for figures in winner.points} <= set(held)
     assert winner.speedup is not None
-    assert winner.points[0].speedup == winner.speedup, "the verdict is taken at the first count and point"
+    assert winner.points[0].speedup == winner.speedup.value, "the verdict is taken at the first count and point"
 
 
 def test_the_manifest_and_the_evidence_hold_every_cell(several: Several) -> None:
     manifest = several.artifact.manifest
     assert manifest.latency is not None
-    rows = manifest.latency["points"]
-    assert {(row["threads"], row["point"]["batch"]) for row in rows} == {(2, 1), (2, 3), (1, 1), (1, 3)}
-    assert (manifest.latency["num_threads"], manifest.latency["point"]) == (2, {"batch": 1})
-    assert rows[0]["speedup_ci"] == manifest.latency["speedup_ci"]
+    rows = manifest.latency.points
+    assert {(row.num_threads, row.point["batch"]) for row in rows} == {(2, 1), (2, 3), (1, 1), (1, 3)}
+    assert (manifest.latency.num_threads, manifest.latency.point) == (2, {"batch": 1})
+    assert rows[0].speedup_ci == manifest.latency.speedup_ci
     latency = pq.read_table(several.artifact.folder / "evidence/latency.parquet").to_pylist()
     assert {(row["threads"], row["point"]) for row in latency} == {(2, "batch=1"), (2, "batch=3"), (1, "batch=1"), (1, "batch=3")}
     assert {row["payload"] for row in latency} == {None, *PATHS}
@@ -324,8 +324,8 @@ def test_the_command_takes_thread_counts_and_points(tmp_path: Path, monkeypatch:
     main_exits_well()
     latency = freezer.load(out).manifest.latency  # type: ignore[union-attr]
     assert latency is not None
-    assert [(row["threads"], row["point"]) for row in latency["points"]] == [(1, {"batch": 3}), (1, {"batch": 1})]
-    assert latency["point"] == {"batch": 3}
+    assert [(row.num_threads, row.point) for row in latency.points] == [(1, {"batch": 3}), (1, {"batch": 1})]
+    assert latency.point == {"batch": 3}
     for wrong in ("batch", "batch=x", "batch=1,batch=2"):
         monkeypatch.setattr(sys, "argv", ["coldpress", *arguments, "--point", wrong])
         with pytest.raises(SystemExit) as caught:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind
-from freezer.hardware.cuda_requirements import CudaHere, cuda_needs, least_driver
+from freezer.artifact.sections import Needs
+from freezer.hardware.cuda_requirements import CudaHere, CudaNeeds, cuda_needs, least_driver
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import describe_host
 from freezer.serving.compatibility import refuse_by_cuda, unserved_gpus
@@ -21,15 +22,14 @@ HERE = CudaHere(devices=(("cuda:0", 90), ("cuda:1", 80)), runtime="12.8", driver
 
 def manifest(kind: PayloadKind = "inductor", **changes: Any) -> Manifest:
     payload = Payload(path="payloads/all.pt2", digest="sha256:0", size_bytes=1, kind=kind, num_threads=None)
-    needs = {"torch": "2.11", "machine": None, **cuda_needs(SM90, "12.8")}
+    needs = Needs(torch="2.11", cuda=cuda_needs(SM90, "12.8"))
     return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
 
 
 def test_what_is_needed_is_in_the_manifest_and_survives_json() -> None:
     found = Manifest.from_bytes(manifest().to_bytes(), origin="test")
-    assert found.needs["cuda"] == {"capability": "9.0", "runtime": "12.8", "driver": "525.60.13", "host": "cpu-x86-64-v3"}
-    assert cuda_needs(DEVICE_CLASSES["cpu-x86-64-v3"], None) == {}
-    assert cuda_needs(DEVICE_CLASSES["cuda-sm100"], "13.0")["cuda"]["capability"] == "10.0"
+    assert found.needs.cuda == CudaNeeds(capability="9.0", runtime="12.8", driver="525.60.13", host="cpu-x86-64-v3")
+    assert cuda_needs(DEVICE_CLASSES["cpu-x86-64-v3"], None) is None
     assert (least_driver("13.0"), least_driver("99.1"), least_driver(None)) == ("580.65.06", None, None)
 
 

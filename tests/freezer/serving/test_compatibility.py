@@ -94,7 +94,7 @@ def test_payloads_of_larger_thread_counts_alone_are_refused(threads: tuple[int |
 )
 def test_an_older_torch_is_refused(here: str, refused: bool) -> None:
     manifest = made(V4, 2)
-    assert manifest.needs["torch"] == "2.11"
+    assert manifest.needs.torch == "2.11"
     found = refuse_by_torch(manifest, here)
     assert (found is not None) is refused
     if found:

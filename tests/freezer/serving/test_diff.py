@@ -138,7 +138,7 @@ def test_the_figures_are_those_of_the_gate(published: Store, scripted: Frozen, p
         assert row.bound == pytest.approx(sum(bound for _, bound in held))
     for pair, artifact in zip(found.to_reference, (scripted.artifact, portable.artifact), strict=True):
         assert (pair.one, pair.other) == (artifact.manifest.device_class, "reference")
-        assert pair.error_ratio == pytest.approx(artifact.manifest.drift["error_ratio"], rel=0.5)
+        assert pair.error_ratio == pytest.approx(artifact.manifest.drift.error_ratio, rel=0.5)
 
 
 def moved(artifact: Artifact, folder: Path, by: float, **changes: Any) -> Artifact:
@@ -213,7 +213,7 @@ def test_where_the_reference_was_eager_the_bound_is_relative(portable: Frozen, t
 
 def test_answers_of_a_model_that_draws_are_held_to_its_noise(portable: Frozen, tmp_path: Path) -> None:
     golden = tuple(GoldenSet(point=item.point, native_rmse={"output": 0.1}) for item in portable.artifact.manifest.golden)
-    changes: dict[str, Any] = {"golden": golden, "drift": {**portable.artifact.manifest.drift, "deterministic": False}}
+    changes: dict[str, Any] = {"golden": golden, "drift": replace(portable.artifact.manifest.drift, deterministic=False)}
     plain = copy_of(portable.artifact, tmp_path / "plain", **changes)
     found = diffed(tmp_path, plain, moved(portable.artifact, tmp_path / "copy", 0.1, **changes))
     assert not found.apart

@@ -13,6 +13,7 @@ import torch
 import freezer
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
+from freezer.artifact.sections import Needs
 from freezer.errors import IncompatibleError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.hardware.machine import detect
 from freezer.store.store import Store
@@ -112,7 +113,7 @@ def test_a_damaged_rung_is_passed_over_and_named(
 
 
 def test_strict_has_every_reason_and_opens_no_other(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
-    newer = copy_of(portable.artifact, tmp_path / "newer", needs={"torch": "99.0", "machine": None})
+    newer = copy_of(portable.artifact, tmp_path / "newer", needs=Needs(torch="99.0"))
     store = Store.open(str(tmp_path / "store"), create=True)
     store.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact, "portable": newer}, carried={})
     flipped_payload(store)
@@ -166,7 +167,7 @@ def test_packed_threads_are_held_to(scripted: Frozen, portable: Frozen, tmp_path
 
 
 def test_a_newer_torch_is_asked_for(scripted: Frozen, tmp_path: Path) -> None:
-    newer = copy_of(scripted.artifact, tmp_path / "newer", needs={"torch": "99.0", "machine": None})
+    newer = copy_of(scripted.artifact, tmp_path / "newer", needs=Needs(torch="99.0"))
     with pytest.raises(IncompatibleError, match=r"torch_too_old: got torch 2\..*, expected torch >= 99.0"):
         freezer.load(newer.folder)
 

@@ -17,6 +17,8 @@ import torch
 import freezer
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
+from freezer.artifact.sections import LatencyRecord
+from freezer.codec import decode
 from freezer.errors import IncompatibleError, SpeedError, UsageError
 from freezer.hardware.cgroups import cpu_quota
 from freezer.hardware.machine import detect
@@ -34,12 +36,12 @@ THREADS = torch.get_num_threads()
 
 def promised(artifact: Artifact, speedup: float, **changes: Any) -> Artifact:
     """The artifact with a manifest that promises a speedup over eager."""
-    latency = {**(artifact.manifest.latency or {}), "speedup": speedup, "points": [], **changes}
+    latency = replace(artifact.manifest.latency or LatencyRecord(point={}), speedup=speedup, points=(), **changes)
     return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, latency=latency))
 
 
 def with_latency(manifest: Manifest, latency: Mapping[str, Any] | None) -> Manifest:
-    return replace(manifest, latency=latency)
+    return replace(manifest, latency=None if latency is None else decode(LatencyRecord, {"point": {}, **latency}, origin="test"))
 
 
 def test_expected_is_the_ratio_of_both_speedups_over_eager(scripted: Frozen, portable: Frozen) -> None:
@@ -47,7 +49,10 @@ def test_expected_is_the_ratio_of_both_speedups_over_eager(scripted: Frozen, por
     assert expected_ratio(with_latency(one, {"speedup": 3.0}), with_latency(base, {"speedup": 1.5}), 1) == 2.0
     disturbed = {"speedup": None, "eager_ms": {"p50": 6.0}, "ms": {"p50": 8.0}}
     assert expected_ratio(with_latency(one, {"speedup": 3.0}), with_latency(base, disturbed), 1) == 4.0
-    cells = [{"threads": count, "point": {"batch": batch}, "speedup": count + batch / 10} for count in (1, 4) for batch in (1, 8)]
+    cell = {"payload": "all", "eager_p50": None, "speedup_ci": None}
+    cells = [
+        {"threads": count, "point": {"batch": batch}, "speedup": count + batch / 10, **cell} for count in (1, 4) for batch in (1, 8)
+    ]
     several = {"speedup": 1.1, "point": {"batch": 1}, "points": cells}
     for count, expected in ((1, 1.1), (4, 4.1), (2, 1.1)):
         assert expected_ratio(with_latency(one, several), with_latency(base, {"speedup": 1.0}), count) == expected

@@ -46,7 +46,7 @@ def test_damage_is_raised_though_another_rung_would_serve(store: Store) -> None:
 
 
 def test_a_failing_canary_is_raised(scripted: Frozen, tmp_path: Path) -> None:
-    strict = {**scripted.artifact.manifest.gate, "error_ratio_max": 0.0}
+    strict = replace(scripted.artifact.manifest.gate, error_ratio_max=0.0)
     golden = tuple(type(item)(point=item.point, native_rmse={"output": -1.0}) for item in scripted.artifact.manifest.golden)
     copied = copy_of(scripted.artifact, tmp_path / "copy", gate=strict, golden=golden)
     with pytest.raises(CanaryError, match="do not serve it here"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from freezer.artifact.folder import Artifact
+from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.limits import SamplingPolicy
@@ -134,7 +135,7 @@ def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> N
     assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
     manifest = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest
     assert manifest.latency is not None
-    assert manifest.latency["points"] == [dict(row) for row in candidate.points]
+    assert [encode(row) for row in manifest.latency.points] == list(candidate.points)
     (item,) = (one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE)
     outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
     assert outcome.num_threads == 2, "--json tells of the deciding cell"

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from freezer.artifact.freezing_report import FreezingReport
+from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.events import Event, verdict_text
 from pipeline.records.failure import Failure
@@ -46,7 +47,7 @@ PUBLISHED = Outcome(
             lowering="inductor",
             tried=({"payload": "all", "capture": "export", "lowering": "inductor", "outcome": "captured and lowered"},),
             strides_equal=True,
-            reports={"payloads/all.pt2": FreezingReport(ops_before={"aten.relu.default": 2}).to_json()},
+            reports={"payloads/all.pt2": encode(FreezingReport(ops_before={"aten.relu.default": 2}))},
         ),
     ),
 )

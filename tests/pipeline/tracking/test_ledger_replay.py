@@ -26,6 +26,7 @@ from mlflow import MlflowClient
 from typer.testing import CliRunner, Result
 
 from freezer.artifact.folder import Artifact
+from freezer.artifact.sections import GateRecord
 from freezer.store.store import Store
 from jobs.replay import app
 from pipeline.ledger.campaign_record import CampaignRecord, Member
@@ -388,7 +389,7 @@ def test_all_campaigns_are_replayed_and_an_older_one_moves_no_alias_back(
 
 
 def stricter(artifact: Artifact) -> Artifact:
-    return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, gate={"error_ratio_max": 2}))
+    return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)))
 
 
 def test_what_publishing_changed_of_an_unchanged_outcome_is_in_the_ledger(

@@ -12,6 +12,7 @@ import pytest
 from mlflow.entities import Run
 
 from freezer.artifact.freezing_report import Change, FreezingReport
+from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.failure import Failure
 from pipeline.tracking.projection import Projection, outcomes_digest
@@ -87,7 +88,7 @@ def test_a_candidate_becomes_a_run(projection: Projection) -> None:
 
 
 def test_every_run_has_its_freezing_report(projection: Projection) -> None:
-    report = FreezingReport(ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)).to_json()
+    report = encode(FreezingReport(ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)))
     made = [candidate("portable", reports={"payloads/all.pt2": report}, strides_equal=True)]
     made.append(candidate("torchscript-frozen", reports={"payloads/all.pt": report}, problem="error_ratio 41.2 > 3"))
     projection.log_outcome(outcome("page", candidates=tuple(made)))

@@ -80,7 +80,7 @@ def test_a_registered_version_holds_the_whole_artifact(projection: Projection, a
     assert copied.manifest == replace(artifact.manifest, version=3)
     assert (folder / "requirements.txt").read_text().splitlines()[:3] == [
         "coldpress",
-        f"torch>={artifact.manifest.needs['torch']}",
+        f"torch>={artifact.manifest.needs.torch}",
         "safetensors",
     ]
     assert not any(path.is_symlink() for path in folder.rglob("*"))

@@ -13,6 +13,7 @@ import pytest
 import pipeline.worker.tasks
 from freezer.artifact.folder import Artifact
 from freezer.artifact.freezing_report import FreezingReport
+from freezer.codec import decode
 from freezer.freezing.models.sources import parse_source
 from freezer.limits import Limits
 from freezer.spec.inputs import InputSpec
@@ -77,7 +78,7 @@ def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) 
     result = judge(request)
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
-    report = FreezingReport.from_json(candidate.reports["payloads/all.pt"])
+    report = decode(FreezingReport, candidate.reports["payloads/all.pt"], origin="here")
     assert report.num_constants == 24, "weight and bias of 6 linear layers and 6 layer norms"
     assert len(report.constants) == 11, "the ledger keeps short lists"
     assert report.constants[-1] == "and 14 more"
@@ -85,8 +86,8 @@ def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) 
     assert candidate.tried[-1]["outcome"] == "captured and lowered"
     assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good", why) / "result.json").read_text())) == result
     freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good", why) / "artifact").manifest.freezing
-    assert freezing["failures"] == why
-    assert len(freezing["reports"]["payloads/all.pt"]["constants"]) == 24
+    assert freezing.failures == why
+    assert len(freezing.reports["payloads/all.pt"].constants) == 24
 
 
 def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:

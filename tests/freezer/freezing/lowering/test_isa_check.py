@@ -335,13 +335,13 @@ def built_for(target: Target, folder: Path) -> Mapping[str, int]:
 
 @x86_only
 def test_a_package_for_this_machine_holds_what_its_class_has(inductor: Frozen) -> None:
-    reports = inductor.artifact.manifest.freezing["reports"]
+    reports = inductor.artifact.manifest.freezing.reports
     for report in reports.values():
-        assert report["instructions_of"] == HERE
-        found = [Found(family=family, count=count, instruction="", symbol="") for family, count in report["instructions"].items()]
+        assert report.instructions_of == HERE
+        found = [Found(family=family, count=count, instruction="", symbol="") for family, count in report.instructions.items()]
         assert len(found) > 2
         assert outside(found, allowed_features(device_class(HERE)) or frozenset()) == ()
-        assert report["phases_s"]["instructions"] > 0
+        assert report.phases_s["instructions"] > 0
 
 
 @x86_only

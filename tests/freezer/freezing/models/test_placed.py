@@ -64,8 +64,8 @@ def test_what_serves_where_nothing_beats_eager_is_captured_judged_and_written(tm
     assert artifact is not None
     assert why == "the captured program serves (export)"
     assert (artifact.manifest.verdict, artifact.manifest.device_class) == (VERDICT, HERE), "published whatever its speed"
-    assert artifact.manifest.recipe["name"] == "captured"
-    assert artifact.manifest.recipe["lowering"] == "exported"
+    assert artifact.manifest.recipe.name == "captured"
+    assert artifact.manifest.recipe.lowering == "exported"
     assert torch.equal(freezer.load(artifact.folder)(x=X), model(X))
     assert not serves_itself(target), "of a CPU class the portable artifact serves"
     assert serves_itself(replace(target, device_class=freezer.DeviceClass(name="cuda-sm90", kind="cuda", capability=90)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -383,9 +384,9 @@ def test_a_loaded_model_has_its_state_its_version_and_its_reset(artifact: Path) 
     model, eager = freezer.load(artifact), seeded(HiddenState)
     assert model.manifest is not None
     assert model.manifest.stateful
-    assert model.manifest.recipe["preserve"] == ["version", "hidden", "reset"]
-    assert model.manifest.recipe["reset"] == "reset"
-    assert model.manifest.recipe["settings"]["optimize_for_inference"] is True
+    assert model.manifest.recipe.preserve == ("version", "hidden", "reset")
+    assert model.manifest.recipe.reset == "reset"
+    assert model.manifest.recipe.settings["optimize_for_inference"] is True
     assert torch.equal(model.hidden, torch.zeros(1, 6)), "the canary has left no trace"
     for _ in range(2):
         for seed in range(4):
@@ -429,7 +430,7 @@ def test_an_artifact_of_before_opens_and_keeps_nothing(artifact: Path, tmp_path:
     from freezer.artifact.folder import Artifact
 
     old = Artifact.read(artifact)
-    recipe = {key: value for key, value in old.manifest.recipe.items() if key not in ("preserve", "reset")}
+    recipe = replace(old.manifest.recipe, preserve=(), reset=None)
     model: FrozenModel = freezer.load(copy_of(old, tmp_path / "old", recipe=recipe).folder)
     assert len(model.preserved) == 0
     assert not hasattr(model, "version")

@@ -35,7 +35,7 @@ def test_a_payload_that_does_not_open_is_said_in_a_sentence(scripted: Frozen, tm
         cold_start.measure(
             payload,
             "torchscript",
-            manifest.recipe["settings"],
+            manifest.recipe.settings,
             scripted.artifact.folder / "golden/inputs.safetensors",
             spec=manifest.inputs,
             native=False,

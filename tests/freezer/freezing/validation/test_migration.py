@@ -12,9 +12,10 @@ from torch import nn
 
 from freezer.artifact.describe import describe
 from freezer.artifact.markdown import manifest_markdown
+from freezer.artifact.sections import Migration
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.freezing.options import FreezeOptions
-from freezer.freezing.validation.migration import Entrant, Migration, compare, refused
+from freezer.freezing.validation.migration import Entrant, compare, refused
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.timing.sampling import Sampling
 from tests.models import Halving, mlp
@@ -93,15 +94,14 @@ def test_a_legacy_file_competes_as_an_inductor_candidate_and_the_artifact_tells_
     assert all(trial.problem is None for trial in by_recipe.values())
     assert result.artifact is not None
     manifest = result.artifact.manifest
-    told = manifest.freezing["migration"]
-    assert (told["possible"], told["recipe"]) == (True, "inductor-frozen")
-    assert told["against"] in ("torchscript-frozen", "torchscript-optimized")
-    assert told["gain"] > 0
-    assert 0 <= told["relative_rms_diff"] < 1e-5
+    told = manifest.freezing.migration
+    assert told is not None
+    assert (told.possible, told.recipe) == (True, "inductor-frozen")
+    assert told.against in ("torchscript-frozen", "torchscript-optimized")
+    assert (told.gain or 0) > 0
+    assert 0 <= (told.relative_rms_diff or 0) < 1e-5
     (row,) = [text for name, text in describe(manifest) if name == "migration"]
-    assert row.startswith(
-        f"converted to an exported program, inductor-frozen is {told['gain']:.2f} times as fast as {told['against']}"
-    )
+    assert row.startswith(f"converted to an exported program, inductor-frozen is {told.gain:.2f} times as fast as {told.against}")
     assert row[1:] in str(manifest_markdown(manifest))
 
 
@@ -109,8 +109,9 @@ def test_a_legacy_file_that_the_converter_refuses_is_frozen_as_torchscript_and_t
     result = frozen_file(Halving(), tmp_path)
     assert result.verdict == "published"
     assert result.artifact is not None
-    told = result.artifact.manifest.freezing["migration"]
-    assert not told["possible"]
-    assert result.failures["inductor-frozen"] == f"convert: {told['reason']}"
+    told = result.artifact.manifest.freezing.migration
+    assert told is not None
+    assert not told.possible
+    assert result.failures["inductor-frozen"] == f"convert: {told.reason}"
     (row,) = [text for name, text in describe(result.artifact.manifest) if name == "migration"]
-    assert row == f"the TorchScript is not converted to an exported program: {told['reason']}"
+    assert row == f"the TorchScript is not converted to an exported program: {told.reason}"

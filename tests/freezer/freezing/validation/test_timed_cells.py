@@ -10,6 +10,7 @@ import pytest
 
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.manifest import Payload
+from freezer.codec import encode
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.validation.timed_cells import Cell, figures_of, general, kept, shared_out
@@ -128,7 +129,7 @@ def test_what_was_too_disturbed_to_tell_is_left_out() -> None:
 
 def test_figures_are_of_kept_payloads_in_every_cell_and_json() -> None:
     found, _ = kept(ALL, cells(two_eight=cell(2, 8, eager=80, special=40, dynamic=40)), Limits(), POLICY)
-    rows = [item.to_json() for item in figures_of(found, cells(), POLICY, 1)]
+    rows = [encode(item) for item in figures_of(found, cells(), POLICY, 1)]
     assert [(row["threads"], row["point"]["batch"], Path(row["payload"]).stem) for row in rows] == [
         (2, 1, "batch1-threads2"),
         (2, 1, "all-threads2"),
@@ -139,11 +140,11 @@ def test_figures_are_of_kept_payloads_in_every_cell_and_json() -> None:
         (1, 8, "all-threads1"),
     ]
     first = json.loads(json.dumps(rows[0]))
-    assert set(first) == {"threads", "point", "payload", "eager_p50", "p50", "p90", "speedup", "speedup_ci"}
+    assert set(first) == {"threads", "point", "payload", "eager_p50", "p50", "p90", "p99", "speedup", "speedup_ci"}
     assert (first["eager_p50"], first["p50"]) == (pytest.approx(10.2), pytest.approx(4.08))
     assert first["speedup"] == pytest.approx(2.5)
     torn = [cell(2, 1, eager=10, special=4, dynamic=6, stable=False)]
-    assert [item.to_json()["speedup_ci"] for item in figures_of(ALL, torn, POLICY, 1)] == [None, None]
+    assert [item.speedup_ci for item in figures_of(ALL, torn, POLICY, 1)] == [None, None]
 
 
 def test_the_time_of_a_judge_stays_what_it_was_however_many_cells_there_are() -> None:

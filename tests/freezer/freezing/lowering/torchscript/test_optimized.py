@@ -63,7 +63,7 @@ def with_payload_that_cannot_be_optimized(path: Path) -> None:
 
 def test_the_artifact_holds_the_frozen_module_and_says_what_happens_at_load(optimized: Frozen) -> None:
     manifest = optimized.artifact.manifest
-    assert manifest.recipe["settings"] == {"freeze": True, "optimize_numerics": True, "optimize_for_inference": True}
+    assert manifest.recipe.settings == {"freeze": True, "optimize_numerics": True, "optimize_for_inference": True}
     with torchscript_deprecations_silenced():
         lying = torch.jit.load(str(payload_of(optimized.artifact)))
     assert "mkldnn" not in str(lying.graph)
@@ -182,4 +182,5 @@ def test_the_cold_start_figures_include_it(optimized: Frozen, settings: dict[str
     }
     assert python(SPY, json.dumps(request)).split() == [applied, "True", "True"]
     assert manifest.latency is not None
-    assert manifest.latency["cold_start"]["open_ms"] > 0
+    assert manifest.latency.cold_start is not None
+    assert manifest.latency.cold_start.open_ms > 0

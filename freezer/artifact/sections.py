@@ -1,0 +1,226 @@
+"""The sections of a manifest: recipe, needs, drift, gate, latency and freezing. Imports no torch.
+
+Fields with a default are missing in manifests of earlier releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from freezer.artifact.freezing_report import FreezingReport
+from freezer.codec import stored_as, written_if
+from freezer.hardware.cuda_requirements import CudaNeeds
+from freezer.limits import SamplingPolicy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """Requirements on the process that serves.
+
+    Attributes:
+        torch: oldest version, major and minor.
+        machine: archspec's name of the least CPU; None for `portable`.
+        cuda: requirements of an artifact for a GPU.
+    """
+
+    torch: str
+    machine: str | None = None
+    cuda: CudaNeeds | None = field(default=None, metadata=written_if(lambda self: self.cuda is not None))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeRecord:
+    """The recipe that made the artifact.
+
+    Attributes:
+        tried: payload, capture, lowering and outcome of each attempt, in order.
+        preserve: names of attributes and methods that the frozen model keeps.
+        reset: name of the method that resets a stateful model.
+    """
+
+    name: str
+    capture: str
+    lowering: str
+    settings: Mapping[str, Any]
+    tried: tuple[Mapping[str, str], ...] = ()
+    preserve: tuple[str, ...] = ()
+    reset: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftRecord:
+    """Judged distance of the outputs from the reference; figures are None where no output is floating-point.
+
+    Attributes:
+        reference_note: limits of the reference, for people.
+        deterministic: whether the eager model gives equal outputs for equal inputs.
+        task_metric: the entry's own metric, of eager and of the recipe.
+    """
+
+    error_ratio: float | None = None
+    max_abs_err: float | None = None
+    sqnr_db: float | None = None
+    margin: float | None = None
+    reference_note: str | None = None
+    deterministic: bool = True
+    task_metric: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateRecord:
+    """The limits that the artifact was judged by."""
+
+    kind: str = "calibrated"
+    error_ratio_max: float
+    speedup_min: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColdStart:
+    """Times and resident memory of a fresh process that opens and calls the artifact; memory in 1e6 bytes."""
+
+    import_torch_ms: float
+    open_ms: float
+    first_call_ms: float
+    second_call_ms: float
+    memory_before_mb: float
+    memory_peak_mb: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointFigures:
+    """Latency of one payload at one thread count and point, in milliseconds.
+
+    Attributes:
+        payload: its path.
+        eager_p50: median of eager; the percentiles are the payload's. None: too few samples.
+        speedup, speedup_ci: over eager; None where the machine was too disturbed.
+    """
+
+    num_threads: int = field(metadata=stored_as("threads"))
+    point: Mapping[str, int]
+    payload: str
+    eager_p50: float | None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    speedup: float | None
+    speedup_ci: tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatencyRecord:
+    """Judged latency at the deciding thread count and point.
+
+    Attributes:
+        eager_ms, ms: percentiles of eager and of the artifact; None: too few samples.
+        speedup, speedup_ci: over eager; None where the machine was too disturbed.
+        num_samples: by entrant.
+        settled: whether sampling ended before its time limit.
+        points: figures of every payload wherever it was timed, the deciding place first.
+        device: how a GPU was timed.
+    """
+
+    point: Mapping[str, int]
+    num_threads: int | None = None
+    eager_ms: Mapping[str, float | None] = field(default_factory=dict)
+    ms: Mapping[str, float | None] = field(default_factory=dict)
+    speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+    num_samples: Mapping[str, int] = field(default_factory=dict)
+    num_dropped_rounds: int = 0
+    settled: bool = True
+    policy: SamplingPolicy | None = None
+    cold_start: ColdStart | None = None
+    points: tuple[PointFigures, ...] = ()
+    device: Mapping[str, Any] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.device)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntrantRecord:
+    """Figures of one judged candidate; `problem` is None where it passed the gate."""
+
+    recipe: str
+    problem: str | None
+    speedup: float | None
+    error_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CandidateRecord:
+    """A candidate that did not win. Fields as in EntrantRecord, RecipeRecord and FreezingRecord."""
+
+    recipe: str
+    problem: str | None
+    speedup: float | None
+    error_ratio: float | None
+    capture: str
+    lowering: str
+    tried: tuple[Mapping[str, str], ...] = ()
+    build_s: float = 0.0
+    size_bytes: int
+    strides_equal: bool | None = None
+    reports: Mapping[str, FreezingReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropped:
+    """A payload that was built and dropped."""
+
+    payload: str
+    num_threads: int = field(metadata=stored_as("threads"))
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Migration:
+    """Result of converting a TorchScript model to torch.export.
+
+    Attributes:
+        possible: whether the conversion was built and passed the drift gate.
+        reason: why not; empty where it did.
+        recipe, against: of the converted candidate and of the fastest frozen TorchScript.
+        gain, gain_ci: median latency of `against` over that of `recipe`, and its confidence interval; None: not timed.
+        max_abs_diff: largest difference between the two over all calls.
+        relative_rms_diff: rms of the difference over rms of `against`.
+    """
+
+    possible: bool
+    reason: str = ""
+    recipe: str | None = None
+    against: str | None = None
+    gain: float | None = None
+    gain_ci: tuple[float, float] | None = None
+    max_abs_diff: float | None = None
+    relative_rms_diff: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreezingRecord:
+    """What freezing did.
+
+    Attributes:
+        build_s: wall time of the build, in seconds.
+        size_bytes: of all payloads.
+        warnings: of the capture.
+        entrants: figures of every candidate.
+        reports: by payload path.
+        dropped: payloads that were built and dropped.
+        strides_equal: whether outputs had eager's strides; None: not compared.
+        candidates: the candidates that lost.
+        failures: by recipe that made no candidate, the error.
+        migration: of a TorchScript source.
+    """
+
+    build_s: float = 0.0
+    size_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+    entrants: tuple[EntrantRecord, ...] = ()
+    reports: Mapping[str, FreezingReport] = field(default_factory=dict)
+    dropped: tuple[Dropped, ...] = ()
+    strides_equal: bool | None = None
+    candidates: tuple[CandidateRecord, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    migration: Migration | None = None
