@@ -17,13 +17,13 @@ from freezer.files.paths import check_file
 from freezer.freezing.recipes.recipes import select
 from freezer.store.store import NAME
 from jobs.exits import exiting, say
-from pipeline.catalog.catalog import is_registry
+from pipeline.catalog.catalog import BadEntriesError, is_registry
 from pipeline.cluster.locations import check_absolute, in_job
 from pipeline.config import Config
 from pipeline.ledger.lease import check_campaign
 from pipeline.reporting.campaign_report import print_next_steps, print_report
 from pipeline.reporting.display import display_for
-from pipeline.run import BadEntriesError, run
+from pipeline.run import run
 from pipeline.scheduling.fleet import WAIT_S
 
 LOG_WIDTH = 160

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,6 +20,21 @@ class Catalog:
 
     entries: tuple[Entry, ...]
     problems: tuple[CatalogError, ...]
+
+
+class BadEntriesError(CatalogError):
+    """Entries of the catalog are bad, and nothing was started. `problems` holds the error of each."""
+
+    def __init__(self, problems: Sequence[CatalogError]) -> None:
+        count = "1 bad entry" if len(problems) == 1 else f"{len(problems)} bad entries"
+        super().__init__(f"{count}; fix them, or run the others with --keep-going", code="CP-CATALOG-ENTRIES")
+        self.problems = tuple(problems)
+
+
+def refuse_bad_entries(problems: Sequence[CatalogError], *, keep_going: bool) -> None:
+    """Raise BadEntriesError if there are problems, unless the campaign runs the other entries."""
+    if problems and not keep_going:
+        raise BadEntriesError(problems)
 
 
 def is_registry(catalog: str) -> bool:

@@ -1,19 +1,21 @@
-"""The outcome of an item: made of what its judge found, or of builds that all failed, before it is published."""
+"""Outcomes of items before they are published: from a judge, from builds that all failed, or of items that were skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures.policy import retry_rank
-from pipeline.planning.item import Item
+from pipeline.planning.item import Item, Unplaced
+from pipeline.records.failure import Failure
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.worker.requests import BuildResult, JudgeResult
 
 
 def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult]) -> Outcome:
-    """The outcome that a judge's result makes, before it is published."""
+    """Return the outcome of a judged item."""
     judged = {report.recipe for report in result.candidates}
     candidates = (*result.candidates, *(_report(found) for recipe, found in builds.items() if recipe not in judged))
     return Outcome(
@@ -32,7 +34,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
 
 
 def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
-    """The outcome of an item of which nothing was built: failed, or kept-eager where nothing but eager was asked for."""
+    """Return the outcome of an item without a candidate: failed, or kept-eager if only eager was requested."""
     if not builds:
         reason = "no other recipe than eager was asked for that fits this class"
         return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
@@ -55,6 +57,28 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     )
 
 
+def skipped_outcomes(problems: Iterable[CatalogError], unplaced: Iterable[Unplaced]) -> list[Outcome]:
+    """Return the outcomes of bad entries, and of classes without a node, that --keep-going skips."""
+    return [
+        *(_skipped(problem.entry or "?", "auto", "source", problem) for problem in problems),
+        *(_skipped(item.model, item.device_class, "infrastructure", item.problem) for item in unplaced),
+    ]
+
+
+def _skipped(model: str, device_class: str, kind: str, error: ColdpressError) -> Outcome:
+    return Outcome(
+        model=model,
+        device_class=device_class,
+        verdict="failed",
+        failure=Failure(kind=kind, code=error.code, message=str(error)),
+        reason=str(error),
+        num_threads=0,
+        source="",
+        source_key="",
+        judge_key="",
+    )
+
+
 def _identity(item: Item) -> dict[str, Any]:
     return {
         "model": item.entry.name,
@@ -69,6 +93,6 @@ def _identity(item: Item) -> dict[str, Any]:
 
 
 def _report(result: BuildResult) -> CandidateReport:
-    """Of a build that was not judged: it failed, or the judge did."""
+    """Report a build that was not judged, since it or the judge failed."""
     problem, kind = (result.failure.message or None, result.failure.kind) if result.failure else (None, None)
     return CandidateReport(recipe=result.recipe, build_key=result.key, problem=problem, failure=kind, build_s=result.wall_s)

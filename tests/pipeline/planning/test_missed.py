@@ -13,7 +13,6 @@ from rich.console import Console
 
 from freezer.store.store import Store
 from pipeline.cluster.nodes import Done, Handle
-from pipeline.config import Config
 from pipeline.failures.classify import CODES
 from pipeline.failures.policy import MOST_STARTS, is_missed
 from pipeline.ledger.ledger import Ledger
@@ -21,7 +20,7 @@ from pipeline.planning.item import Item, Plan
 from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import LineDisplay
-from pipeline.run import _explained
+from pipeline.reporting.explain import explain
 from pipeline.worker.requests import BuildResult, JudgeResult
 from tests.pipeline import campaigns
 from tests.pipeline.failures.test_policy import Fake, executed
@@ -77,7 +76,7 @@ def in_store(place: Store, item: Item, recipe: str) -> None:
 def explained(plan: Plan) -> str:
     said = io.StringIO()
     display = LineDisplay(Console(file=said, width=300))
-    _explained(Config(catalog="c", store="s", tracking_uri="u", campaign="c"), plan, (), display, 0.0)
+    explain(plan, (), display)
     return said.getvalue()
 
 
