@@ -1,1 +1,1 @@
-"""What makes the figures in the documentation; each module prints its tables with the machine, the versions and its own command."""
+"""Measurements behind the figures in the documentation; each writes its tables with the machine, the versions and its command."""

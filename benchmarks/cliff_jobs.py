@@ -1,9 +1,9 @@
-"""What the children of benchmarks.cliffs do: build an artifact, time one of its payloads raw, or time what `freezer.load` takes."""
+"""The jobs of benchmarks/cliffs.py: build an artifact, and time one of its payloads or the one that `freezer.load` chooses."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ INPUT = "pixel_values"
 POLICY = SamplingPolicy(time_limit_s=2.5, warmup_s=1.0, percentiles=("p50",), min_rounds=3)
 
 BUILDING = SamplingPolicy(time_limit_s=0.2, warmup_s=0.1, percentiles=("p50",), min_rounds=1, busy_limit=1e9, steal_limit=1e9)
-"""An artifact needs a judgement, whose times count for nothing here."""
+"""For the judgement that an artifact needs; its times are not used."""
 
 SOURCES: Mapping[str, Source] = {
     "resnet18": Source(
@@ -49,7 +49,7 @@ SOURCES: Mapping[str, Source] = {
 
 
 def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Build payloads; write inputs at batch 1 with the float64 model's answers beside them, and an artifact that holds them all."""
+    """Build payloads, write an artifact with all of them, and write inputs at batch 1 with the answers of the model in float64."""
     import safetensors.torch
     import torch
 
@@ -76,10 +76,10 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
         {key: answer.to(torch.float64).contiguous() for key, answer in answers.items()}, folder / "answers.safetensors"
     )
     small = {item.point.get("batch", 1): item for item in reversed(subject.sets) if item.point.get("batch", 1) < BATCH_MAX}
-    subject = replace(subject, sets=tuple(small.values()))  # whole batches in float64 take a minute, and show nothing more here
+    subject = replace(subject, sets=tuple(small.values()))  # whole batches in float64 take a minute
     judgement = judge(subject, [candidate], target, limits=Limits(speedup_min=0.0), policy=BUILDING)
     assert judgement.winner is not None, judgement.reason
-    # Whatever gains nothing is left out of an artifact; here all of it is wanted, so that the loader has to choose.
+    # Keep the payloads that gain nothing as well, so that the loader has to choose.
     everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
     provenance = {"source": str(SOURCES[job["model"]]), "weights": weights_digest(subject.model)}
     assemble(subject, everything, target, dest=folder / "artifact", provenance=provenance, failures={})
@@ -87,57 +87,50 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Open a payload as it is, hold its outputs against the answers, and time it."""
-    import torch
-
-    from freezer.artifact.payload_selection import set_for
-    from freezer.freezing.candidates.candidate import Candidate
-    from freezer.runtime.payloads import LOADERS
-
-    folder = Path(job["folder"])
-    torch.set_num_threads(job["num_threads"])
-    candidate = Candidate.read(folder)
-    payload = set_for(candidate.payloads, job["built_with"])[0 if job["shape"] == "static" else -1]
-    run = LOADERS[payload.kind](folder / payload.path, candidate.settings)
-    return _timed(folder, lambda x: run(x)[0])
-
-
-def do_serve(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the loader choose from a store for a process with so many threads, and time what it took."""
-    import torch
-
-    import freezer
-    from freezer.runtime.pytree import leaves_of
-
-    torch.set_num_threads(job["num_threads"])
-    model = freezer.load(job["model"], store=job["store"])
-    assert model.manifest is not None  # whatever load gives has one
-    payload = model.payload_for({dim.name: 1 for dim in model.inputs.dims})
-    found = _timed(Path(job["folder"]), lambda x: leaves_of(model(x))[0])
-    return {**found, "taken": f"{model.manifest.device_class} {Path(payload.path).name}"}
-
-
-def _timed(folder: Path, run: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Compare the outputs of a payload with the answers, and time it; without `payload`, the loader chooses one from the store."""
     import safetensors.torch
     import torch
 
     from freezer.timing.sampling import sample
 
+    folder = Path(job["folder"])
+    torch.set_num_threads(job["num_threads"])
+    run, taken = _payload(job, folder) if job["payload"] else _served(job)
     inputs = safetensors.torch.load_file(folder / "inputs.safetensors")
     answers = safetensors.torch.load_file(folder / "answers.safetensors")
     with torch.no_grad():
         max_abs_err = max(float((run(given).double() - answers[key]).abs().max()) for key, given in inputs.items())
         sampling = sample({"payload": [partial(run, given) for given in inputs.values()]}, POLICY)
-    return {
-        "median_ms": statistics.median(sampling.pooled("payload")) if sampling.stable else None,
-        "max_abs_err": max_abs_err,
-    }
+    median_ms = statistics.median(sampling.pooled("payload")) if sampling.stable else None
+    return {"median_ms": median_ms, "max_abs_err": max_abs_err, "taken": taken}
+
+
+def _payload(job: Mapping[str, Any], folder: Path) -> tuple[Callable[[Tensor], Tensor], None]:
+    from freezer.artifact.payload_selection import set_for
+    from freezer.freezing.candidates.candidate import Candidate
+    from freezer.runtime.payloads import LOADERS
+
+    num_threads, shape = job["payload"]
+    candidate = Candidate.read(folder)
+    payload = set_for(candidate.payloads, num_threads)[0 if shape == "static" else -1]
+    run = LOADERS[payload.kind](folder / payload.path, candidate.settings)
+    return lambda x: run(x)[0], None
+
+
+def _served(job: Mapping[str, Any]) -> tuple[Callable[[Tensor], Tensor], str]:
+    import freezer
+    from freezer.runtime.pytree import leaves_of
+
+    model = freezer.load(job["build"]["model"], store=job["store"])
+    assert model.manifest is not None
+    payload = model.payload_for({dim.name: 1 for dim in model.inputs.dims})
+    return lambda x: leaves_of(model(x))[0], f"{model.manifest.device_class} {Path(payload.path).name}"
 
 
 def load_model(name: str) -> nn.Module:
-    """The model with random weights whose activations keep their scale through the layers.
+    """The model with random weights that keep the scale of the activations.
 
-    transformers' own initialization of MobileNetV2 lets them fade to 1e-21, where any output looks right.
+    With transformers' initialization of MobileNetV2 they fade to 1e-21, where any output looks right.
     """
     import torch
 
@@ -156,14 +149,4 @@ def spec_of(*, dynamic: bool) -> InputSpec:
     return InputSpec(inputs=(TensorSpec(name=INPUT, dtype="float32", shape=(size, 3, 224, 224)),), dims=dims)
 
 
-JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"build": do_build, "measure": do_measure, "serve": do_serve}
-
-
-def threads_text(num: int) -> str:
-    """A thread count in words."""
-    return "1 thread" if num == 1 else f"{num} threads"
-
-
-def best_of(medians_ms: Sequence[Sequence[float]]) -> float | None:
-    """The least of some cells' middle medians; None where all were disturbed."""
-    return min((statistics.median(found) for found in medians_ms if found), default=None)
+JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"build": do_build, "measure": do_measure}

@@ -1,24 +1,20 @@
-"""Measure again the three cliffs of packed weights, instruction set, thread count and shape; and that the loader avoids them.
+"""Measure the three cliffs of packed weights (instruction set, thread count, shape), and check that the loader avoids them.
 
     python -m benchmarks.cliffs [--repeats 3] [--only threads] [--out benchmarks/results/cliffs-2026-11-22.md]
 
-A payload is fast only where it was made for, and this measures how much slower it is elsewhere. Every build and every
-measurement is a process of its own whose environment holds a class's limits before Python starts, since oneDNN reads them once.
-In the cells payloads are opened raw: the loader would refuse most of them. Below each table `freezer.load` is called on a store
-that holds all these payloads, and what it takes is held against the best raw cell there. All of it is measured in a fresh random
-order in each repeat. What the processes do is in cliff_jobs.py.
+A payload is fast only where it was built for; this measures how much slower it is elsewhere. Every build and measurement runs in
+a process of its own that starts with the limits of a class in its environment, because oneDNN reads them once. The cells open
+payloads directly; the loader would refuse most of them. Below each table `freezer.load` chooses from a store with all these
+payloads, and its choice is compared with the best cell. Each repeat runs in a new random order. The jobs are in cliff_jobs.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import random
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,28 +26,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.cliff_jobs import BATCH_MAX, JOBS, best_of, threads_text
+from benchmarks import children
+from benchmarks.cliff_jobs import BATCH_MAX
+from benchmarks.pages import machine, markdown_table, today
 from freezer.artifact.folder import Artifact
-from freezer.errors import BuildError, JudgeError, UsageError
+from freezer.errors import UsageError
 from freezer.hardware.device_classes import DEVICE_CLASSES, best_level
 from freezer.hardware.machine import available_threads, detect
 from freezer.store.store import Store
 
-ROOT = Path(__file__).resolve().parent.parent
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
-CHILD_TIMEOUT_S = 600.0
-RESULT = "cliffs-result:"
 LIMIT_VARIABLES = {name for known in DEVICE_CLASSES.values() for name in known.limits} | {
     "DNNL_MAX_CPU_ISA",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
 }
-"""Taken out of the environment of the children, so that only what a cell says holds."""
+"""Removed from the environment of the jobs, so that only the limits of a cell apply."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Build:
-    """One artifact: payloads of each thread count for batch 1, and with `dynamic` for batches up to BATCH_MAX besides."""
+    """One artifact: payloads for batch 1 with each thread count, and with `dynamic` also for batches up to BATCH_MAX."""
 
     model: str
     device_class: str
@@ -63,278 +58,235 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One payload, run at batch 1 under the limits of a class and with a number of threads."""
+class Process:
+    """One process that runs a model of a build at batch 1: its limits, its threads, and which payload it opens.
 
-    build: Build
-    built_with: int
-    shape: Literal["static", "dynamic"] = "static"
-    limits_of: str
-    num_threads: int
-
-    @property
-    def job(self) -> dict[str, Any]:
-        """For the child that measures it."""
-        return {"do": "measure", **asdict(self)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
-    """What the loader takes of a model's artifacts, run at batch 1 under the limits of a class and with a number of threads."""
+    Attributes:
+        payload: the thread count and shape of the payload; None lets the loader choose.
+    """
 
     build: Build
     limits_of: str
     num_threads: int
-
-    @property
-    def job(self) -> dict[str, Any]:
-        """For the child that measures it."""
-        return {"do": "serve", **asdict(self), "model": self.build.model}
+    payload: tuple[int, Literal["static", "dynamic"]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table of cells, row by row; `missing` says why there are none.
+    """A table of cells, and the loader's choices below it.
 
     Attributes:
-        after: by how the process runs, what the loader serves there, and the raw cells of the same process settings.
+        rows: the cells of each row.
+        served: by name, the process in which the loader chooses, and the cells with the same limits and threads.
+        missing: why there are no rows, if the machine cannot fill them.
     """
 
     title: str
-    corner: str
-    columns: Sequence[str] = ()
-    rows: Mapping[str, Sequence[Cell]] | None = None
-    after: Mapping[str, tuple[Served, Sequence[Cell]]] | None = None
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[Process]]
+    served: Mapping[str, tuple[Process, Sequence[Process]]]
     missing: str | None = None
 
     @property
-    def places(self) -> list[Cell | Served]:
-        """All that is measured for it."""
-        cells = [cell for row in (self.rows or {}).values() for cell in row]
-        return [*cells, *(served for served, _ in (self.after or {}).values())]
+    def processes(self) -> list[Process]:
+        """Everything to measure for it."""
+        if self.missing:
+            return []
+        return [cell for row in self.rows.values() for cell in row] + [process for process, _ in self.served.values()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """What the processes of one cell measured; `medians_ms` lacks those that the rest of the machine disturbed.
+    """The results of the repeats of one process.
 
     Attributes:
-        taken: the payloads that the loader took, one unless it was not the same each time; empty of a raw cell.
+        medians_ms: without those that other processes disturbed.
+        taken: the payloads that the loader chose; empty for a cell.
     """
 
     medians_ms: Sequence[float]
     num_disturbed: int
     max_abs_err: float
-    taken: Sequence[str] = ()
+    taken: Sequence[str]
+
+    def __str__(self) -> str:
+        error = f"error {self.max_abs_err:.1e}"
+        if not self.medians_ms:
+            return f"disturbed; {error}"
+        disturbed = f"; {self.num_disturbed} disturbed" if self.num_disturbed else ""
+        middle, low, high = statistics.median(self.medians_ms), min(self.medians_ms), max(self.medians_ms)
+        return f"**{_ms(middle)}** ({_ms(low)} to {_ms(high)}{disturbed}); {error}"
 
 
 def plan() -> list[Table]:
-    """The tables of the three cliffs, as far as this machine can fill them.
+    """The tables of the three cliffs.
 
     Raises:
-        UsageError: it is of no x86-64 level that packages are built for.
+        UsageError: this machine has no x86-64 level that packages are built for.
     """
-    machine = detect({})
-    level = best_level(machine.classes)
+    here = detect({})
+    level = best_level(here.classes)
     if level is None:
-        raise UsageError(f"nothing to measure: {'; '.join(f'{name}: {why}' for name, why in machine.why_not.items())}")
+        raise UsageError(f"nothing to measure: {'; '.join(f'{name}: {why}' for name, why in here.why_not.items())}")
     num_threads = min(2, available_threads())
-    counts = tuple(range(1, num_threads + 1))
-    classes = [name for name in (V3, V4) if name in machine.classes]
-    resnet18 = {name: Build(model="resnet18", device_class=name, counts=(num_threads,), dynamic=name == level) for name in classes}
-    mobilenet = {name: Build(model="mobilenet-v2", device_class=name, counts=counts, dynamic=name == level) for name in classes}
-    isa_missing = None if V4 in machine.classes else f"Not measured: {machine.why_not[V4]}, so no payload for {V4} runs here."
-    threads_missing = None if num_threads == 2 else "Not measured: this process may use one CPU only."
+    classes = [name for name in (V3, V4) if name in here.classes]
+
+    def builds(model: str, counts: tuple[int, ...]) -> list[Build]:
+        return [Build(model=model, device_class=name, counts=counts, dynamic=name == level) for name in classes]
+
+    resnet18, mobilenet = builds("resnet18", (num_threads,)), builds("mobilenet-v2", tuple(range(1, num_threads + 1)))
+    no_v4 = None if V4 in here.classes else f"Not measured: {here.why_not[V4]}, so no payload for {V4} runs here."
+    one_cpu = None if num_threads == 2 else "Not measured: this process may use one CPU only."
     return [
-        isa_table(resnet18, num_threads, isa_missing),
-        *(threads_table(build, name, threads_missing) for name, build in mobilenet.items()),
-        shape_table([resnet18[level], mobilenet[level]], num_threads),
+        isa_table(resnet18, num_threads, no_v4),
+        *(threads_table(build, one_cpu) for build in mobilenet),
+        shape_table([found[classes.index(level)] for found in (resnet18, mobilenet)], num_threads),
     ]
 
 
-def isa_table(builds: Mapping[str, Build], num_threads: int, missing: str | None) -> Table:
+def isa_table(builds: Sequence[Build], num_threads: int, missing: str | None) -> Table:
     """Each class's payload under the limits of each class."""
-    rows = {
-        f"`{name}`": [
-            Cell(build=build, built_with=num_threads, limits_of=limits_of, num_threads=num_threads) for limits_of in builds
-        ]
-        for name, build in builds.items()
-    }
-    after = {
-        f"under the limits of `{name}`": (
-            Served(build=build, limits_of=name, num_threads=num_threads),
-            [cell for row in rows.values() for cell in row if cell.limits_of == name],
-        )
-        for name, build in builds.items()
-    }
-    title = f"Instruction set: resnet18, {threads_text(num_threads)}"
-    columns = [f"run under the limits of `{name}`" for name in builds]
-    if missing:
-        return Table(title=title, corner="built for", missing=missing)
-    return Table(title=title, corner="built for", columns=columns, rows=rows, after=after)
+    names = [build.device_class for build in builds]
+    served = [Process(build=build, limits_of=build.device_class, num_threads=num_threads) for build in builds]
+    cells = [[_cell(process, build) for process in served] for build in builds]
+    return Table(
+        title=f"Instruction set: resnet18, {threads_text(num_threads)}",
+        columns=["built for", *(f"run under the limits of `{name}`" for name in names)],
+        rows={f"`{name}`": row for name, row in zip(names, cells, strict=True)},
+        served={
+            f"under the limits of `{name}`": (process, column)
+            for name, process, column in zip(names, served, zip(*cells, strict=True), strict=True)
+        },
+        missing=missing,
+    )
 
 
-def threads_table(build: Build, class_name: str, missing: str | None) -> Table:
-    """Each thread count's payload with each thread count. Whether there is a cliff depends on the kernels, so on the class."""
-    rows = {
-        threads_text(num): [Cell(build=build, built_with=num, limits_of=class_name, num_threads=other) for other in build.counts]
-        for num in build.counts
-    }
-    after = {
-        f"with {threads_text(num)}": (
-            Served(build=build, limits_of=class_name, num_threads=num),
-            [cell for row in rows.values() for cell in row if cell.num_threads == num],
-        )
-        for num in build.counts
-    }
-    columns = [f"run with {threads_text(num)}" for num in build.counts]
-    title = f"Threads: mobilenet-v2, `{class_name}`"
-    if missing:
-        return Table(title=title, corner="built with", missing=missing)
-    return Table(title=title, corner="built with", columns=columns, rows=rows, after=after)
+def threads_table(build: Build, missing: str | None) -> Table:
+    """Each thread count's payload with each thread count, for a class: its kernels decide whether there is a cliff."""
+    served = [Process(build=build, limits_of=build.device_class, num_threads=num) for num in build.counts]
+    names = [threads_text(num) for num in build.counts]
+    cells = [[_cell(process, build, num) for process in served] for num in build.counts]
+    return Table(
+        title=f"Threads: mobilenet-v2, `{build.device_class}`",
+        columns=["built with", *(f"run with {name}" for name in names)],
+        rows=dict(zip(names, cells, strict=True)),
+        served={
+            f"with {name}": (process, column) for name, process, column in zip(names, served, zip(*cells, strict=True), strict=True)
+        },
+        missing=missing,
+    )
 
 
 def shape_table(builds: Sequence[Build], num_threads: int) -> Table:
     """The payload for batch 1 and the one for all batches, both at batch 1."""
-    level = builds[0].device_class
-
-    def cell(build: Build, shape: Literal["static", "dynamic"]) -> Cell:
-        return Cell(build=build, built_with=num_threads, shape=shape, limits_of=level, num_threads=num_threads)
-
-    rows = {build.model: [cell(build, "static"), cell(build, "dynamic")] for build in builds}
-    after = {
-        f"{build.model} at batch 1": (Served(build=build, limits_of=level, num_threads=num_threads), rows[build.model])
-        for build in builds
+    served = [Process(build=build, limits_of=build.device_class, num_threads=num_threads) for build in builds]
+    rows = {
+        process.build.model: [_cell(process, process.build), _cell(process, process.build, shape="dynamic")] for process in served
     }
-    title = f"Shape: run at batch 1, `{level}`, {threads_text(num_threads)}"
-    columns = ["built for batch 1", f"built for batches 1 to {BATCH_MAX}"]
-    return Table(title=title, corner="model", columns=columns, rows=rows, after=after)
+    return Table(
+        title=f"Shape: run at batch 1, `{builds[0].device_class}`, {threads_text(num_threads)}",
+        columns=["model", "built for batch 1", f"built for batches 1 to {BATCH_MAX}"],
+        rows=rows,
+        served={f"{process.build.model} at batch 1": (process, rows[process.build.model]) for process in served},
+    )
 
 
-def measure(places: Sequence[Cell | Served], folder: Path, repeats: int) -> dict[Cell | Served, Figure]:
-    """Build what the cells need, then run each of them in `repeats` processes, in a fresh random order each time.
+def _cell(served: Process, build: Build, built_with: int | None = None, shape: Literal["static", "dynamic"] = "static") -> Process:
+    """The process that opens one payload of a build under the same limits and with the same threads."""
+    payload = (served.num_threads if built_with is None else built_with, shape)
+    return Process(build=build, limits_of=served.limits_of, num_threads=served.num_threads, payload=payload)
 
-    Builds go side by side, for nobody times them; what they pack depends on the thread count, not on the load.
-    """
-    builds = list(dict.fromkeys(place.build for place in places))
+
+def measure(processes: Sequence[Process], folder: Path, repeats: int) -> dict[Process, Figure]:
+    """Build all payloads in parallel, then run each process `repeats` times, in a new random order each time."""
+    builds = list(dict.fromkeys(process.build for process in processes))
     with ThreadPoolExecutor(max_workers=available_threads()) as pool:
         list(pool.map(partial(build_apart, folder=folder), builds))
-    store = _publish(builds, folder)
-    shuffle = random.Random(0)
-    found: dict[Cell | Served, list[Mapping[str, Any]]] = defaultdict(list)
-    for index in range(repeats):
-        started = time.monotonic()
-        order = list(places)
-        shuffle.shuffle(order)
-        for place in order:
-            job = {**place.job, "folder": str(folder / str(place.build)), "store": str(store)}
-            found[place].append(_child(job, place.limits_of, JudgeError))
-        _say(f"repeat {index + 1} of {repeats}: {len(places)} cells in {time.monotonic() - started:.0f} s")
-    return {place: _figure(results) for place, results in found.items()}
-
-
-def _publish(builds: Sequence[Build], folder: Path) -> Path:
-    """A store with the artifacts of every class of each model."""
     store = Store.open(str(folder / "store"), create=True)
     for model in dict.fromkeys(build.model for build in builds):
         artifacts = {
             build.device_class: Artifact.read(folder / str(build) / "artifact") for build in builds if build.model == model
         }
         store.publish(model, source_key=model, artifacts=artifacts, carried={})
-    return folder / "store"
+    shuffle = random.Random(0)
+    found: dict[Process, list[Mapping[str, Any]]] = defaultdict(list)
+    for index in range(repeats):
+        started = time.monotonic()
+        order = list(processes)
+        shuffle.shuffle(order)
+        for process in order:
+            job = {"do": "measure", **asdict(process), "folder": str(folder / str(process.build)), "store": str(store.root)}
+            found[process].append(_child(job, process.limits_of))
+        _say(f"repeat {index + 1} of {repeats}: {len(processes)} processes in {time.monotonic() - started:.0f} s")
+    return {process: _figure(results) for process, results in found.items()}
 
 
 def build_apart(build: Build, folder: Path) -> None:
-    """Build in a process that holds the limits of the class."""
+    """Build in a process with the limits of the class."""
     own = folder / str(build)
     own.mkdir()
     started = time.monotonic()
-    _child({"do": "build", **asdict(build), "folder": str(own)}, build.device_class, BuildError)
+    _child({"do": "build", **asdict(build), "folder": str(own)}, build.device_class)
     _say(f"built {build} in {time.monotonic() - started:.0f} s")
 
 
 def _figure(results: Sequence[Mapping[str, Any]]) -> Figure:
     medians = [result["median_ms"] for result in results if result["median_ms"] is not None]
-    worst = max(result["max_abs_err"] for result in results)
-    taken = tuple(dict.fromkeys(result["taken"] for result in results if "taken" in result))
-    return Figure(medians_ms=medians, num_disturbed=len(results) - len(medians), max_abs_err=worst, taken=taken)
+    return Figure(
+        medians_ms=medians,
+        num_disturbed=len(results) - len(medians),
+        max_abs_err=max(result["max_abs_err"] for result in results),
+        taken=tuple(dict.fromkeys(result["taken"] for result in results if result["taken"])),
+    )
 
 
-def _child(job: Mapping[str, Any], limits_of: str, error: type[BuildError | JudgeError]) -> dict[str, Any]:
-    """The result of a job done by a new Python that holds only the limits of a class."""
+def _child(job: Mapping[str, Any], limits_of: str) -> dict[str, Any]:
+    """The result of a job in a process with only the limits of a class."""
     environ = {name: value for name, value in os.environ.items() if name not in LIMIT_VARIABLES}
-    command = [sys.executable, "-m", "benchmarks.cliffs", "--job", json.dumps(job)]
     environ |= DEVICE_CLASSES[limits_of].limits
-    try:
-        done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=CHILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise error(f"{job}: no result after {CHILD_TIMEOUT_S:g} s") from None
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return dict(json.loads(line.removeprefix(RESULT)))
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    raise error(f"{job}: exit code {done.returncode}: {last}")
+    return children.finish(children.start("cliff_jobs", job, environ))
 
 
-def render(tables: Sequence[Table], figures: Mapping[Cell | Served, Figure], repeats: int, command: str) -> str:
-    """All of it as Markdown."""
-    lines = [f"# Cliffs, {datetime.datetime.now().astimezone().date().isoformat()}", "", f"`{command}`", "", *_where(), ""]
-    lines += [
-        f"A cell holds the median over {repeats} process{'es' if repeats != 1 else ''} of their median latency in ms, the least",
-        "and the greatest of these, and the greatest absolute error of any output against the model in float64.",
+def render(tables: Sequence[Table], figures: Mapping[Process, Figure], repeats: int, command: str) -> str:
+    """The whole page."""
+    lines = [
+        f"# Cliffs, {today()}",
+        *("", f"`{command}`", "", *machine(), ""),
+        f"A cell shows the median over {repeats} process{'es' if repeats != 1 else ''} of their median latency in ms, the smallest",
+        "and the largest of these, and the largest absolute error of any output against the model in float64.",
         "Batch 1, float32, random weights, recipe `inductor-frozen`.",
     ]
     for table in tables:
         lines += ["", f"## {table.title}", ""]
-        if table.rows is None:
-            lines.append(str(table.missing))
+        if table.missing:
+            lines.append(table.missing)
             continue
-        lines.append(f"| {table.corner} | {' | '.join(table.columns)} |")
-        lines.append("|---" * (len(table.columns) + 1) + "|")
-        lines += [f"| {name} | {' | '.join(_text(figures[cell]) for cell in cells)} |" for name, cells in table.rows.items()]
-        lines += ["", "| run | `freezer.load` takes | which runs in | of the best raw cell there |", "|---|---|---|---|"]
-        lines += [
-            f"| {name} | {', '.join(f'`{taken}`' for taken in figures[served].taken)} | {_text(figures[served])} | "
-            f"{_against(figures[served], [figures[cell] for cell in cells])} |"
-            for name, (served, cells) in (table.after or {}).items()
-        ]
+        lines += markdown_table(table.columns, [[name, *(str(figures[cell]) for cell in row)] for name, row in table.rows.items()])
+        head = ("run", "`freezer.load` takes", "latency", "relative to the best cell")
+        rows = []
+        for name, (process, cells) in table.served.items():
+            figure = figures[process]
+            taken = ", ".join(f"`{name}`" for name in figure.taken)
+            rows.append((name, taken, str(figure), _against(figure, [figures[cell] for cell in cells])))
+        lines += ["", *markdown_table(head, rows)]
     return "\n".join(lines) + "\n"
 
 
-def _text(figure: Figure) -> str:
-    disturbed = f"; {figure.num_disturbed} disturbed" if figure.num_disturbed else ""
-    if not figure.medians_ms:
-        return f"disturbed; error {figure.max_abs_err:.1e}"
-    middle, low, high = statistics.median(figure.medians_ms), min(figure.medians_ms), max(figure.medians_ms)
-    return f"**{_ms(middle)}** ({_ms(low)} to {_ms(high)}{disturbed}); error {figure.max_abs_err:.1e}"
+def _against(served: Figure, cells: Sequence[Figure]) -> str:
+    """The loader's latency relative to the best cell's."""
+    medians = [statistics.median(cell.medians_ms) for cell in cells if cell.medians_ms]
+    if not medians or not served.medians_ms:
+        return "disturbed"
+    return f"{statistics.median(served.medians_ms) / min(medians):.2f} of {_ms(min(medians))} ms"
 
 
-def _against(served: Figure, raw: Sequence[Figure]) -> str:
-    """How long what the loader took needs of the best raw cell's time."""
-    best, own = best_of([figure.medians_ms for figure in raw]), best_of([served.medians_ms])
-    return "disturbed" if best is None or own is None else f"{own / best:.2f} of {_ms(best)} ms"
+def threads_text(num: int) -> str:
+    """A thread count in words."""
+    return "1 thread" if num == 1 else f"{num} threads"
 
 
 def _ms(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _where() -> list[str]:
-    """The machine and the versions, one line each."""
-    import transformers
-
-    from freezer.freezing.target.target import toolchain
-    from freezer.runtime.fingerprint import host_fingerprint
-
-    host, made = host_fingerprint(), toolchain()
-    preload = f", LD_PRELOAD={os.environ['LD_PRELOAD']}" if os.environ.get("LD_PRELOAD") else ""
-    classes = ", ".join(f"`{name}`" for name in detect({}).classes)
-    return [
-        f"- Machine: {host['cpu']}, {host['affinity']} of {host['num_cpus']} CPUs, Linux {host['kernel']}, "
-        f"classes {classes}{preload}",
-        f"- Versions: torch {made['torch']}, oneDNN {made['onednn']}, transformers {transformers.__version__}, "
-        f"Python {made['python']}, {made['cxx']}",
-    ]
 
 
 def _say(line: str) -> None:
@@ -342,25 +294,21 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Print the tables; with --out, write them too."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cliffs", description="Measure the cliffs of packed weights again.")
-    parser.add_argument("--repeats", type=int, default=3, help="processes that measure each cell")
-    parser.add_argument("--out", type=Path, help="a Markdown file to write besides")
-    parser.add_argument("--only", default="", help="tables whose titles hold this word alone: instruction, threads, shape")
-    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    """Print the tables; with --out, write them as well."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cliffs", description="Measure the cliffs of packed weights.")
+    parser.add_argument("--repeats", type=int, default=3, help="number of processes for each cell")
+    parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
+    parser.add_argument(
+        "--only", default="", help="measure only the tables with this word in their titles: instruction, threads, shape"
+    )
     given = parser.parse_args()
-    if given.job is not None:
-        result = JOBS[given.job["do"]](given.job)
-        print(f"\n{RESULT}{json.dumps(result)}", flush=True)
-        return
     tables = [table for table in plan() if given.only.lower() in table.title.lower()]
-    places = list(dict.fromkeys(place for table in tables for place in table.places))
+    processes = list(dict.fromkeys(process for table in tables for process in table.processes))
     with tempfile.TemporaryDirectory(prefix="cliffs-") as folder:
-        figures = measure(places, Path(folder), given.repeats)
+        figures = measure(processes, Path(folder), given.repeats)
     text = render(tables, figures, given.repeats, f"python -m benchmarks.cliffs {shlex.join(sys.argv[1:])}".strip())
     print(text)
     if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(text, encoding="utf-8")
 
 

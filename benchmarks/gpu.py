@@ -1,14 +1,13 @@
-"""How fast frozen models are on this machine's GPU, against eager and eager as a CUDA graph: `python -m benchmarks.gpu`.
+"""Compare frozen models with eager, and with eager as a CUDA graph, on this machine's GPU: `python -m benchmarks.gpu`.
 
-It needs torch with CUDA, safetensors and archspec, and for Inductor's recipes g++ and binutils. Each model is frozen once by each
-recipe; then eager and all that passed the drift gate, each as calls and as a CUDA graph, are timed side by side by events of the
-device. The table goes to benchmarks/results/gpu-<device>-<date>.md.
+Needs torch with CUDA, safetensors and archspec; Inductor's recipes also need g++ and binutils. Each model is frozen by each
+recipe; then eager and every candidate that passed the drift gate are timed side by side by device events, as calls and as CUDA
+graphs. The table goes to benchmarks/results/gpu-<device>-<date>.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import freezer
+from benchmarks.pages import markdown_table, results_page, today
 from freezer.artifact.manifest import Payload
 from freezer.errors import ColdpressError, UsageError
 from freezer.freezing.recipes.recipes import RECIPES
@@ -33,7 +33,6 @@ from freezer.runtime.precision import full_on_gpu
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, sample
 
-RESULTS = Path(__file__).parent / "results"
 POLICY = SamplingPolicy(time_limit_s=8.0, percentiles=("p50", "p90"))
 ANY_SPEED = Limits(speedup_min=0.0)
 NUM_INPUTS = 4
@@ -52,7 +51,7 @@ class ConvNet(nn.Module):
         self.blocks, self.head = nn.ModuleList(parts), nn.Linear(width, 100)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores."""
+        """Return scores."""
         x = self.stem(x)
         for block in self.blocks:
             x = x + block(x)
@@ -69,7 +68,7 @@ class Transformer(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states."""
+        """Return hidden states."""
         out: Tensor = self.encoder(x)
         return out
 
@@ -82,7 +81,7 @@ class Perceptron(nn.Module):
         self.layers = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(1024, 1024), nn.GELU())))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features."""
+        """Return features."""
         out: Tensor = self.layers(x)
         return out
 
@@ -97,7 +96,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One model, dtype and batch: what was timed, and why a recipe is missing."""
+    """The samples of one model, dtype and batch, and why recipes are missing."""
 
     model: str
     dtype: str
@@ -106,14 +105,14 @@ class Cell:
     missing: dict[str, str]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Time everything and write the page; returns the exit code."""
+def main() -> int:
+    """Time everything, write the page, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", choices=sorted(MODELS), help="Repeatable. Default: all.")
     parser.add_argument("--dtype", action="append", choices=sorted(DTYPES), help="Repeatable. Default: float32 and float16.")
     parser.add_argument("--batch", action="append", type=int, help="Repeatable. Default: 1 and 32.")
     parser.add_argument("--recipe", action="append", help="Repeatable. Default: all but inductor-max-autotune.")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     if (why := no_cuda()) is not None:
         print(f"no GPU to measure on: {why}", file=sys.stderr)
         return 2
@@ -125,14 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for batch in given.batch or (1, 32):
                 print(f"{name}, {dtype}, batch {batch}", flush=True)
                 cells.append(measure(name, dtype, batch, recipes, device))
-    path = RESULTS / f"gpu-{slug(torch.cuda.get_device_name(device))}-{datetime.date.today().isoformat()}.md"
-    path.write_text(page(cells, device, sys.argv[1:] if arguments is None else arguments))
+    path = results_page(f"gpu-{slug(torch.cuda.get_device_name(device))}")
+    path.write_text(page(cells, device))
     print(f"wrote {path}")
     return 0
 
 
 def measure(name: str, dtype: str, batch: int, recipes: Sequence[str], device: torch.device) -> Cell:
-    """Freeze a model by every recipe, and time what came of it beside eager."""
+    """Freeze a model by every recipe, and time the results beside eager."""
     kind, shape = MODELS[name]
     torch.manual_seed(0)
     model = kind().eval().to(device, DTYPES[dtype])
@@ -164,7 +163,7 @@ def measure(name: str, dtype: str, batch: int, recipes: Sequence[str], device: t
 
 
 def _exact(model: nn.Module, x: Tensor) -> Any:
-    """Eager, as exact as what is frozen of it."""
+    """Eager with the precision of frozen models."""
     with full_on_gpu():
         return model(x)
 
@@ -174,48 +173,40 @@ def _graphed(model: nn.Module, device: torch.device) -> Callable[[Tensor], Any]:
     return lambda x: graphs.run(_STATIC, lambda tensors: [_exact(model, tensors[0])], [x])
 
 
-def page(cells: Sequence[Cell], device: torch.device, arguments: Sequence[str]) -> str:
-    """The page: the machine, the command, and a table for each model."""
+def page(cells: Sequence[Cell], device: torch.device) -> str:
+    """The page: the machine, the command, and a table for each cell."""
     made = ", ".join(f"{name} {value}" for name, value in {**toolchain(device), **facts_of(device)}.items())
     lines = [
         f"# Frozen models on a GPU: {torch.cuda.get_device_name(device)}",
         "",
-        f"`{' '.join(('python -m benchmarks.gpu', *arguments))}`, {datetime.date.today().isoformat()}.",
+        f"`{' '.join(('python -m benchmarks.gpu', *sys.argv[1:]))}`, {today()}.",
         "",
         f"{made}.",
         "",
         "Medians of device events around each call, in milliseconds, interleaved in one run; the spread is from the median of the",
-        "fastest round to that of the slowest. TF32 and sums in half precision are off for all, eager too. A CUDA graph's call",
-        "copies its inputs in and its results out.",
+        "fastest round to that of the slowest. TF32 and sums in half precision are off for all, including eager. A call of a CUDA",
+        "graph copies its inputs in and its results out.",
     ]
     for cell in cells:
-        lines += [
-            "",
-            f"## {cell.model}, {cell.dtype}, batch {cell.batch}",
-            "",
-            "| | ms | spread | times as fast as eager |",
-            "|---|---|---|---|",
-        ]
-        lines += [_row(entrant, cell.sampling) for entrant in cell.sampling.samples_ms]
+        rows = [_row(entrant, cell.sampling) for entrant in cell.sampling.samples_ms]
+        head = ("", "ms", "spread", "times as fast as eager")
+        lines += ["", f"## {cell.model}, {cell.dtype}, batch {cell.batch}", "", *markdown_table(head, rows)]
         lines += ["", *(f"{recipe} is missing: {why}" for recipe, why in cell.missing.items())] if cell.missing else []
-        lines += ["", f"{_rounds(cell.sampling)} Device: {dict(cell.sampling.device or {})}."]
+        num_rounds, num_dropped = len(cell.sampling.samples_ms["eager"]), cell.sampling.num_dropped
+        lines += ["", f"{num_rounds} rounds, {num_dropped} dropped as disturbed. Device: {dict(cell.sampling.device or {})}."]
     return "\n".join(lines) + "\n"
 
 
-def _row(entrant: str, sampling: Sampling) -> str:
+def _row(entrant: str, sampling: Sampling) -> tuple[str, str, str, str]:
     blocks = [statistics.median(block) for block in sampling.samples_ms[entrant]]
     if not blocks:
-        return f"| {entrant} | | | |"
+        return entrant, "", "", ""
     median, eager = statistics.median(sampling.pooled(entrant)), statistics.median(sampling.pooled("eager"))
-    return f"| {entrant} | {median:.3f} | {min(blocks):.3f} to {max(blocks):.3f} | {eager / median:.2f} |"
-
-
-def _rounds(sampling: Sampling) -> str:
-    return f"{len(sampling.samples_ms['eager'])} rounds, {sampling.num_dropped} dropped as disturbed."
+    return entrant, f"{median:.3f}", f"{min(blocks):.3f} to {max(blocks):.3f}", f"{eager / median:.2f}"
 
 
 def slug(name: str) -> str:
-    """A device's name as a part of a file name."""
+    """The name of a device as part of a file name."""
     return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
 
 

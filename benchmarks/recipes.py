@@ -1,4 +1,4 @@
-"""What every recipe made of every model of a store, as a Markdown table; read from the ledger of a campaign.
+"""Print a Markdown table of every recipe of every model of a campaign, from the ledger of a store.
 
 python -m jobs.optimize examples/zoo.yaml --recipe all --campaign zoo
 python -m benchmarks.recipes store zoo
@@ -7,38 +7,28 @@ python -m benchmarks.recipes store zoo
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.pages import markdown_table
 from freezer.store.store import Store
 from pipeline.ledger.ledger import ledger_folder
-from pipeline.ledger.segments import Kind, read_rows
+from pipeline.ledger.segments import read_rows
+from pipeline.records.figures import Figures
 from pipeline.records.outcome import CandidateReport, Outcome
-
-OUTCOME: Kind = "outcome"
 
 HEAD = ("model", "device class", "recipe", "captured", "result", "operators", "MB", "error ratio", "speedup (95%)", "build s")
 
 
 def outcomes_of(store: Store, campaign: str) -> list[Outcome]:
-    """The newest outcome of each model and device class of a campaign, in the order in which they were first had."""
-    rows = read_rows(ledger_folder(store), kinds=(OUTCOME,))
-    mine = sorted((row for row in rows if row.campaign == campaign), key=lambda row: row.time)
+    """The newest outcome of each model and device class of a campaign, in the order of their first outcomes."""
+    rows = read_rows(ledger_folder(store))
+    mine = sorted((row for row in rows if (row.kind, row.campaign) == ("outcome", campaign)), key=lambda row: row.time)
     return list({(row.model, row.device_class): Outcome.from_json(row.data["outcome"]) for row in mine}.values())
 
 
-def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """The lines of the table: one for each recipe of each outcome."""
-    yield f"| {' | '.join(HEAD)} |"
-    yield "|" + "---|" * len(HEAD)
-    for outcome in outcomes:
-        for candidate in outcome.candidates:
-            yield f"| {outcome.model} | {outcome.device_class} | {' | '.join(_cells(outcome, candidate))} |"
-
-
 def _cells(outcome: Outcome, candidate: CandidateReport) -> Iterator[str]:
-    yield candidate.recipe
-    yield candidate.capture or ""
+    yield from (outcome.model, outcome.device_class, candidate.recipe, candidate.capture or "")
     if candidate.failure:
         yield f"failed: {candidate.problem}".replace("|", "\\|")
     elif candidate.problem:
@@ -49,11 +39,19 @@ def _cells(outcome: Outcome, candidate: CandidateReport) -> Iterator[str]:
         f"{sum(report['ops_before'].values())} → {sum(report['ops_after'].values())}" for report in candidate.reports.values()
     )
     yield f"{candidate.size_bytes / 1e6:.1f}" if candidate.size_bytes else ""
-    ratio = (candidate.figures.drift or {}).get("error_ratio")
-    yield "" if ratio is None else f"{ratio:.2f}"
-    interval = candidate.figures.speedup_ci
-    yield f"{candidate.figures.speedup:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if candidate.figures.speedup and interval else ""
-    yield f"{candidate.build_s:.1f}"
+    yield from (ratio_cell(candidate.figures), speedup_cell(candidate.figures), f"{candidate.build_s:.1f}")
+
+
+def ratio_cell(figures: Figures) -> str:
+    """The error ratio."""
+    ratio = (figures.drift or {}).get("error_ratio")
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def speedup_cell(figures: Figures) -> str:
+    """The speedup with its interval."""
+    interval = figures.speedup_ci
+    return f"{figures.speedup:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if figures.speedup and interval else ""
 
 
 def main() -> None:
@@ -65,7 +63,8 @@ def main() -> None:
     found = outcomes_of(Store.open(str(arguments.store)), arguments.campaign)
     if not found:
         parser.error(f"{arguments.store} has no outcome of a campaign {arguments.campaign!r}")
-    print("\n".join(table(found)))
+    rows = [list(_cells(outcome, candidate)) for outcome in found for candidate in outcome.candidates]
+    print("\n".join(markdown_table(HEAD, rows)))
 
 
 if __name__ == "__main__":

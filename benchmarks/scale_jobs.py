@@ -1,4 +1,4 @@
-"""What the processes of scale.py do: plan a catalog, drive a campaign, build without Ray."""
+"""The jobs of benchmarks/scale.py: plan a catalog, drive a campaign, build without Ray."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, Ju
 from pipeline.worker.tasks import build
 from pipeline.workspace.layout import candidate_folder, judged_folder
 
-RESULT = "scale-result:"
 CAMPAIGN = "scale"
 TEMPLATE = "template"
-"""The folder beside a store with the artifact that tasks which do nothing hand out."""
+"""The folder in a store with the artifact that idle judges return."""
 
 POLICY = SamplingPolicy(time_limit_s=2.0, warmup_s=0.2)
-"""Of the real judges: short, since they are not what is measured."""
+"""For the real judges: short, since their time is not measured."""
 
 
 def model_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def plan_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
-    """The plan of a catalog: what pipeline/run.py does before the first task, but for the probes."""
+    """Plan a catalog as pipeline/run.py does, without probing nodes."""
     digests = FileDigests(store.root / WORK / "digests.json")
     entries, problems = Materials(store.root, "sqlite:///unused", digests).resolve(read_catalog(folder / "catalog.jsonl").entries)
     if problems:
@@ -81,7 +80,7 @@ def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
 
 
 class Meter:
-    """A display that counts: tasks in flight, verdicts, and when builds began and ended."""
+    """A display that counts tasks in flight and verdicts, and records when builds started and ended."""
 
     def __init__(self) -> None:
         self.in_flight = self.num_builds = self._now = 0
@@ -96,7 +95,7 @@ class Meter:
         return None
 
     def plan(self, num_items: int, num_builds: int) -> None:
-        """Nothing of it is measured."""
+        """Ignored."""
 
     def show(self, event: Event) -> None:
         """Count an event."""
@@ -112,7 +111,7 @@ class Meter:
 
 
 def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Drive a campaign to its end; without `do_build` or `do_judge`, such tasks hand out what is there."""
+    """Drive a campaign to its end; without `do_build` or `do_judge`, these tasks are idle."""
     folder, meter = Path(job["folder"]), Meter()
     if job["do_build"] is False:
         executor.build = idle_build  # type: ignore[attr-defined]
@@ -153,7 +152,7 @@ def _check(report: CampaignReport) -> None:
 
 
 def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Build a share of a catalog one after the other, as a worker does, without Ray."""
+    """Build a share of a catalog sequentially, as a worker does, without Ray."""
     folder = Path(job["folder"])
     index, count = job["share"]
     store = Store.open(str(folder / "store"), create=True)
@@ -177,7 +176,7 @@ def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Freeze one model, for the tasks that do nothing to hand out."""
+    """Freeze one model, for idle judges to return."""
     import torch
 
     from freezer.freezing.freeze import freeze
@@ -193,18 +192,18 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def idle_build(request: BuildRequest) -> BuildResult:
-    """A build that only makes its folder."""
+    """A build that only creates its folder."""
     candidate_folder(request.store, request.key).mkdir(parents=True, exist_ok=True)
     return BuildResult(key=request.key, recipe=request.recipe)
 
 
 def idle_judge(request: JudgeRequest) -> JudgeResult:
-    """A judge that hands out the template as this model's artifact."""
+    """A judge that returns the template as the model's artifact."""
     template = Artifact.read(Path(request.store) / WORK / TEMPLATE)
     result = JudgeResult(
         key=request.key,
         verdict="published",
-        reason="nothing was judged",
+        reason="not judged",
         has_artifact=True,
         recipe=next(iter(request.builds)),
         figures=Figures(
@@ -229,17 +228,15 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
 
 
 def children_cpu_s() -> float:
-    """CPU time of the processes that this one has started and that have ended: of a driver, the one that writes to MLflow."""
+    """CPU time of the ended child processes; a driver's is the one that writes to MLflow."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def peak_mb() -> float:
-    """The largest resident memory of this process so far, in 1e6 bytes; of its own, not of what forked it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    return 0.0
+    """The peak resident memory of this process in 1e6 bytes; unlike getrusage's, without that of the process that forked it."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""A real Ray cluster of several raylets on this machine, for tests: started, killed and started again, each by its process id.
+"""A Ray cluster of several raylets on this machine, which tests start and kill one by one.
 
     with RayCluster(folder) as cluster:
         head = cluster.start(num_cpus=2, classes=["cpu-x86-64-v4"])
@@ -7,8 +7,8 @@
         node.kill()                     # SIGKILL, as if the machine had died
         cluster.start(...)              # a node that joins late
 
-Everything listens on 127.0.0.1, and ends with the process that started it, however that ends. Ray's files lie in a folder of /tmp
-itself: paths of its sockets must stay below 108 characters.
+Everything listens on 127.0.0.1, and ends with the process that started it. Ray's files are in a folder of /tmp, because the paths
+of its sockets must stay below 108 characters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,20 +31,12 @@ import psutil
 ROOT = Path(__file__).parents[1]
 START_S = 90.0
 LEFT_S = 15.0
-"""How long what a worker has started may take to end after it: a keeper kills and reaps a tree of processes on a busy machine."""
+"""How long the processes of a worker may take to end after it, on a busy machine."""
+
 LOOPBACK = "127.0.0.1"
-TEMPORARY = "cp-ray-"
 
 DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM")
-"""Runs a command that gets SIGTERM when its parent dies, even of `kill -9`; `ray start --block` then ends all that it started."""
-
-
-def _remove_abandoned() -> None:
-    """Remove what tests that were killed have left."""
-    for folder in Path("/tmp").glob(f"{TEMPORARY}*-*"):
-        pid = folder.name.removeprefix(TEMPORARY).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+"""Runs a command that gets SIGTERM when its parent dies, even by SIGKILL; `ray start --block` then ends everything it started."""
 
 
 def free_port() -> int:
@@ -55,27 +47,12 @@ def free_port() -> int:
         return port
 
 
-def environment(home: Path) -> dict[str, str]:
-    """A home of its own: a local Ray writes a token into it."""
-    return {
-        **os.environ,
-        "HOME": str(home),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_worker_niceness": "0",
-        "RAY_num_workers_soft_limit": "8",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "ignore",
-    }
-
-
-def living_of(home: Path) -> dict[int, str]:
-    """Commands, by process id, of what lives with this home: a child has that of its worker, whoever adopts it."""
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("HOME") == str(home):
-                found[process.pid] = " ".join(process.cmdline())
-    return found
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.1)
 
 
 @dataclass
@@ -83,11 +60,9 @@ class Raylet:
     """A node of a cluster: `ray start --block`, and the processes that it started."""
 
     process: subprocess.Popen[bytes]
-    log: Path
-    is_head: bool
 
     def processes(self, name: str | None = None) -> list[psutil.Process]:
-        """What lives of it, or those of a name: `raylet`, `gcs_server`."""
+        """Its live processes, or those of a name: `raylet`, `gcs_server`."""
         try:
             own = psutil.Process(self.process.pid)
             found = [own, *own.children(recursive=True)]
@@ -96,9 +71,9 @@ class Raylet:
         return [process for process in found if name is None or process.name() == name]
 
     def resting(self) -> list[psutil.Process]:
-        """What lives of it while it works on no item: Ray's processes, its workers with them, and what is warm beside those.
+        """Its live processes that belong to no item: those of Ray, its workers, and their warm forkservers.
 
-        A keeper, and all below it, have left the session.
+        The keeper of an item starts a session of its own.
         """
         found = []
         for process in self.processes():
@@ -108,44 +83,41 @@ class Raylet:
         return found
 
     def kill(self) -> None:
-        """End all of it with SIGKILL, as if the machine had died."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):  # the raylet, which comes first, may have ended it
-                process.kill()
+        """Kill all its processes, as if the machine had died."""
+        _each(self.processes(), psutil.Process.kill)
         self.process.wait(30)
 
     def freeze(self) -> None:
-        """Stop all of it, as if the machine hung; `thaw` lets it go on."""
-        for process in reversed(self.processes()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
+        """Suspend all its processes, as if the machine hung."""
+        _each(reversed(self.processes()), psutil.Process.suspend)
 
     def thaw(self) -> None:
-        """Let it go on."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):  # the raylet, which comes first, may have ended it
-                process.resume()
+        """Resume all its processes."""
+        _each(self.processes(), psutil.Process.resume)
 
     def stop(self) -> None:
-        """End it in order, as `ray stop` does, and Ray's own with SIGKILL; an item that it works on must go by itself."""
+        """End it with SIGTERM, then kill what is left of Ray; a running item must end by itself."""
         left = self.resting()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(10)
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+        _each(left, psutil.Process.kill)
+
+
+def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the raylet comes first, and may have ended others
+            do(process)
 
 
 class Network:
     """A network namespace with one cable to this machine, for a raylet that can be cut off.
 
     Args:
-        name: of the namespace; at most 11 characters.
+        name: of the namespace; up to 11 characters.
         subnet: the third number of its addresses.
     """
 
@@ -153,43 +125,46 @@ class Network:
         self.name, self.here, self.there = name, f"10.77.{subnet}.1", f"10.77.{subnet}.2"
 
     def __enter__(self) -> Network:
-        cable = ("type", "veth", "peer", "name", f"{self.name}-n")
-        self._ip("netns", "add", self.name)
-        self._ip("link", "add", f"{self.name}-h", *cable)
-        self._ip("link", "set", f"{self.name}-n", "netns", self.name)
-        self._ip("addr", "add", f"{self.here}/30", "dev", f"{self.name}-h")
-        self._ip("link", "set", f"{self.name}-h", "up")
-        for words in (("addr", "add", f"{self.there}/30", "dev", f"{self.name}-n"), ("link", "set", f"{self.name}-n", "up")):
-            self._ip("-n", self.name, *words)
-        self._ip("-n", self.name, "link", "set", "lo", "up")
+        here, there = f"{self.name}-h", f"{self.name}-n"
+        for words in (
+            f"netns add {self.name}",
+            f"link add {here} type veth peer name {there}",
+            f"link set {there} netns {self.name}",
+            f"addr add {self.here}/30 dev {here}",
+            f"link set {here} up",
+            f"-n {self.name} addr add {self.there}/30 dev {there}",
+            f"-n {self.name} link set {there} up",
+            f"-n {self.name} link set lo up",
+        ):
+            self._ip(words)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ip("netns", "del", self.name)
+        self._ip(f"netns del {self.name}")
 
     def cut(self) -> None:
         """Pull the cable."""
-        self._ip("link", "set", f"{self.name}-h", "down")
+        self._ip(f"link set {self.name}-h down")
 
     def heal(self) -> None:
-        """Plug it in again."""
-        self._ip("link", "set", f"{self.name}-h", "up")
+        """Plug the cable in again."""
+        self._ip(f"link set {self.name}-h up")
 
     @staticmethod
     def allowed() -> bool:
-        """Whether this process may make one."""
+        """Whether this process may create one."""
         done = subprocess.run(["unshare", "--net", "ip", "link", "show"], capture_output=True, check=False)
         return os.geteuid() == 0 and done.returncode == 0
 
-    def _ip(self, *words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
+    def _ip(self, words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True, capture_output=True)
 
 
 class RayCluster:
-    """A cluster; the first raylet that is started is its head.
+    """A cluster; the first raylet to start is its head.
 
     Args:
-        folder: home, logs.
+        folder: the home of its processes, with their logs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -197,8 +172,7 @@ class RayCluster:
         self.port = free_port()
         self.ip = LOOPBACK
         self.raylets: list[Raylet] = []
-        _remove_abandoned()
-        self._temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-", dir="/tmp"))
+        self._temporary = Path(tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp"))
 
     def __enter__(self) -> RayCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -209,7 +183,7 @@ class RayCluster:
         assert left == [] or kind is not None, left
 
     def end(self, within_s: float = LEFT_S) -> list[str]:
-        """End all raylets; what lived on nevertheless, longer than it may, and was killed."""
+        """End all raylets, and kill what outlives them; return the commands of the killed processes."""
         for raylet in reversed(self.raylets):
             raylet.stop()
         self.raylets.clear()
@@ -221,35 +195,42 @@ class RayCluster:
         return list(left.values())
 
     def left(self, within_s: float = LEFT_S) -> dict[int, str]:
-        """What lives and should not once no driver runs: items, and what has outlived its worker or raylet.
-
-        Args:
-            within_s: how long it may take to go.
+        """Stray processes after some time: items without a driver, and what has outlived its worker or raylet.
 
         Returns:
             Commands by process id.
         """
         deadline = time.monotonic() + within_s
-        while left := self._left_now():
-            if time.monotonic() > deadline:
-                break
+        while (left := self._left_now()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
 
     def _left_now(self) -> dict[int, str]:
-        living = living_of(self.folder)
         resting = {process.pid for raylet in self.raylets for process in raylet.resting()}
-        return {pid: command for pid, command in living.items() if pid not in resting}
+        found = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in resting and process.environ().get("HOME") == str(self.folder):
+                    found[process.pid] = " ".join(process.cmdline())
+        return found
 
     @property
     def address(self) -> str:
-        """As `--address` takes it."""
+        """The value of `--address`."""
         return f"{self.ip}:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of processes that join the cluster."""
-        return environment(self.folder)
+        """The environment of processes that join the cluster. Its own home, because a local Ray writes a token into it."""
+        return {
+            **os.environ,
+            "HOME": str(self.folder),
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_worker_niceness": "0",
+            "RAY_num_workers_soft_limit": "8",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "ignore",
+        }
 
     def start(
         self,
@@ -259,64 +240,48 @@ class RayCluster:
         environ: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
         before: Sequence[str] = (),
-        head: bool | None = None,
         network: Network | None = None,
     ) -> Raylet:
         """Start a raylet, and wait until it runs.
 
         Args:
-            num_cpus: that it offers.
-            classes: that it is labelled with.
-            environ: variables besides.
-            options: of `ray start` besides.
-            before: a command that runs it: `unshare ...`, `ip netns exec ...`.
-            head: whether it is the head; the first is.
-            network: that it lives in; the head must be on `Network.here` then (`ip`).
+            num_cpus: number of CPUs it offers.
+            classes: device classes in its labels.
+            environ: extra environment variables.
+            options: extra options of `ray start`.
+            before: a command that runs it, such as `unshare ...`.
+            network: its network; the head must then use the address `Network.here` (`ip`).
         """
-        head = not self.raylets if head is None else head
         log = self.folder / f"raylet-{len(self.raylets)}.log"
-        place = (
-            ["--head", f"--port={self.port}", "--include-dashboard=false", f"--ray-client-server-port={free_port()}"]
-            if head
-            else [f"--address={self.address}"]
-        )
-        labels = [f"--labels={','.join(f'coldpress.dev/{name}=true' for name in classes)}"] if classes else []
-        ip = network.there if network else self.ip
-        inside = ["ip", "netns", "exec", network.name] if network else []
+        if self.raylets:
+            own = [f"--address={self.address}"]
+        else:
+            own = ["--head", f"--port={self.port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={self._temporary}"]
+            own += ["--include-dashboard=false"]
+        if classes:
+            own += [f"--labels={','.join(f'coldpress.dev/{name}=true' for name in classes)}"]
         command = [
-            *inside,
-            *before,
-            *DIES_WITH_US,
-            *(str(Path(sys.executable).with_name("ray")), "start", *place, *labels, "--block", "--disable-usage-stats"),
-            *(
-                f"--node-ip-address={ip}",
-                f"--num-cpus={num_cpus}",
-                "--object-store-memory=100000000",
-            ),
-            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
-            *([f"--temp-dir={self._temporary}"] if head else []),
-            *options,
+            *(["ip", "netns", "exec", network.name] if network else []),
+            *(*before, *DIES_WITH_US),
+            *(str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
+            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--object-store-memory=100000000"),
+            *(f"--num-cpus={num_cpus}", f"--node-ip-address={network.there if network else self.ip}", *own, *options),
         ]
+        environ = {**self.environment, **(environ or {})}
         with log.open("wb") as file:
             process = subprocess.Popen(
-                command,
-                env={**self.environment, **(environ or {})},
-                cwd=self.folder,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, env=environ, cwd=self.folder, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
-        raylet = Raylet(process, log, head)
-        self.raylets.append(raylet)
+        self.raylets.append(Raylet(process))
         deadline = time.monotonic() + START_S
         while "Ray runtime started" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        return raylet
+        return self.raylets[-1]
 
     def popen(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a driver of the cluster; what it prints comes through its stdout."""
+        """Start a driver of the cluster; its output is its stdout."""
         return subprocess.Popen(
             [*DIES_WITH_US, *command],
             env={**self.environment, "RAY_ADDRESS": self.address, **(environ or {})},

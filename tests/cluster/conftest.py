@@ -1,23 +1,61 @@
-"""One real cluster of two unlike nodes, for all tests of this folder that leave it as it was."""
+"""Clusters of two unlike nodes on this machine, and campaigns for them."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from freezer.hardware.machine import detect
-from tests.raylets import RayCluster
+from pipeline.cluster.connect import connect
+from pipeline.cluster.ray_cluster import Cluster
+from tests.raylets import ROOT, RayCluster
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+MODELS = ROOT / "tests" / "pipeline" / "models" / "campaign_models.py"
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """A head with 2 cores for x86-64-v4, and a node with 1 for x86-64-v3."""
+def skip_without_v4() -> None:
+    """Skip a test on a lesser CPU than x86-64-v4; the node for v3 only claims to be one."""
     if V4 not in detect().classes:
-        pytest.skip("needs a CPU of x86-64-v4, one node of which is told to be a lesser one")
+        pytest.skip("needs a CPU of x86-64-v4")
+
+
+def write_slow_catalog(folder: Path, names: str, *, seconds: float) -> None:
+    """Write a catalog of small models for v3 and v4, one for each letter, that take some seconds to load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(MODELS, folder)
+    entries = [
+        f'{{name: {name}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i}, seconds: {seconds}}}, '
+        f"inputs: [{{shape: [1, {8 + i}]}}]}}"
+        for i, name in enumerate(names)
+    ]
+    defaults = f"{{recipes: [torchscript-frozen], device_classes: [{V3}, {V4}]}}"
+    (folder / "catalog.yaml").write_text(f"defaults: {defaults}\nmodels: [{', '.join(entries)}]\n")
+
+
+def watched(folder: Path, *options: str) -> list[str]:
+    """The command of a watched campaign on a folder's catalog; its store and its name are the folder's name."""
+    script = ROOT / "tests" / "cluster" / "watched.py"
+    words = (script, folder / "catalog.yaml", folder / folder.name, f"sqlite:///{folder}/mlflow.db", folder.name, *options)
+    return [sys.executable, "-u", *map(str, words)]
+
+
+def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The outcomes of a watched campaign, by model and class."""
+    report = json.loads((folder / f"{folder.name}.json").read_text())
+    return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """A head with 2 cores for v4, and a node with 1 for v3; leave it as it is."""
+    skip_without_v4()
     with RayCluster(tmp_path_factory.mktemp("cluster")) as found:
         found.start(num_cpus=2, classes=[V4])
         found.start(num_cpus=1, classes=[V3])
@@ -26,6 +64,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def private_cluster(tmp_path: Path) -> Iterator[RayCluster]:
-    """A cluster that a test may break; it starts the nodes itself."""
+    """A cluster without nodes."""
+    skip_without_v4()
     with RayCluster(tmp_path / "cluster") as found:
+        yield found
+
+
+@pytest.fixture
+def joined(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The cluster, with this process as its driver."""
+    for name in ("HOME", "RAY_AUTH_MODE"):
+        monkeypatch.setenv(name, cluster.environment[name])
+    with connect(cluster.address) as found:
         yield found

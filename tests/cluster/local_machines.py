@@ -1,13 +1,12 @@
-"""Machines for Ray's autoscaler, as a cloud would give them: each is a raylet on this machine.
+"""A node provider for Ray's autoscaler whose machines are raylets on this machine.
 
-Ray loads `LocalMachines` in the process of its autoscaler, by the name that `provider.module` of the cluster's file has.
+Ray loads `LocalMachines` in the autoscaler's process, by the name in `provider.module` of the cluster's file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -21,20 +20,20 @@ from ray.autoscaler.tags import NODE_KIND_HEAD, TAG_RAY_NODE_KIND, TAG_RAY_USER_
 from tests.raylets import DIES_WITH_US, LOOPBACK
 
 HEAD = "head"
-END_S = 20.0
 
 
-def settings(folder: Path, address: str, types: Mapping[str, Mapping[str, Any]], *, idle_minutes: float) -> Path:
-    """A file for `ray start --autoscaling-config`.
+def write_settings(folder: Path, address: str, types: Mapping[str, Mapping[str, Any]], *, idle_minutes: float) -> Path:
+    """Write a file for `ray start --autoscaling-config`.
 
     Args:
-        folder: the file is written there, and what each machine prints.
+        folder: for the file, and the log of each machine.
         address: of the head.
         types: of machines: `resources`, `labels` and `max_workers` of each.
-        idle_minutes: after which a machine without work is given back.
+        idle_minutes: after which an idle machine is ended.
     """
     path = folder / "autoscaler.json"
     head = {"resources": {}, "node_config": {}, "max_workers": 0}
+    stages = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
     settings = {
         "cluster_name": "local",
         "max_workers": sum(given["max_workers"] for given in types.values()),
@@ -49,10 +48,7 @@ def settings(folder: Path, address: str, types: Mapping[str, Mapping[str, Any]],
         },
         "auth": {},
         "file_mounts": {},
-        **{
-            f"{name}_commands": []
-            for name in ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-        },
+        **{f"{stage}_commands": [] for stage in stages},
         "cluster_synced_files": [],
         "head_node_type": HEAD,
         "available_node_types": {HEAD: head} | {name: {"node_config": {}, **given} for name, given in types.items()},
@@ -61,8 +57,8 @@ def settings(folder: Path, address: str, types: Mapping[str, Mapping[str, Any]],
     return path
 
 
-def named(instance: str, node_type: str) -> dict[str, str]:
-    """Variables by which the autoscaler knows a raylet for the machine that it asked for."""
+def identity(instance: str, node_type: str) -> dict[str, str]:
+    """The environment that names a raylet as one of the autoscaler's machines."""
     return {"RAY_CLOUD_INSTANCE_ID": instance, "RAY_NODE_TYPE_NAME": node_type}
 
 
@@ -83,67 +79,56 @@ class LocalMachines(NodeProvider):  # type: ignore[misc]
         resources: Mapping[str, float],
         labels: Mapping[str, str],
     ) -> None:
-        """Start some of one type."""
+        """Start some machines of one type."""
+        command = [
+            *(*DIES_WITH_US, str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
+            *(f"--address={self.provider_config['address']}", f"--node-ip-address={LOOPBACK}"),
+            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
+            *(f"--num-cpus={resources['CPU']:g}", "--object-store-memory=100000000"),
+            f"--labels={','.join(f'{label}={value}' for label, value in labels.items())}",
+        ]
         for _ in range(count):
             with self._lock:
                 name = f"machine-{len(self._started)}"
+                environ = {**os.environ, **identity(name, tags[TAG_RAY_USER_NODE_TYPE])}
                 with (Path(self.provider_config["folder"]) / f"{name}.log").open("wb") as log:
-                    self._started[name] = subprocess.Popen(
-                        [
-                            *DIES_WITH_US,
-                            *(str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
-                            *(f"--address={self.provider_config['address']}", f"--node-ip-address={LOOPBACK}"),
-                            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
-                            *(f"--num-cpus={resources['CPU']:g}", "--object-store-memory=100000000"),
-                            f"--labels={','.join(f'{label}={value}' for label, value in labels.items())}",
-                        ],
-                        env={**os.environ, **named(name, tags[TAG_RAY_USER_NODE_TYPE])},
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
+                    self._started[name] = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
                 self._tags[name] = dict(tags)
 
     def terminate_node(self, node_id: str) -> None:
-        """End one in order."""
+        """End one machine with SIGTERM."""
         with self._lock:
             self._tags.pop(node_id)
             process = self._started[node_id]
-        process.send_signal(signal.SIGTERM)
-        process.wait(END_S)
-
-    def terminate_nodes(self, node_ids: list[str]) -> None:
-        """End some in order."""
-        for node_id in node_ids:
-            self.terminate_node(node_id)
+        process.terminate()
+        process.wait(20)
 
     def non_terminated_nodes(self, tag_filters: Mapping[str, str]) -> list[str]:
-        """Those that there are, the head among them."""
+        """The machines that exist, with the head."""
         with self._lock:
             return [name for name, tags in self._tags.items() if tag_filters.items() <= tags.items()]
 
     def is_running(self, node_id: str) -> bool:
-        """Whether one has not been given back."""
+        """Whether a machine exists."""
         with self._lock:
             return node_id in self._tags
 
     def is_terminated(self, node_id: str) -> bool:
-        """Whether one has been given back."""
+        """Whether a machine has ended."""
         return not self.is_running(node_id)
 
     def node_tags(self, node_id: str) -> dict[str, str]:
-        """What the autoscaler has noted of one."""
+        """The autoscaler's tags of a machine."""
         with self._lock:
             return dict(self._tags[node_id])
 
     def set_node_tags(self, node_id: str, tags: Mapping[str, str]) -> None:
-        """Note something of one."""
+        """Add tags to a machine."""
         with self._lock:
             self._tags[node_id] |= tags
 
     def internal_ip(self, node_id: str) -> str:
-        """Where one is."""
+        """The address of a machine."""
         return LOOPBACK
 
-    def external_ip(self, node_id: str) -> str:
-        """Where one is."""
-        return LOOPBACK
+    external_ip = internal_ip

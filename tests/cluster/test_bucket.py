@@ -1,4 +1,4 @@
-"""A campaign on nodes that share nothing but a bucket: neither the store's folder nor the catalog's."""
+"""A campaign on nodes that share only a bucket: neither the store's folder nor the catalog's."""
 
 from __future__ import annotations
 
@@ -12,58 +12,56 @@ import torch
 from safetensors.torch import save_file
 
 import freezer
-from freezer.hardware.machine import detect
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.store.store import Store
 from tests.buckets import objects
 from tests.cluster.conftest import V3, V4
 from tests.pipeline.test_whole_campaigns import SHIPPED, write_catalog
-from tests.raylets import RayCluster
+from tests.raylets import ROOT, RayCluster
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="hides the catalog from the nodes, by a mount"),
-    pytest.mark.skipif(V4 not in detect().classes, reason="needs a CPU of x86-64-v4, one node of which is told to be a lesser one"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to hide the catalog from the nodes by a mount"),
 ]
 
-DRIVE = Path(__file__).parents[1] / "pipeline" / "drive.py"
 HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 
 
-def test_nodes_that_share_nothing_but_the_bucket(
-    bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nodes_that_share_only_a_bucket(
+    private_cluster: RayCluster, bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = write_catalog(tmp_path / "catalog", SHIPPED.format())
+    folder = tmp_path / "catalog"
+    catalog = write_catalog(folder, SHIPPED.format())
     with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(torch.nn.Linear(16, 16)), str(tmp_path / "catalog" / "linear.pt"))
-    save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, tmp_path / "catalog" / "samples.safetensors")
-    hidden = ("unshare", "--mount", "sh", "-c", HIDE, str(tmp_path / "catalog"))
-    with RayCluster(tmp_path / "cluster") as cluster:
-        own = {name: {"XDG_CACHE_HOME": str(tmp_path / f"cache of {name}")} for name in (V3, V4)}
-        cluster.start(num_cpus=2, classes=[V4], before=hidden, environ=own[V4])
-        deaf = cluster.start(num_cpus=1, classes=[V3], environ={**own[V3], "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of the driver"))
-        places = (catalog, bucket, f"sqlite:///{tmp_path}/mlflow.db", "far", tmp_path / "out.json", V3, V4)
-        command = [sys.executable, "-u", str(DRIVE), *map(str, places)]
-        refused = cluster.run(command)
-        assert f"1 node(s) do not reach the store {bucket}, the first is " in refused.stdout
-        assert "StoreUnreachableError" in refused.stdout, "what that node says"
-        deaf.stop()
-        cluster.start(num_cpus=1, classes=[V3], before=hidden, environ=own[V3])
-        done = cluster.run(command, timeout_s=400)
-        assert done.returncode == 0, done.stdout
+        torch.jit.save(torch.jit.script(torch.nn.Linear(16, 16)), str(folder / "linear.pt"))
+    save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, folder / "samples.safetensors")
+    hidden = ("unshare", "--mount", "sh", "-c", HIDE, str(folder))
+    caches = {name: {"XDG_CACHE_HOME": str(tmp_path / f"cache of {name}")} for name in (V3, V4)}
+    private_cluster.start(num_cpus=2, classes=[V4], before=hidden, environ=caches[V4])
+    unreachable = {**caches[V3], "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    cut_off = private_cluster.start(num_cpus=1, classes=[V3], environ=unreachable)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of the driver"))
+    script = ROOT / "tests" / "pipeline" / "drive.py"
+    words = (script, catalog, bucket, f"sqlite:///{tmp_path}/mlflow.db", "far", tmp_path / "out.json", V3, V4)
+    command = [sys.executable, "-u", *map(str, words)]
+    refused = private_cluster.run(command)
+    assert "StoreUnreachableError" in refused.stdout, "the message of the node"
+    cut_off.stop()
+    private_cluster.start(num_cpus=1, classes=[V3], before=hidden, environ=caches[V3])
+    done = private_cluster.run(command, timeout_s=400)
+    assert done.returncode == 0, done.stdout
     found = {(item["model"], item["device_class"]): item for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]}
     assert len(found) == 6
-    assert {item["verdict"] for item in found.values()} <= {"published", "kept-eager", "unstable"}  # the last where others time too
-    assert {found[name, "portable"]["verdict"] for name in ("good", "file")} == {"published"}
+    assert {item["verdict"] for item in found.values()} <= {"published", "kept-eager", "unstable"}
     for name in ("good", "file"):
+        assert found[name, "portable"]["verdict"] == "published"
         assert Store.open(bucket).version(name).number == 1
     assert freezer.load("file", store=bucket)(torch.ones(4, 16)).shape == (4, 16)
     work = [name.split("/")[1] for name in objects(s3_address, bucket.removeprefix("s3://")) if name.startswith(".coldpress/")]
     assert set(work) == {"candidates", "ledger", "logs", "sources"}
     for name in (V3, V4):
         (node,) = (tmp_path / f"cache of {name}" / "coldpress" / "work").iterdir()
-        assert (node / ".coldpress" / "sources").is_dir(), "what it built of came through the bucket"
+        assert (node / ".coldpress" / "sources").is_dir(), "the sources came through the bucket"
         assert list((node / ".coldpress" / "staging").iterdir()) == []
         assert not (node / ".coldpress" / "candidates").exists()

@@ -1,200 +1,163 @@
-"""A site for faults: a real cluster of unlike raylets, a campaign on it, and what must hold when all is over.
+"""A site for faults: a Ray cluster of two unlike nodes, a campaign on it, and the checks at its end.
 
-    site.head(); site.node()            raylets
-    driver = site.drive()               a campaign, quick sampling, every task watched
-    driver.until("build a")             its lines, as it says them
-    ...                                 the fault
-    site.recovered(driver)              the end of the campaign, and what must hold then
-
-What must hold: the campaign ended well, every planned outcome is there once, every version of the store is whole and verified, what
-was built before the fault is not built again, nothing of it is left behind, and MLflow shows each outcome once.
+driver = site.campaign_at("build a")   # start the nodes and a campaign, and read its output up to these words
+...                                    # inject the fault
+site.check_recovery(driver)            # wait for the end of the campaign, and check the store, the ledger and MLflow
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from freezer.hardware.device_classes import PORTABLE
 from freezer.store.store import Store
 from pipeline.ledger.ledger import ledger_folder
 from pipeline.ledger.segments import read_rows
-from tests.cluster.conftest import V3, V4
+from tests.cluster.conftest import V3, V4, write_slow_catalog
 from tests.pipeline.shown import shown
-from tests.raylets import RayCluster, Raylet
+from tests.raylets import ROOT, RayCluster
 
-ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "tests" / "pipeline" / "models" / "campaign_models.py"
 FAILING = Path(__file__).with_name("failing_disk.c")
-GOOD = ("published", "kept-eager", "unstable")
+GOOD = {"published", "kept-eager", "unstable"}
 LINE_S = 180.0
 
 
 class Driver:
-    """A campaign's driver: its process, and what it has said so far."""
+    """The driver of a campaign: its process, and its output so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process, self.said, self.started = process, "", time.monotonic()
+        self.process, self.output = process, ""
 
-    def until(self, words: str, timeout_s: float = LINE_S) -> None:
-        """Read lines until one holds the words."""
+    def wait_for(self, words: str) -> None:
+        """Read lines until one contains the words."""
         assert self.process.stdout is not None
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + LINE_S
         for line in self.process.stdout:
-            self.said += line
+            self.output += line
             if words in line:
                 return
-            assert time.monotonic() < deadline, f"{words!r} was not said within {timeout_s:g} s:\n{self.said}"
-        raise AssertionError(f"{words!r} was not said:\n{self.said}")
+            assert time.monotonic() < deadline, f"no {words!r} within {LINE_S:g} s:\n{self.output}"
+        raise AssertionError(f"no {words!r}:\n{self.output}")
 
     def end(self, timeout_s: float = 400) -> int:
-        """Its exit code."""
+        """Wait for the end of the driver and return its exit code."""
         try:
-            rest, _ = self.process.communicate(timeout=timeout_s)
+            self.output += self.process.communicate(timeout=timeout_s)[0]
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.said += self.process.communicate()[0]
-            raise AssertionError(f"did not end within {timeout_s:g} s:\n{self.said}") from None
-        self.said += rest
+            raise AssertionError(f"still runs after {timeout_s:g} s:\n{self.output + self.process.communicate()[0]}") from None
         return self.process.returncode
 
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it at once."""
-        self.process.send_signal(how)
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.process.kill()
         self.end(60)
 
-    def end_now(self) -> None:
-        """Leave nothing of it."""
-        if self.process.poll() is None:
+    def close(self) -> None:
+        """Kill the process if it still runs, and close its output."""
+        with self.process:
             self.process.kill()
-            self.process.wait(30)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
     @property
     def built(self) -> Counter[str]:
-        """`model class recipe` of each build that it says was done, and how often."""
-        lines = (line.split() for line in self.said.splitlines())
+        """`model class recipe` of each build that was reported as done, and how often."""
+        lines = (line.split() for line in self.output.splitlines())
         return Counter(" ".join(words[2:5]) for words in lines if words[1:2] == ["built"] and "failed:" not in words)
 
 
 @dataclass
 class Site:
-    """See above.
+    """A cluster and one campaign.
 
     Attributes:
-        folder: of everything.
-        names: of the models, a letter each; to be set before the first driver starts.
-        seconds: that each takes to load, so that faults strike in mid-build.
-        classes: of the entries, besides portable.
-        server_uri: of an MLflow server, where the scenario has one.
-        stands: whether head and node are there already, and stay.
-        struck_at: when the fault began, by the monotonic clock.
-        recovery_s: from then to the end of the campaign.
-        num_found: outcomes that are in the ledger at the end.
-        num_verified: artifacts that the store shows at the end, each of which was pulled and verified.
-        went_on: how the campaign came to its end.
-        num_versions: of each model: how many the campaign may make in all.
+        folder: the catalog, the store and the MLflow database.
+        names: the models, a letter each; set before the first driver starts.
+        server_uri: of an MLflow server, if the scenario starts one.
+        struck_at: monotonic time of the fault.
+        recovery_s: seconds from the fault to the end of the campaign.
+        num_verified: artifacts that were pulled and verified at the end.
+        went_on: how the campaign came to its end, for the table.
+        num_versions: the allowed numbers of versions of each model.
     """
 
     folder: Path
     cluster: RayCluster
     names: str = "a"
-    seconds: float = 2.0
-    classes: tuple[str, ...] = (V4, V3)
-    campaign: str = "faults"
     server_uri: str | None = None
-    stands: bool = False
     drivers: list[Driver] = field(default_factory=list)
     struck_at: float = 0.0
     recovery_s: float = 0.0
-    num_found: int = 0
     num_verified: int = 0
     went_on: str = "by itself"
     num_versions: tuple[int, ...] = (1,)
 
     @property
     def store(self) -> Path:
-        """Where it publishes."""
+        """The store of the campaign."""
         return self.folder / "store"
 
     @property
     def tracking_uri(self) -> str:
-        """Of its MLflow: a database, or the scenario's server."""
+        """The MLflow database, or the server of the scenario."""
         return self.server_uri or f"sqlite:///{self.folder}/mlflow.db"
 
-    def write_catalog(self) -> None:
-        """A catalog of small models that are slow to load."""
-        shutil.copy(MODELS, self.folder)
-        entries = "\n".join(
-            f'  - {{name: {name}, source: "python:campaign_models:slow_to_build", '
-            f"args: {{width: {8 + place}, seconds: {self.seconds}}}, inputs: [{{shape: [1, {8 + place}]}}]}}"
-            for place, name in enumerate(self.names)
-        )
-        defaults = f"defaults: {{recipes: [torchscript-frozen], device_classes: [{', '.join(self.classes)}]}}"
-        (self.folder / "catalog.yaml").write_text(f"{defaults}\nmodels:\n{entries}\n")
+    def start_nodes(self, *, head: Mapping[str, str] | None = None, node: Mapping[str, str] | None = None) -> None:
+        """Start a head for v4 and a node for v3, each with extra environment variables, unless they run already."""
+        if not self.cluster.raylets:
+            self.cluster.start(num_cpus=1, classes=[V4], environ=head)
+            self.add_node(node)
 
-    def head(self, *classes: str, num_cpus: int = 1, **more: Any) -> Raylet:
-        """The head."""
-        if self.stands:
-            return self.cluster.raylets[0]
-        return self.cluster.start(num_cpus=num_cpus, classes=classes or (V4,), **more)
+    def add_node(self, environ: Mapping[str, str] | None = None) -> None:
+        """Start one more node for v3."""
+        self.cluster.start(num_cpus=1, classes=[V3], environ=environ)
 
-    def node(self, *classes: str, num_cpus: int = 1, **more: Any) -> Raylet:
-        """A further node."""
-        if self.stands:
-            return self.cluster.raylets[1]
-        return self.cluster.start(num_cpus=num_cpus, classes=classes or (V3,), **more)
+    def drive(self, *options: str, campaign: str = "faults", environ: Mapping[str, str] | None = None) -> Driver:
+        """Start a driver of a campaign."""
+        catalog = self.folder / "catalog.yaml"
+        if not catalog.exists():
+            write_slow_catalog(self.folder, self.names, seconds=2.0)
+        words = (ROOT / "tests" / "cluster" / "watched.py", catalog, self.store, self.tracking_uri, campaign, *options)
+        self.drivers.append(Driver(self.cluster.popen([sys.executable, "-u", *map(str, words)], environ)))
+        return self.drivers[-1]
 
-    def drive(
-        self,
-        *options: str,
-        campaign: str | None = None,
-        environ: Mapping[str, str] | None = None,
-        before: Sequence[str] = (),
-    ) -> Driver:
-        """Start a driver of the campaign, or of another."""
-        if not (self.folder / "catalog.yaml").exists():
-            self.write_catalog()
-        script = ROOT / "tests" / "cluster" / "watched.py"
-        words = (script, self.folder / "catalog.yaml", self.store, self.tracking_uri, campaign or self.campaign)
-        command = [*before, sys.executable, "-u", *(str(word) for word in words), *options]
-        driver = Driver(self.cluster.popen(command, environ))
-        self.drivers.append(driver)
+    def campaign_at(self, words: str) -> Driver:
+        """Start the nodes and a driver, and read its output up to the words; the fault strikes then."""
+        self.start_nodes()
+        driver = self.drive()
+        driver.wait_for(words)
+        self.strike()
         return driver
 
-    def strikes(self) -> None:
-        """From now on recovery is timed."""
+    def strike(self) -> None:
+        """Start to time the recovery."""
         self.struck_at = time.monotonic()
 
-    def recovered(self, driver: Driver, *, exit_code: int = 0, again: Driver | None = None) -> None:
-        """Wait for the end of the campaign, and hold it to what must hold.
+    def check_recovery(self, driver: Driver, *, again: Driver | None = None) -> None:
+        """Wait for the end of the campaign and check everything.
 
         Args:
-            driver: that was struck.
-            exit_code: of the last driver.
-            again: that went on after `driver` had ended; none where `driver` itself survived.
+            driver: the driver that the fault struck.
+            again: the driver that continued, if `driver` ended.
         """
         last = again or driver
-        assert last.end() == exit_code, last.said
-        self.recovery_s = time.monotonic() - self.struck_at
+        assert last.end() == 0, last.output
         if again is not None:
             self.went_on = "started again"
-            repeated = {what for what in again.built if what in driver.built}
-            assert not repeated, f"built again: {repeated}\n{driver.said}\n----\n{again.said}"
-        self.check_whole()
+            repeated = set(again.built) & set(driver.built)
+            assert not repeated, f"built again: {repeated}\n{driver.output}\n----\n{again.output}"
+        self.check_all()
 
-    def check_whole(self) -> None:
-        """Everything is there once, and whole."""
+    def check_all(self) -> None:
+        """Stop timing the recovery; check the outcomes, the store, leftovers and MLflow."""
+        self.recovery_s = time.monotonic() - self.struck_at
         self.check_outcomes()
         self.check_store()
         self.check_nothing_left()
@@ -202,22 +165,25 @@ class Site:
 
     @property
     def expected(self) -> set[tuple[str, str]]:
-        """Models and classes."""
-        return {(name, device_class) for name in self.names for device_class in (*self.classes, PORTABLE)}
+        """The planned models and classes."""
+        return {(name, device_class) for name in self.names for device_class in (V4, V3, PORTABLE)}
+
+    @property
+    def verdicts(self) -> dict[tuple[str, str], str]:
+        """Verdicts in the last driver's report, by model and class."""
+        report = json.loads((self.folder / "store.json").read_text())
+        return {(item["model"], item["device_class"]): item["verdict"] for item in report["outcomes"]}
 
     def check_outcomes(self) -> None:
-        """Each planned outcome is in the ledger and in the report of the last driver."""
-        report = json.loads((self.folder / "store.json").read_text())
-        found = {(item["model"], item["device_class"]): item["verdict"] for item in report["outcomes"]}
-        assert set(found) == self.expected
-        assert set(found.values()) <= set(GOOD), found
+        """The report and the ledger contain each planned outcome, under one key."""
+        assert set(self.verdicts) == self.expected
+        assert set(self.verdicts.values()) <= GOOD, self.verdicts
         rows = [row for row in read_rows(ledger_folder(Store.open(str(self.store)))) if row.kind == "outcome"]
         assert {(row.model, row.device_class) for row in rows} == self.expected
-        assert len({row.key for row in rows}) == len(self.expected), "one key each: nothing was planned differently"
-        self.num_found = len({row.key for row in rows})
+        assert len({row.key for row in rows}) == len(self.expected), "something was planned with two keys"
 
     def check_store(self) -> None:
-        """The newest version of each model holds every class that was published, verified; nothing unfinished lies about."""
+        """The newest version of each model contains every published class, verified; no unfinished file is left."""
         store = Store.open(str(self.store))
         self.num_verified = 0
         for name in self.names:
@@ -225,51 +191,39 @@ class Site:
             assert len(versions) in self.num_versions, name
             assert versions == list(range(1, len(versions) + 1)), name
             version = store.version(name)
-            assert set(version.images) >= {PORTABLE, *self.published_for(name)}
+            published = {at for (model, at), verdict in self.verdicts.items() if (model, verdict) == (name, "published")}
+            assert set(version.images) >= {PORTABLE, *published}
             for device_class in version.images:
                 out = self.folder / "pulled" / name / device_class
                 shutil.rmtree(out, ignore_errors=True)
                 store.pull(version, device_class, out).verify()
                 self.num_verified += 1
-        unfinished = [*self.store.rglob("*.partial"), *self.store.rglob(".*.tmp")]
-        assert unfinished == []
-
-    def published_for(self, name: str) -> set[str]:
-        """The classes that the last report says a model was published for."""
-        outcomes = json.loads((self.folder / "store.json").read_text())["outcomes"]
-        return {item["device_class"] for item in outcomes if item["model"] == name and item["verdict"] == "published"}
+        assert [*self.store.rglob("*.partial"), *self.store.rglob(".*.tmp")] == []
 
     def check_nothing_left(self) -> None:
-        """Nothing staged, no lease, nothing judged and unpublished; no process of an item, nor of a worker that is gone."""
-        work = self.store / ".coldpress"
-        for name in ("staging", "judged"):
-            assert not (work / name).exists() or list((work / name).iterdir()) == [], name
-        assert list(work.glob("ledger/lease-*")) == []
-        left = self.cluster.left()
-        assert left == {}, left
+        """No staging folder, lease, unpublished result or stray process is left."""
+        left = [
+            path for pattern in ("staging/*", "judged/*", "ledger/lease-*") for path in (self.store / ".coldpress").glob(pattern)
+        ]
+        assert left == []
+        assert self.cluster.left() == {}
 
     def check_mlflow(self) -> None:
-        """MLflow shows each candidate once, finished, and every published class by its alias."""
+        """MLflow shows each candidate once, finished, and the alias of every portable artifact."""
         found = shown(self.tracking_uri)
-        runs = [run for run in found["runs"].values() if run["data"]["tags"].get("coldpress.kind") == "candidate"]
-        ours = [run for run in runs if run["data"]["tags"]["coldpress.campaign"] == self.campaign]
-        named = Counter((run["data"]["tags"]["coldpress.model"], run["data"]["tags"]["coldpress.device_class"]) for run in ours)
-        assert named == Counter(dict.fromkeys(self.expected, 1))
-        assert {run["info"]["status"] for run in ours} == {"FINISHED"}
+        tags = [(run["data"]["tags"], run["info"]["status"]) for run in found["runs"].values()]
+        ours = [
+            (tag["coldpress.model"], tag["coldpress.device_class"], status)
+            for tag, status in tags
+            if (tag.get("coldpress.kind"), tag.get("coldpress.campaign")) == ("candidate", "faults")
+        ]
+        assert sorted(ours) == sorted((*planned, "FINISHED") for planned in self.expected)
         for name in self.names:
             assert PORTABLE in found["aliases"][name]
 
 
 def failing_disk(folder: Path, failing: Path) -> dict[str, str]:
-    """The environment of a disk where a folder fails, see failing_disk.c: while the file `failing` of the other is there."""
+    """Compile failing_disk.c; return the environment in which `failing` fails while the file `folder / "failing"` exists."""
     library = folder / "failing_disk.so"
     subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", str(library), str(FAILING), "-ldl"], check=True)
     return {"LD_PRELOAD": str(library), "FAILING_FOLDER": str(failing), "FAILING_WHILE": str(folder / "failing")}
-
-
-def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 60) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.1)

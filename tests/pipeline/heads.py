@@ -65,7 +65,7 @@ def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -
             environ = {**environ, "PYTHONPATH": str(ROOT)}
             yield Head(f"http://{LOOPBACK}:{port}", f"{ip}:{gcs_port}", environ)
         finally:
-            Raylet(process, log, is_head=True).stop()  # with jobs that hang, too
+            Raylet(process).stop()  # with jobs that hang, too
             shutil.rmtree(temporary, ignore_errors=True)
 
 
