@@ -59,6 +59,16 @@ class ColdpressError(Exception):
         return f"{self.code}: {self}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, up to 400 characters; the name of its type where it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:400]
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's text, up to 400 characters; the name of its type where it has no text."""
+    return next(reversed(str(error).strip().splitlines()), type(error).__name__)[:400]
+
+
 class UsageError(ColdpressError):
     """Something was asked for that cannot be done as asked."""
 

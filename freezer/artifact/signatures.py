@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.errors import IntegrityError, MissingDependencyError, UsageError
+from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
 from freezer.files.digest import digest_bytes
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _key(path: Path, *, private: bool) -> Any:
     except OSError as error:
         raise UsageError(f"key {path} cannot be read: {error.strerror or error}; {remedy}", code="CP-KEY") from None
     except (ValueError, TypeError) as error:
-        raise UsageError(f"key {path}: {str(error).splitlines()[0]}; {remedy}", code="CP-KEY") from None
+        raise UsageError(f"key {path}: {first_line(error)}; {remedy}", code="CP-KEY") from None
     if getattr(getattr(key, "curve", None), "name", None) != _CURVE:
         raise UsageError(f"key {path}: got a {type(key).__name__}; {remedy}", code="CP-KEY")
     return key

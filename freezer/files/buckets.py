@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from freezer.errors import MissingDependencyError, StoreUnreachableError, UsageError
+from freezer.errors import MissingDependencyError, StoreUnreachableError, UsageError, first_line
 
 SCHEMES = ("s3", "gs")
 
@@ -74,9 +74,9 @@ def open_bucket(uri: str) -> Bucket:
             query = urlencode({"retry_limit_seconds": RETRY_LIMIT_S, **options})
             filesystem, _ = fs.FileSystem.from_uri(parts._replace(query=query).geturl())
     except (ArrowException, ValueError) as error:
-        raise UsageError(f"store {uri!r}: {_first_line(error)}") from error
+        raise UsageError(f"store {uri!r}: {first_line(error)}") from error
     except OSError as error:
-        raise StoreUnreachableError(f"store {uri!r} cannot be reached: {_first_line(error)}; {remedy(parts.scheme)}") from error
+        raise StoreUnreachableError(f"store {uri!r} cannot be reached: {first_line(error)}; {remedy(parts.scheme)}") from error
     return Bucket(uri=uri, filesystem=filesystem, base=base, where=f"{parts.scheme}://{base}")
 
 
@@ -117,8 +117,3 @@ def _s3(fs: Any, bucket: str, options: dict[str, str]) -> Any:
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         allow_delayed_open=True,  # what is small is one request
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]

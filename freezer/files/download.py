@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
-from freezer.errors import IntegrityError, MissingDependencyError, SourceError
+from freezer.errors import IntegrityError, MissingDependencyError, SourceError, first_line
 
 HTTP = ("https", "http")
 OBJECTS = ("s3", "gs")
@@ -148,7 +148,6 @@ def _fetching(url: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK:
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise SourceError(
-            f"{url} cannot be fetched: {lines[0][:300]}; is it there, and may it be read?", code="CP-FETCH"
+            f"{url} cannot be fetched: {first_line(error)}; is it there, and may it be read?", code="CP-FETCH"
         ) from error

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.payload_selection import is_exact
-from freezer.errors import CudaGraphsError
+from freezer.errors import CudaGraphsError, first_line
 
 NUM_WARM_UP = 4
 """Calls before the capture: TorchScript fuses after its second, and libraries choose and allocate in their first."""
@@ -88,9 +88,8 @@ class CudaGraphs:
         try:
             return _Graph(call, tensors, self._device)
         except RuntimeError as error:
-            lines = str(error).strip().splitlines() or ["no message"]
             raise CudaGraphsError(
-                f"{payload.path} cannot be captured as a CUDA graph: {lines[0]}; load it without cuda_graphs"
+                f"{payload.path} cannot be captured as a CUDA graph: {first_line(error)}; load it without cuda_graphs"
             ) from error
 
 

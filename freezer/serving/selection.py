@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
 from freezer.artifact.signatures import Signatures, problem_of
-from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, Refusal, StoreUnreachableError
+from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, Refusal, StoreUnreachableError, last_line
 from freezer.hardware.cuda_requirements import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.host import Host
@@ -195,5 +195,5 @@ def failure(device_class: str, error: Exception) -> Refusal:
     """The refusal of an artifact that could not be read or opened."""
     reason = "tampered" if isinstance(error, IntegrityError) else "canary" if isinstance(error, CanaryError) else "does_not_open"
     expected = {"tampered": "the published digest", "canary": "the golden outputs"}.get(reason, "a payload that opens")
-    lines = [str(error)] if isinstance(error, ColdpressError) else str(error).strip().splitlines()
-    return Refusal(rung=device_class, reason=reason, got=lines[-1] if lines else type(error).__name__, expected=expected)
+    got = str(error) if isinstance(error, ColdpressError) else last_line(error)
+    return Refusal(rung=device_class, reason=reason, got=got, expected=expected)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from freezer.errors import StoreUnreachableError
+from freezer.errors import StoreUnreachableError, first_line
 from freezer.files.atomic import sync
 from freezer.files.buckets import Bucket, remedy
 from freezer.store.backend import RemoteError
@@ -232,5 +232,4 @@ class RemoteFiles:
                 raise FileNotFoundError(str(error)) from error
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
                 raise
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise RemoteError(f"{lines[0][:400]}; {remedy(self._bucket.where.partition(':')[0])}") from error
+            raise RemoteError(f"{first_line(error)}; {remedy(self._bucket.where.partition(':')[0])}") from error

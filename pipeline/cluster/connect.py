@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from freezer.errors import InfrastructureError, UsageError
+from freezer.errors import InfrastructureError, UsageError, first_line
 from freezer.hardware.machine import available_threads, detect
 from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
 from pipeline.cluster.nodes import LABEL
@@ -59,9 +59,9 @@ def connect(address: str | None) -> Iterator[Cluster]:
     except (OSError, RuntimeError, ValueError) as error:
         if joined and LOOKED_FOR.search(f"{error} {error.__cause__}"):
             raise _no_raylet(joined) from error
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InfrastructureError(
-            f"Ray at {joined or 'this machine'} cannot be reached: {lines[0]}; start it with `ray start --head`, or mend --address",
+            f"Ray at {joined or 'this machine'} cannot be reached: {first_line(error)}; "
+            f"start it with `ray start --head`, or mend --address",
             code="CP-RAY",
         ) from error
     head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)

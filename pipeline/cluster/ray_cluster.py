@@ -19,7 +19,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from freezer.errors import InfrastructureError
+from freezer.errors import InfrastructureError, first_line
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, device_class
 from pipeline.cluster.coordination import reported_by
 from pipeline.cluster.head_monitor import LOOK_S, Head
@@ -162,8 +162,7 @@ class Cluster:
         except ray.exceptions.RayTaskError as error:
             return Done(handle=handle, failure=f"{type(error.cause).__name__}: {error.cause}", kind=kind_of_ray(error, error.cause))
         except ray.exceptions.RayError as error:
-            lines = str(error).strip().splitlines() or [""]
-            return Done(handle=handle, failure=f"{type(error).__name__}: {lines[0]}", kind=kind_of_ray(error), lost=True)
+            return Done(handle=handle, failure=f"{type(error).__name__}: {first_line(error)}", kind=kind_of_ray(error), lost=True)
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
         """Stop tasks: they are interrupted, which ends their children, and killed if that takes longer than `grace_s`."""

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.errors import ColdpressError, InfrastructureError, MissingDependencyError, UsageError
+from freezer.errors import ColdpressError, InfrastructureError, MissingDependencyError, UsageError, first_line
 from freezer.files.atomic import move
 from pipeline.workspace.staging import temporary_place
 
@@ -116,11 +116,10 @@ def reaching(tracking_uri: str) -> Iterator[None]:
     except ColdpressError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
         remedy = "start the server (`mlflow server`), mend the database or its disk, or name another --tracking-uri"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # of files; a database says it otherwise
             remedy = f"make room where MLflow keeps its artifacts, and in the temporary folder {temporary_place()}"
-        message = f"MLflow at {tracking_uri} failed: {type(error).__name__}: {lines[0]}; {remedy}"
+        message = f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)}; {remedy}"
         raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from freezer.errors import CaptureError
+from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.equivalence import EagerAnswers
 from freezer.freezing.capture.export import DIMS, export_flat
 from freezer.freezing.capture.program import Captured, Flat
@@ -106,7 +106,7 @@ def _sentence(error: BaseException, module: torch.jit.ScriptModule) -> str:
     node, said = None, ""
     cause: BaseException | None = error
     while cause is not None:
-        first = str(cause).strip().partition("\n")[0] or "no message"
+        first = first_line(cause)
         found = re.fullmatch(r"TS2EPConverter failed for node (\S+)", first)
         node, said = (found[1], "") if found else (node, f"{type(cause).__name__}: {first.rstrip('.')}")
         cause = cause.__cause__

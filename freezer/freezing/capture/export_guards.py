@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from freezer.errors import first_line
 from freezer.freezing.diagnostics.source_lines import line_of_stack
 from freezer.spec.inputs import Dim, InputSpec
 
@@ -150,7 +151,7 @@ def _checker(program: torch.export.ExportedProgram, spec: InputSpec) -> Callable
             try:
                 guards(*(torch.empty(item.at(point), dtype=getattr(torch, item.dtype), device="meta") for item in spec.tensors))
             except (AssertionError, RuntimeError) as error:
-                return named(str(error).strip().partition("\n")[0], spec)
+                return named(first_line(error), spec)
         return None
 
     return check

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.codec import encode
-from freezer.errors import JudgeError
+from freezer.errors import JudgeError, first_line
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.checks import RESET
 from freezer.freezing.models.cloning import overlapping
@@ -227,8 +227,7 @@ def _wide_calls(
     try:
         results = run_calls(fresh, subject, stateful=stateful)
     except Exception as error:
-        lines = str(error).strip().splitlines() or ["no message"]
-        return None, f"float64 does not run: {type(error).__name__}: {lines[0]}"
+        return None, f"float64 does not run: {type(error).__name__}: {first_line(error)}"
     for (_, _, wide), (_, _, narrow) in zip(results, eagers, strict=True):
         for r, e in zip(wide, narrow, strict=True):
             if r.shape != e.shape:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freezer.errors import first_line
 from freezer.runtime.tensor_memory import address_of
 
 STAGES = ("unfrozen", "merged", "frozen", "final")
@@ -125,7 +126,7 @@ def watching(
         try:
             look()
         except Exception as error:
-            watch.missing.append(f"{what} ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})")
+            watch.missing.append(f"{what} ({type(error).__name__}: {first_line(error)})")
 
     def at_joint(graph: torch.fx.Graph) -> None:
         before(graph)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from freezer.artifact.freezing_report import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
+from freezer.errors import first_line
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.lowering.readable import torchscript_texts
 from freezer.freezing.lowering.result import Lowered, timed
@@ -188,7 +189,7 @@ def _changes(freezing: Freezing) -> tuple[tuple[Change, ...], tuple[Change, ...]
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _merged(changes: Sequence[Change]) -> tuple[Change, ...]:
