@@ -1,7 +1,7 @@
 """Convert frozen dataclasses to JSON values and back, by their type annotations. Imports no torch.
 
-Fields may be JSON scalars, Literals, tuples, `Mapping[str, X]`, nested dataclasses, unions of these, and `Any`. Annotations must
-resolve at run time: import their types outside `TYPE_CHECKING`. A field's metadata may change its JSON form:
+Fields may be JSON scalars, Literals, paths, tuples, `Mapping[str, X]`, nested dataclasses, unions of these, and `Any`.
+Annotations must resolve at run time: import their types outside `TYPE_CHECKING`. A field's metadata may change its JSON form:
 
     multiple_of: int = field(default=1, metadata=written_if(lambda dim: dim.multiple_of > 1))
     dims: tuple[Dim, ...] = field(default=(), metadata=keyed_by("name"))
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -83,6 +84,8 @@ class _MismatchError(Exception):
 def _encode(value: Any) -> Any:
     if isinstance(value, (str, int, float, NoneType)):
         return value
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, tuple | list):
         return [_encode(item) for item in value]
     if isinstance(value, Mapping):
@@ -100,6 +103,8 @@ def _decoder(kind: Any) -> _Decoder:
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value: value
+    if kind is Path:
+        return Path
     if kind in _SCALARS:
         return functools.partial(_scalar, _SCALARS[kind])
     if origin is Literal:
