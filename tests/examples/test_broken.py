@@ -28,7 +28,7 @@ LEVEL = best_level(detect().classes)
 
 REASONS = {
     "routes-to-experts": ("broken.py:62", "self.experts[chosen](x)"),
-    "turns-nan": ("all that eager gives is NaN or Inf",),
+    "turns-nan": ("only NaN or Inf",),
     "trains-only": ("RuntimeError: this model can only be trained",),
     "writes-its-input": ("CP-INPUT-WRITTEN", "'x'"),
     "names": ("forward returned no tensor",),

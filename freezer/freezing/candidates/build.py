@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from freezer.artifact.freezing_report import NOT_TRIED, FreezingReport
 from freezer.artifact.manifest import Payload, PayloadKind
@@ -37,21 +36,22 @@ from freezer.spec.inputs import Dim
 
 
 def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, discard: bool = False) -> Candidate:
-    """Capture the subject, lower the graph, and write the payloads: one for each shape and thread count that the recipe asks for.
+    """Capture the subject, lower the graph, and write a payload for each shape and thread count of the recipe.
 
-    The graph is captured once for each shape, and lowered for each thread count under that count.
+    The graph is captured once per shape, and lowered once per thread count.
 
     Args:
-        subject: the model; it is not changed, unless it is to be discarded. It is placed on the target's device.
-        recipe: of RECIPES.
-        target: a class whose limits this process holds.
-        folder: an existing folder, empty, which becomes the candidate's.
-        discard: free the model's weights as soon as the last graph is captured, so that its lowering has their memory. The subject
-            cannot be used afterwards; and if that lowering fails, no other way is tried.
+        subject: the model; it is moved to the target's device, and changed only with `discard`.
+        recipe: one of RECIPES, or KEPT_EAGER.
+        target: a class whose limits this process has.
+        folder: an existing empty folder, which becomes the candidate's.
+        discard: free the model's weights after the last capture, to leave their memory to the lowering. The subject cannot be
+            used afterwards, and no other way is tried if that lowering fails.
 
     Raises:
-        CaptureError: no capture that the recipe allows works.
-        BuildError: no lowering of a captured graph works, or keeps the model's state.
+        CaptureError: no capture of the recipe works.
+        BuildError: no captured graph can be lowered.
+        LeakError: the compiled code has instructions outside the device class.
     """
     started = time.monotonic()
     subject, recipe = placed(subject, target.device), made_for(recipe, target.device_class.kind)
@@ -59,12 +59,19 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
     weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
-    targets = [target.at(count) for count in (target.thread_counts if recipe.by_thread else (target.num_threads,))]
+    targets = tuple(target.at(count) for count in (target.thread_counts if recipe.by_thread else (target.num_threads,)))
     exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
     with threads(target.num_threads), without_environment(), current(target.device), exact:
         for name, point in shapes:
-            last_one = name == shapes[-1][0]
-            made += _first_that_works(Attempt(subject, point), recipe, targets, folder, name, tried, discard=discard and last_one)
+            shape = _ShapeBuild(
+                attempt=Attempt(subject, point),
+                recipe=recipe,
+                targets=targets,
+                folder=folder,
+                name=name,
+                discard=discard and name == shapes[-1][0],
+            )
+            made += shape.first_that_works(tried)
     last = made[-1]
     made.sort(key=lambda item: target.thread_counts.index(item.payload.num_threads or target.num_threads))
     candidate = Candidate(
@@ -86,159 +93,126 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
     return candidate
 
 
+def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] | None]]:
+    """Name and point of each shape that gets a payload, the most special first; the point None is for all sizes."""
+    varies = any(dim.min < dim.max for dim in subject.spec.dims)
+    points = subject.points if varies and recipe.by_shape else ()
+    return [*(("-".join(f"{name}{size}" for name, size in point.items()), dict(point)) for point in points), ("all", None)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Made:
+    """One payload, its report, and the capture it was made from."""
+
     captured: Captured
     payload: Payload
     report: FreezingReport
 
 
-def _first_that_works(
-    attempt: Attempt,
-    recipe: Recipe,
-    targets: Sequence[Target],
-    folder: Path,
-    name: str,
-    tried: list[dict[str, str]],
-    *,
-    discard: bool,
-) -> list[_Made]:
-    """A payload for each target, of the first way of the recipe that works; what was tried is added to `tried`, with the file of
-    each error.
+@dataclass(frozen=True, kw_only=True)
+class _ShapeBuild:
+    """Builds the payloads of one shape, one for each target."""
 
-    A way that is not for such a model is noted, and told only where no other was tried.
+    attempt: Attempt
+    recipe: Recipe
+    targets: Sequence[Target]
+    folder: Path
+    name: str
+    discard: bool
 
-    Raises:
-        CaptureError, BuildError: no way works; a sentence for each, and the last code that says more than its class's.
-    """
-    errors: dict[str, FreezeError] = {}
-    unfit: dict[str, str] = {}
-    handled = sys.exception()
-    for number, (capture, lowering) in enumerate(recipe.ways):
-        row = {"payload": name, "capture": capture, "lowering": lowering}
-        if why := attempt.unfit(capture):
-            tried.append({**row, "outcome": f"{NOT_TRIED}: {why}"})
-            unfit[capture] = why
-            continue
-        try:
-            with PeakMemory() as memory:
-                made = _make(attempt, capture, lowering, recipe, targets, folder, name, discard=discard)
-        except (CaptureError, BuildError) as error:
-            file = folder / EVIDENCE / f"{name}-{number}-{capture}-error.txt"
-            file.parent.mkdir(exist_ok=True)
-            file.write_text("".join(traceback.format_exception(error)))
-            tried.append({**row, "outcome": str(error), "error": str(file.relative_to(folder))})
-            let_go(error, handled)
-            if is_large(attempt.subject.model):
-                gc.collect()  # graphs refer to each other
-            errors[capture] = error
-            if isinstance(error, LeakError):
-                break  # another graph would be compiled with the same flags
-        else:
-            tried.append({**row, "outcome": "captured and lowered"})
-            return [replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes)) for one in made]
+    def first_that_works(self, tried: list[dict[str, str]]) -> list[_Made]:
+        """Build by the first way of the recipe that works. Append each attempt to `tried`, with the file of its error.
+
+        Raises:
+            CaptureError, BuildError: no way works. The message has each reason, the code is the most specific one.
+        """
+        errors: dict[str, FreezeError] = {}
+        unfit: dict[str, str] = {}
+        handled = sys.exception()
+        for number, (capture, lowering) in enumerate(self.recipe.ways):
+            row = {"payload": self.name, "capture": capture, "lowering": lowering}
+            if why := self.attempt.unfit(capture):
+                tried.append({**row, "outcome": f"{NOT_TRIED}: {why}"})
+                unfit[capture] = why
+                continue
+            try:
+                with PeakMemory() as memory:
+                    made = self._make(capture, lowering)
+            except (CaptureError, BuildError) as error:
+                file = self._write_evidence(f"{number}-{capture}-error.txt", "".join(traceback.format_exception(error)))
+                tried.append({**row, "outcome": str(error), "error": str(file.relative_to(self.folder))})
+                let_go(error, handled)
+                if is_large(self.attempt.subject.model):
+                    gc.collect()  # graphs refer to each other
+                errors[capture] = error
+                if isinstance(error, LeakError):
+                    break  # another graph would be compiled with the same flags
+            else:
+                tried.append({**row, "outcome": "captured and lowered"})
+                return [replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes)) for one in made]
+        raise _no_way(errors, unfit)
+
+    def _make(self, capture: CaptureName, lowering: PayloadKind) -> list[_Made]:
+        """Capture the graph once, and lower it for each target."""
+        phases: dict[str, float] = {}
+        with timed(phases, "capture"):
+            captured = self.attempt.capture(capture)
+        check_operators(captured.program, lowering)
+        if self.discard:
+            self.attempt.discarded = True
+            give_back(program_tensors(self.attempt.subject.model), in_use=program_tensors(captured.program))
+        captured = replace(captured, texts={**captured_texts(captured.program), **captured.texts})
+        made: list[_Made] = []
+        for target in self.targets:
+            # Only the last lowering may free the program's tensors, and only the first reports the time of the capture.
+            ready = captured if target is self.targets[-1] else replace(captured, owned=())
+            made.append(self._lower(ready, lowering, target, {} if made else phases))
+        return made
+
+    def _lower(self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]) -> _Made:
+        size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
+        module = LOWERINGS[lowering]
+        suffix = f"-threads{target.num_threads}" if len(self.targets) > 1 else ""
+        path = self.folder / "payloads" / f"{self.name}{suffix}{module.SUFFIX}"
+        with timed(lower_s, "lower"), threads(target.num_threads):
+            lowered = module.build(captured, path, target, self.recipe.settings)
+        for file, text in {**captured.texts, **lowered.texts}.items():
+            self._write_evidence(file, text, suffix)
+        point, dims = self.attempt.point, self.attempt.subject.spec.dims
+        payload = Payload(
+            path=f"payloads/{path.name}",
+            digest=digest_file(path),
+            size_bytes=path.stat().st_size,
+            kind=lowering,
+            num_threads=target.num_threads if self.recipe.by_thread else None,
+            dims=dims if point is None else tuple(Dim(name=name, min=size, max=size) for name, size in point.items()),
+            convention=captured.convention,
+            layouts=lowered.layouts,
+        )
+        report = replace(
+            lowered.report,
+            phases_s={**phases, **(lowered.report.phases_s or lower_s)},
+            size_before_bytes=size_before_bytes,
+            size_after_bytes=payload.size_bytes,
+            guards=captured.guards,
+            notes=(*captured.notes, *lowered.report.notes),
+        )
+        return _Made(captured=replace(captured, program=None, owned=()), payload=payload, report=report)  # releases the weights
+
+    def _write_evidence(self, name: str, text: str, suffix: str = "") -> Path:
+        file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return file
+
+
+def _no_way(errors: dict[str, FreezeError], unfit: Mapping[str, str]) -> FreezeError:
+    """The error of a shape for which no way works; ways unfit for the model only count where no other was tried."""
     message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
     if not errors:
-        raise CaptureError(message)
+        return CaptureError(message)
     worst = next(error for kind in (LeakError, BuildError, FreezeError) for error in errors.values() if isinstance(error, kind))
     finer = (error.code for error in reversed(errors.values()) if error.code != type(error).code)
-    code = None if isinstance(worst, LeakError) else next(finer, None)
-    raise type(worst)(message, code=code) from ExceptionGroup("the ways that were tried", list(errors.values()))
-
-
-def _make(
-    attempt: Attempt,
-    capture: CaptureName,
-    lowering: PayloadKind,
-    recipe: Recipe,
-    targets: Sequence[Target],
-    folder: Path,
-    name: str,
-    *,
-    discard: bool,
-) -> list[_Made]:
-    """The payloads of one shape, one for each target, made in one way of one graph."""
-    phases: dict[str, float] = {}
-    with timed(phases, "capture"):
-        captured = attempt.capture(capture)
-    check_operators(captured.program, lowering)
-    if discard:
-        attempt.discarded = True
-        give_back(program_tensors(attempt.subject.model), in_use=program_tensors(captured.program))
-    captured = replace(captured, texts={**captured_texts(captured.program), **captured.texts})
-    made: list[_Made] = []
-    for target in targets:
-        # Only the last lowering may free the program's tensors, and only the first is told what the capture took.
-        ready = captured if target is targets[-1] else replace(captured, owned=())
-        stem = f"{name}-threads{target.num_threads}" if len(targets) > 1 else name
-        made.append(_lowered(attempt, ready, lowering, recipe, target, folder, stem, {} if made else phases))
-    return made
-
-
-def _lowered(
-    attempt: Attempt,
-    captured: Captured,
-    lowering: PayloadKind,
-    recipe: Recipe,
-    target: Target,
-    folder: Path,
-    stem: str,
-    phases: Mapping[str, float],
-) -> _Made:
-    """One payload of a captured graph; `phases` came before."""
-    size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
-    module = LOWERINGS[lowering]
-    path = folder / "payloads" / f"{stem}{module.SUFFIX}"
-    with timed(lower_s, "lower"), threads(target.num_threads):
-        lowered = module.build(captured, path, target, recipe.settings)
-    _write_texts(folder / EVIDENCE, stem, {**captured.texts, **lowered.texts})
-    payload = _payload(attempt.subject, recipe, target, path, lowering, attempt.point, captured.convention, lowered.layouts)
-    report = replace(
-        lowered.report,
-        phases_s={**phases, **(lowered.report.phases_s or lower_s)},
-        size_before_bytes=size_before_bytes,
-        size_after_bytes=payload.size_bytes,
-        guards=captured.guards,
-        notes=(*captured.notes, *lowered.report.notes),
-    )
-    return _Made(captured=replace(captured, program=None, owned=()), payload=payload, report=report)  # its weights need not stay
-
-
-def _write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> None:
-    for file, text in texts.items():
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}-{file}").write_text(text)
-
-
-def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] | None]]:
-    """Name and point of each payload to build; no point means all sizes. The most special comes first."""
-    if not any(dim.min < dim.max for dim in subject.spec.dims):
-        return [("all", None)]
-    if not recipe.by_shape:
-        return [("all", None)]
-    return [*(("-".join(f"{name}{size}" for name, size in point.items()), dict(point)) for point in subject.points), ("all", None)]
-
-
-def _payload(
-    subject: Subject,
-    recipe: Recipe,
-    target: Target,
-    path: Path,
-    kind: PayloadKind,
-    point: Mapping[str, int] | None,
-    convention: Literal["flat", "native"],
-    layouts: Mapping[str, str],
-) -> Payload:
-    dims = subject.spec.dims
-    if point is not None:
-        dims = tuple(Dim(name=name, min=size, max=size) for name, size in point.items())
-    return Payload(
-        path=f"payloads/{path.name}",
-        digest=digest_file(path),
-        size_bytes=path.stat().st_size,
-        kind=kind,
-        num_threads=target.num_threads if recipe.by_thread else None,
-        dims=dims,
-        convention=convention,
-        layouts=layouts,
-    )
+    error = type(worst)(message, code=None if isinstance(worst, LeakError) else next(finer, None))
+    error.__cause__ = ExceptionGroup("every way failed", list(errors.values()))
+    return error

@@ -1,10 +1,10 @@
-"""A candidate: the payloads that one recipe made of one model, with what was recorded while building them."""
+"""A candidate: the payloads that one recipe made of one model, and the record of the build."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,23 @@ from freezer.runtime.payloads import LOADERS, OpenPayload
 CANDIDATE = "candidate.json"
 
 EVIDENCE = "evidence"
-"""The folder of a candidate that holds texts: of each error in full, and of what the lowerings made."""
+"""Folder of a candidate with texts: errors in full, and code and graphs from captures and lowerings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What one recipe made of one model for one device class: a folder of payloads, and how they came to be.
+    """The payloads that one recipe made of one model for one device class.
 
     Attributes:
-        folder: holds candidate.json and payloads/.
+        folder: contains candidate.json and payloads/.
         recipe, lowering, capture: names.
-        tried: for each way that was tried, in order: its payload, capture and lowering, its outcome in a sentence, and where it
-            failed the file with the whole error.
-        payloads: by thread count, in the order of the target; of one count the most special shapes first.
-        reports: by payload path, what freezing did.
-        warnings: what the capture said.
-        toolchain: versions that made it.
-        weights: digest of the weights that it was made of.
-        preserve: attributes and methods that the payload still has, the reset method among them.
+        tried: each attempted way in order: payload, capture, lowering, outcome in a sentence, and the error's file if it failed.
+        payloads: by thread count, in the order of the target; for one count the most special shapes first.
+        reports: what freezing did, by payload path.
+        warnings: warnings of the capture.
+        toolchain: versions that built it.
+        weights: digest of the model's weights.
+        preserve: attributes and methods that the payload keeps, including the reset method.
         build_s: wall time of the whole build, in seconds.
     """
 
@@ -55,11 +54,11 @@ class Candidate:
     preserve: tuple[str, ...] = ()
 
     def open(self, subject: Subject, payloads: Sequence[Payload] | None = None) -> FrozenModel:
-        """The candidate as it would be served, in its initial state.
+        """Open the candidate as it would serve, in its initial state.
 
         Args:
-            subject: that it was made of, on the device that it should run on.
-            payloads: of it, those to choose from by shape; by default all for the thread count that comes first.
+            subject: the subject it was made of, on the device to run on.
+            payloads: payloads to choose from by shape; by default all for the first thread count.
         """
         chosen = set_for(self.payloads, self.payloads[0].num_threads or 0) if payloads is None else payloads
         opened = [OpenPayload(payload=p, run=LOADERS[p.kind](self.folder / p.path, self.settings, subject.device)) for p in chosen]
@@ -73,31 +72,17 @@ class Candidate:
 
     def write(self) -> None:
         """Write candidate.json beside the payloads."""
-        record = {
-            "recipe": self.recipe,
-            "lowering": self.lowering,
-            "capture": self.capture,
-            "settings": dict(self.settings),
-            "tried": [dict(item) for item in self.tried],
-            "payloads": [encode(payload) for payload in self.payloads],
-            "reports": {path: encode(report) for path, report in self.reports.items()},
-            "warnings": list(self.warnings),
-            "toolchain": dict(self.toolchain),
-            "weights": self.weights,
-            "build_s": self.build_s,
-            "preserve": list(self.preserve),
-        }
+        record = encode(self)
+        del record["folder"]
         (self.folder / CANDIDATE).write_text(json.dumps(record, indent=1, sort_keys=True))
 
     @classmethod
     def read(cls, folder: Path) -> Candidate:
-        """The candidate that `write` wrote; raises FileNotFoundError where there is none.
+        """Read what `write` wrote. Unknown fields are ignored: a store keeps candidates of earlier versions.
 
-        Fields that are no more are passed over: a store keeps candidates of earlier versions.
+        Raises:
+            FileNotFoundError: the folder has no candidate.json.
+            IntegrityError: candidate.json is damaged.
         """
-        known = {field.name for field in fields(cls)}
-        record = {name: value for name, value in json.loads((folder / CANDIDATE).read_text()).items() if name in known}
-        payloads = tuple(decode(Payload, item, origin=str(folder / CANDIDATE)) for item in record["payloads"])
-        lists = {name: tuple(record[name]) for name in ("tried", "warnings", "preserve")}
-        reports = {path: decode(FreezingReport, item, origin=str(folder / CANDIDATE)) for path, item in record["reports"].items()}
-        return cls(folder=folder, **{**record, **lists, "payloads": payloads, "reports": reports})
+        path = folder / CANDIDATE
+        return decode(cls, {**json.loads(path.read_text()), "folder": folder}, origin=str(path))

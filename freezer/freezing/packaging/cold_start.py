@@ -1,6 +1,6 @@
-"""`python -m freezer.freezing.packaging.cold_start`: load time, first call and peak memory of a candidate, in a fresh process.
+"""`python -m freezer.freezing.packaging.cold_start`: load time, first call and peak memory of a payload in a fresh process.
 
-The request is JSON on stdin, the answer one line of JSON on stdout. These figures are never part of the steady ones.
+The request is JSON on stdin, the answer one line of JSON on stdout. Steady latency never includes these figures.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freezer.artifact.folder import GOLDEN_INPUTS
+from freezer.artifact.manifest import Payload
 from freezer.artifact.sections import ColdStart
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
@@ -24,61 +26,54 @@ TIMEOUT_S = 300
 
 
 def measure(
-    payload: Path,
-    kind: str,
-    settings: Mapping[str, Any],
-    inputs: Path,
-    *,
-    spec: InputSpec,
-    native: bool,
-    num_threads: int,
-    device: str = "cpu",
+    folder: Path, payload: Payload, settings: Mapping[str, Any], *, spec: InputSpec, num_threads: int, device: str = "cpu"
 ) -> ColdStart:
-    """Times in milliseconds and memory in 1e6 bytes, from a fresh process of the same environment.
+    """Measure a payload in a fresh process of the same environment. Times are in milliseconds, memory in 1e6 bytes.
 
     Args:
-        payload, kind, settings: what to open, and the settings that it was made with.
-        inputs: a file of tensors that holds `0/<path>` for each tensor input.
-        spec: of the inputs.
-        native: whether the payload is called as its source is, or with flat tensors.
+        folder: contains the payload and the golden inputs.
+        payload: the payload to open and call.
+        settings: the recipe settings it was built with.
+        spec: the input spec.
         num_threads: intra-op threads.
-        device: to open and call it on.
+        device: the device to run on.
 
     Raises:
         JudgeError: the process fails or hangs.
     """
     request = {
-        "payload": str(payload),
-        "kind": kind,
+        "payload": str(folder / payload.path),
+        "kind": payload.kind,
         "settings": dict(settings),
-        "inputs": str(inputs),
+        "inputs": str(folder / GOLDEN_INPUTS),
         "spec": encode(spec),
-        "native": native,
+        "native": payload.convention == "native",
         "num_threads": num_threads,
         "device": device,
     }
     command = [sys.executable, "-m", "freezer.freezing.packaging.cold_start"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    name = Path(payload.path).name
     try:
         done = subprocess.run(
             command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ
         )
     except subprocess.CalledProcessError as error:
-        raise JudgeError(f"a fresh process could not open and call {payload.name}: {raised_in(error.stderr)}") from error
+        raise JudgeError(f"a fresh process could not open and call {name}: {raised_in(error.stderr)}") from error
     except subprocess.TimeoutExpired as error:
-        raise JudgeError(f"a fresh process took over {TIMEOUT_S} s to open and call {payload.name}") from error
+        raise JudgeError(f"a fresh process took over {TIMEOUT_S} s to open and call {name}") from error
     return decode(ColdStart, json.loads(done.stdout.splitlines()[-1]), origin="the fresh process")
 
 
 def raised_in(text: str) -> str:
-    """The error at the end of what a process printed when it failed: its type and its first lines, without the traceback."""
+    """The error type and first lines from the stderr of a failed process, without its traceback."""
     lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    said = [line.strip() for line in lines if line.strip() and not line.startswith(" ")]
-    return " ".join(said[:2])[:500] or "no message"
+    message = [line.strip() for line in lines if line.strip() and not line.startswith(" ")]
+    return " ".join(message[:2])[:500] or "no message"
 
 
 def main(request: Mapping[str, Any]) -> dict[str, float]:
-    """What this process takes to import torch, open the payload, and call it twice."""
+    """Import torch, open the payload and call it twice; return the times and the memory."""
     started = time.perf_counter()
     import torch
 
@@ -91,10 +86,10 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
 
     torch.set_num_threads(request["num_threads"])
     device = torch.device(request["device"])
-    spec, golden = decode(InputSpec, request["spec"], origin="request"), load_tensors(Path(request["inputs"]))
+    spec, golden = decode(InputSpec, request["spec"], origin="the request"), load_tensors(Path(request["inputs"]))
     tensors = tensors_on({item.name: golden[f"0/{item.name}"] for item in spec.tensors}, device)
     args, kwargs = bind(spec, tensors) if request["native"] else (list(tensors.values()), {})
-    before_mb = _peak_mb()
+    before_mb = peak_bytes() / 1e6
     ready = time.perf_counter()
     times = []
     with current(device), torch.no_grad():
@@ -111,12 +106,8 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
         "first_call_ms": times[0] * 1e3,
         "second_call_ms": times[1] * 1e3,
         "memory_before_mb": before_mb,
-        "memory_peak_mb": _peak_mb(),
+        "memory_peak_mb": peak_bytes() / 1e6,
     }
-
-
-def _peak_mb() -> float:
-    return peak_bytes() / 1e6
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What serves a class for GPUs where nothing that was frozen beats eager: the captured program, unfrozen, on that device.
+"""The artifact of a CUDA class whose verdict is `kept-eager`: the captured program, not frozen, on the GPU.
 
-For a CPU class the portable artifact serves; on a machine with a GPU that would be the wrong device (docs/contract.md, Verdicts).
+For a CPU class the portable artifact serves instead (docs/contract.md, Verdicts).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERDICT = "kept-eager"
 
 
 def serves_itself(target: Target) -> bool:
-    """Whether a class is served by a program of its own where its verdict is `kept-eager`."""
+    """Whether the class gets an artifact of its own if its verdict is `kept-eager`."""
     return target.device_class.kind == "cuda"
 
 
@@ -38,16 +38,16 @@ def keep_eager(
     provenance: Mapping[str, str],
     failures: Mapping[str, str],
 ) -> tuple[Artifact | None, str]:
-    """Capture a model on its device, hold the program to the drift gate, and write its artifact, whose verdict is `kept-eager`.
+    """Capture a model on its device, apply the drift gate, and write its artifact with the verdict `kept-eager`.
 
     Args:
-        subject: whose verdict is `kept-eager`.
-        target: of a class for GPUs.
+        subject: the model.
+        target: a CUDA class.
         limits, policy: see `judge`.
         dest, provenance, failures: see `assemble`.
 
     Returns:
-        The artifact, and a sentence; no artifact where the model cannot be captured, or what was captured does not pass.
+        The artifact and a sentence. The artifact is None if the model cannot be captured or fails the drift gate.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:

@@ -1,6 +1,6 @@
-"""Evidence: every raw latency sample and every drift figure, as Parquet; what was captured and frozen, and each error, as text.
+"""Evidence: every latency sample and drift figure as Parquet; captured and frozen models, and errors, as text.
 
-Parquet needs pyarrow; serving does not. Where it is not installed the same columns are written as JSON: nothing is lost.
+Without pyarrow the same columns are written as JSON.
 """
 
 from __future__ import annotations
@@ -14,33 +14,51 @@ from typing import Any
 
 from freezer.artifact.folder import DRIFT_EVIDENCE, LATENCY_EVIDENCE
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
-from freezer.freezing.validation.drift import rows_as_columns
+from freezer.freezing.validation.drift import DriftRow, rows_as_columns
 from freezer.freezing.validation.judge import Judgement
 
 MAX_TEXT_BYTES = 2_000_000
-"""Of one text; what is longer is cut."""
+"""Longer texts are cut."""
+
+_LATENCY = {
+    "entrant": "string",
+    "round": "int32",
+    "call": "int32",
+    "latency_ms": "float64",
+    "threads": "int32",
+    "point": "string",
+    "payload": "string",
+}
+"""Columns of the latency table, with the Arrow names of their types."""
+
+_DRIFT = {
+    **dict.fromkeys(DriftRow.__dataclass_fields__, "float64"),
+    **dict.fromkeys(("recipe", "kind", "output", "problem", "payload"), "string"),
+    **dict.fromkeys(("set_index", "num_elements", "num_threads"), "int64"),
+}
+"""Columns of the drift table, likewise."""
 
 logger = logging.getLogger("coldpress")
 
 
 def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
-    """Write evidence/latency.parquet (one row a sample: entrant, round, call, latency_ms; threads, point and payload path of its
-    cell) and evidence/drift.parquet (one row a `drift.Row`).
+    """Write evidence/latency.parquet (a row per sample) and evidence/drift.parquet (a row per `DriftRow`).
 
     Returns:
-        The paths written, in `folder`. Without pyarrow they end in `.json`, and hold an object of columns.
+        The paths written, relative to `folder`. Without pyarrow they end in `.json` and contain an object of columns.
     """
     (folder / EVIDENCE).mkdir(exist_ok=True)
-    latency = _latency(judgement)
     drift = rows_as_columns([row for trial in judgement.trials if trial.drift for row in trial.drift.rows])
+    tables = ((LATENCY_EVIDENCE, _LATENCY, _latency(judgement)), (DRIFT_EVIDENCE, _DRIFT, drift))
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        logger.info("raw evidence is written as JSON, since pyarrow is not installed; pip install 'coldpress[stores]' for Parquet")
-        return _write_json(latency, LATENCY_EVIDENCE, folder), _write_json(drift, DRIFT_EVIDENCE, folder)
-    pq.write_table(pa.table(latency, schema=_latency_schema(pa)), folder / LATENCY_EVIDENCE)
-    pq.write_table(pa.table(drift, schema=_drift_schema(pa)), folder / DRIFT_EVIDENCE)
+        logger.info("pyarrow is not installed; writing evidence as JSON (pip install 'coldpress[stores]' for Parquet)")
+        return tuple(_write_json(columns, path, folder) for path, _, columns in tables)
+    for path, types, columns in tables:
+        schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in types.items()])
+        pq.write_table(pa.table(columns, schema=schema), folder / path)
     return LATENCY_EVIDENCE, DRIFT_EVIDENCE
 
 
@@ -60,52 +78,33 @@ def _latency(judgement: Judgement) -> dict[str, list[Any]]:
 
 
 def _write_json(columns: Mapping[str, list[Any]], path: str, folder: Path) -> str:
-    """Write a table beside where its Parquet file would be; NaN and infinities, which JSON has not, as text. Returns its path."""
-    plain = {name: [_plain(value) for value in values] for name, values in columns.items()}
+    """Write a table as JSON, with NaN and infinities as strings; return its path."""
+    plain = {
+        name: [str(value) if isinstance(value, float) and not math.isfinite(value) else value for value in values]
+        for name, values in columns.items()
+    }
     path = str(Path(path).with_suffix(".json"))
     (folder / path).write_text(json.dumps(plain, allow_nan=False))
     return path
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
-    """Copy the candidate's texts to evidence/: code and graphs, and each error in full.
+    """Copy the candidate's code, graphs and errors to evidence/.
 
     Returns:
-        The paths written, in `folder`, sorted.
+        The paths written, relative to `folder`, sorted.
     """
     texts = sorted((candidate.folder / EVIDENCE).glob("*.txt"))
-    if texts:
-        (folder / EVIDENCE).mkdir(exist_ok=True)
+    (folder / EVIDENCE).mkdir(exist_ok=True)
     for source in texts:
         (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
     return tuple(f"{EVIDENCE}/{source.name}" for source in texts)
 
 
 def _cut(data: bytes) -> bytes:
-    """The text, or its whole first lines and one that says how much is left out."""
+    """Cut a long text after a whole line, and append how much is missing."""
     if len(data) <= MAX_TEXT_BYTES:
         return data
     kept = data[:MAX_TEXT_BYTES]
     kept = kept[: kept.rfind(b"\n") + 1] or kept.decode(errors="ignore").encode() + b"\n"
     return kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
-
-
-_LATENCY = {
-    **{"entrant": "string", "round": "int32", "call": "int32", "latency_ms": "float64"},
-    **{"threads": "int32", "point": "string", "payload": "string"},
-}
-"""The columns of the latency table, each with Arrow's name of its type."""
-
-
-def _latency_schema(pa: Any) -> Any:
-    return pa.schema([(name, getattr(pa, kind)()) for name, kind in _LATENCY.items()])
-
-
-def _drift_schema(pa: Any) -> Any:
-    text = dict.fromkeys(("recipe", "kind", "output", "problem", "payload"), pa.string())
-    counts = dict.fromkeys(("set_index", "num_elements", "num_threads"), pa.int64())
-    return pa.schema([(name, (text | counts).get(name, pa.float64())) for name in rows_as_columns([])])

@@ -1,4 +1,4 @@
-"""The manifest's record of a freeze: what was done to the winner's graphs, and what became of every other recipe."""
+"""The manifest's record of a freeze: reports of the winner, and results of every other recipe."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) -> FreezingRecord:
-    """What manifest.json holds under `freezing`.
+    """The section `freezing` of the manifest.
 
     Args:
-        judgement: of the device class.
-        winner: whose artifact it is.
-        failures: for each recipe that made no candidate, why.
+        judgement: the judgement of the device class.
+        winner: the trial whose artifact it is.
+        failures: the error message of each recipe that made no candidate.
     """
-    from freezer.freezing.validation.migration import refused  # here: it imports torch, and drivers read what is below
+    from freezer.freezing.validation.migration import refused  # imports torch; drivers use the functions below without it
 
     candidate = winner.candidate
     return FreezingRecord(
@@ -38,14 +38,14 @@ def freezing_record(judgement: Judgement, winner: Trial, failures: Mapping[str, 
 
 
 def size_bytes(trial: Trial) -> int:
-    """Of all payloads of a candidate."""
+    """Size of all payloads of a candidate."""
     return sum(payload.size_bytes for payload in trial.candidate.payloads)
 
 
 def strides_equal(trial: Trial) -> bool | None:
-    """Whether every output had eager's strides in every judged call; None where that was not compared.
+    """Whether every output had eager's strides in every judged call; None if that was not compared.
 
-    The drift gate holds strides to be equal in all dims of more than one element, so a candidate that passes has them.
+    The drift gate requires equal strides in all dims of more than one element.
     """
     if trial.drift is None or not trial.drift.rows:
         return None
@@ -82,7 +82,7 @@ def _other(trial: Trial) -> CandidateRecord:
 
 
 def tried_json(tried: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """What was tried, without the files of the errors, which lie with the candidate."""
+    """The attempts without their error files, which stay with the candidate."""
     return [{key: text for key, text in row.items() if key != "error"} for row in tried]
 
 

@@ -1,9 +1,10 @@
-"""Runs: a candidate over all calls, as it would serve with each thread count, held to the gate."""
+"""Run a candidate over all calls, as it would serve with each thread count, and apply the drift gate."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -19,21 +20,21 @@ from freezer.runtime.pytree import leaves_of
 from freezer.runtime.threads import threads
 
 Results = Sequence[tuple[CallKind, int, list[Tensor]]]
-"""Of every call its kind, the index of its input set, and the output tensors."""
+"""For each call its kind, the index of its input set, and the output tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A way in which a candidate may serve: a thread count, and the payloads to choose from by shape."""
+    """One way a candidate may serve: a thread count, and the payloads to choose from by shape."""
 
     num_threads: int
     payloads: tuple[Payload, ...]
 
 
 def runs_of(subject: Subject, candidate: Candidate, target: Target) -> list[Run]:
-    """All ways in which a candidate may serve, the deciding one first.
+    """All ways a candidate may serve, the deciding one first.
 
-    Where payloads for single points may yet be left out, what then serves those points is a way of its own.
+    Where payloads for single points may still be dropped, serving those points without them is a way of its own.
     """
     found: list[Run] = []
     for count in target.thread_counts:
@@ -48,27 +49,29 @@ def runs_of(subject: Subject, candidate: Candidate, target: Target) -> list[Run]
 def assess_runs(
     subject: Subject, candidate: Candidate, target: Target, reference: Reference, gate: Gate
 ) -> tuple[DriftReport, Results]:
-    """The drift of a candidate over all calls in all ways, and what it answered in the first. Raises whatever a payload raises."""
-    answers: list[Results] = []
+    """The drift of a candidate over all its runs, and the outputs of the first. Errors of a payload propagate."""
     reports: list[DriftReport] = []
+    first: Results = ()
     for run in runs_of(subject, candidate, target):
-        answers.append(_results(subject, candidate, run, reference))
-        reports.append(_drift(subject, candidate, run, reference, answers[-1], gate))
-    return joined(reports, gate), answers[0]
+        with threads(run.num_threads):
+            fresh = partial(_opened, subject, candidate, run)
+            results = run_calls(fresh, subject, stateful=reference.stateful)
+        reports.append(_drift(subject, candidate, run, reference, results, gate))
+        first = first or results
+    return joined(reports, gate), first
+
+
+def _opened(subject: Subject, candidate: Candidate, run: Run) -> Runner:
+    return runner(candidate.open(subject, run.payloads), subject)
 
 
 def runner(model: FrozenModel, subject: Subject) -> Runner:
-    """One instance of a candidate, as it is compared."""
+    """An instance of a candidate to compare."""
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         return [leaf.cpu() for leaf in leaves_of(model(**{name: tensor.clone() for name, tensor in tensors.items()}))]
 
     return Runner(call=call, reset=None if subject.reset is None else model.preserved[subject.reset])
-
-
-def _results(subject: Subject, candidate: Candidate, run: Run, reference: Reference) -> Results:
-    with threads(run.num_threads):
-        return run_calls(lambda: runner(candidate.open(subject, run.payloads), subject), subject, stateful=reference.stateful)
 
 
 def _drift(subject: Subject, candidate: Candidate, run: Run, reference: Reference, results: Results, gate: Gate) -> DriftReport:

@@ -1,4 +1,4 @@
-"""Time eager and candidates side by side, at one point: which inputs they are called with, and what is reset between blocks."""
+"""Time eager and candidates side by side at one point."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ def time_at(point: Mapping[str, int], subject: Subject, candidates: Mapping[str,
     Args:
         point: sizes of the named dims.
         subject: the model; a copy of it is the eager entrant.
-        candidates: by recipe, those that passed the drift gate.
-        policy: of the sampling.
+        candidates: the candidates that passed the drift gate, by entrant name.
+        policy: the sampling policy.
     """
     inputs = inputs_at(subject, point)
-    # Every entrant has copies of its own, in the form that a caller gives them: what puts them together is not timed.
     eager = subject.fresh()
     for part in eager.modules():
         if isinstance(part, nn.RNNBase):
-            part.flatten_parameters()  # on a GPU: a copy's weights lie apart, and every call would put them together
+            part.flatten_parameters()  # on a GPU, calls of a copy would flatten its weights each time
     entrants: dict[str, list[Callable[[], Any]]] = {EAGER: _calls(partial(without_grad, eager), subject, inputs)}
     entrants |= {recipe: _calls(model, subject, inputs) for recipe, model in candidates.items()}
     resets: dict[str, Callable[[], object]] = {}
@@ -46,13 +45,13 @@ def time_at(point: Mapping[str, int], subject: Subject, candidates: Mapping[str,
 
 
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function gives with gradients off, as a frozen model is called."""
+    """Call a function without gradients, as a frozen model is called."""
     with torch.no_grad():
         return function(*args, **kwargs)
 
 
 def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
-    bound = [bind(subject.spec, item.cloned()) for item in inputs]
+    bound = [bind(subject.spec, item.cloned()) for item in inputs]  # each entrant gets its own copies, bound before timing
     return [partial(model, *args, **kwargs) for args, kwargs in bound]
 
 

@@ -1,18 +1,18 @@
-"""Drift: how far a candidate's outputs are from the float64 reference, against how far the eager model's own are.
+"""Drift: distance of a candidate's outputs from the float64 reference, relative to the eager model's own.
 
-With `r` the reference, `e` the eager model's output and `c` the candidate's, all compared in float64:
+With `r` the reference, `e` eager's output and `c` the candidate's, all compared in float64:
 
     rmse        = sqrt(mean (c - r)^2)          native_rmse = sqrt(mean (e - r)^2)
     error_ratio = rmse / max(native_rmse, eps * rms(r))
     passes when   error_ratio <= error_ratio_max,  or  rmse <= multiplier * native_rmse + tol / 10
 
-The second rule is the ladder of `same()` in PyTorch's dynamo benchmarks: multiplier 2, 3 for half precision and for small tensors;
-tol is 1e-4 (float32) or 1e-2 (half) of rms(r), and for float64 the multiple of eps that float32 has. An output with fewer than 64
-elements is pooled over all input sets first: a ratio of two numbers of one element each is chance. Where float64 cannot run, the
-reference is eager and the bounds are those of OpenVINO's output validation. No figure, no pass.
+The second rule is that of `same()` in PyTorch's dynamo benchmarks: multiplier 2, or 3 for half precision and small tensors; tol is
+1e-4 (float32) or 1e-2 (half) of rms(r), for float64 the multiple of eps that float32 has. Outputs with fewer than 64 elements are
+pooled over all input sets first, because the ratio of single elements is chance. If float64 cannot run, the reference is eager, and
+the bounds are those of OpenVINO's output validation. An output without figures does not pass.
 
-An output may hold fill values, a mask's -1e9 among logits of 10: rms(r) is then theirs, and no error of the others would show. So
-magnitudes with a wide gap between them are judged apart, each part by its own rms (`parts_of`).
+Outputs may contain fill values, such as a mask's -1e9 among logits of 10, which would dominate rms(r) and hide other errors. So
+magnitudes with a wide gap between them are judged separately, each part by its own rms (`parts_of`).
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ NOTHING_COMPARED = "no output was compared"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """What a candidate that keeps its precision is held to."""
+    """The drift limit."""
 
     error_ratio_max: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftRow:
-    """The drift of one output in one input set: a row of evidence/drift.parquet. Figures are None for integers and bools.
+    """The drift of one output in one call: a row of evidence/drift.parquet. Figures are None for integers and bools.
 
-    `bound` is what rmse was held to, None where OpenVINO's bounds stand in; `problem` says what failed, or is None. `num_threads`
-    and `payload` (its path) are of the run; 0 and empty where that was not noted.
+    Attributes:
+        bound: limit on rmse; None where OpenVINO's bounds apply.
+        problem: what failed, or None.
+        num_threads, payload: thread count and payload path of the run.
     """
 
     recipe: str
@@ -61,18 +63,18 @@ class DriftRow:
     set_index: int
     output: str
     num_elements: int
-    max_abs_err: float | None
-    max_rel_err: float | None
-    rmse: float | None
-    native_rmse: float | None
-    rms: float | None
-    error_ratio: float | None
-    sqnr_db: float | None
-    cosine: float | None
-    gain: float | None
-    top1_agreement: float | None
-    bound: float | None
-    problem: str | None
+    max_abs_err: float | None = None
+    max_rel_err: float | None = None
+    rmse: float | None = None
+    native_rmse: float | None = None
+    rms: float | None = None
+    error_ratio: float | None = None
+    sqnr_db: float | None = None
+    cosine: float | None = None
+    gain: float | None = None
+    top1_agreement: float | None = None
+    bound: float | None = None
+    problem: str | None = None
     num_threads: int = 0
     payload: str = ""
 
@@ -82,10 +84,11 @@ class DriftReport:
     """The drift of one candidate.
 
     Attributes:
-        passed: whether every row does.
-        error_ratio, max_abs_err: the worst of all rows; sqnr_db the least, None where nothing differs.
-        margin: the least of bound / rmse; None where nothing differs.
-        nearest_miss: of a candidate that fails, its worst row in one sentence, with the limit that would have passed.
+        passed: whether every row passed.
+        error_ratio, max_abs_err: maximum of all rows.
+        sqnr_db: minimum of all rows; None if nothing differs.
+        margin: minimum of bound / rmse; None if nothing differs.
+        nearest_miss: the worst row of a failed candidate in one sentence, with the limit that would have passed.
         rows: the evidence.
     """
 
@@ -98,7 +101,7 @@ class DriftReport:
     rows: tuple[DriftRow, ...]
 
     def summary(self) -> dict[str, Any]:
-        """The figures that the JSON, the manifest and MLflow carry."""
+        """The figures in the JSON output, the manifest and MLflow."""
         return {name: getattr(self, name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")}
 
 
@@ -107,7 +110,7 @@ class Call:
     """The output tensors of one call by the reference, by eager and by the candidate.
 
     Attributes:
-        noise_rmse: of each output, the most that another run of eager is apart; 0 for a deterministic model.
+        noise_rmse: for each output, the largest difference between runs of eager; 0 for a deterministic model.
     """
 
     kind: Literal["single", "sequence", "after-reset"]
@@ -119,13 +122,13 @@ class Call:
 
 
 def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate, *, float64: bool) -> DriftReport:
-    """The drift of one candidate over all its calls.
+    """Measure the drift of a candidate over all its calls.
 
     Args:
-        recipe: of the candidate.
-        names: of the outputs.
-        calls: single calls and sequences; each holds outputs of equal names.
-        gate: what they are held to.
+        recipe: the candidate's recipe.
+        names: names of the outputs.
+        calls: all calls, with the outputs in the order of `names`.
+        gate: the limit.
         float64: whether the reference ran in float64.
     """
     rows: list[DriftRow] = []
@@ -133,26 +136,23 @@ def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate,
         pools = _pools(calls, index, len(names))
         found = [_row(recipe, name, index, call, pools, gate, float64=float64) for call in calls]
         if found and _nothing_finite([call.eager[index] for call in calls]):
-            found[0] = replace(found[0], problem=f"all that eager gives is NaN or Inf, {NOTHING_COMPARED}; mend the model")
+            found[0] = replace(found[0], problem=f"eager returns only NaN or Inf, {NOTHING_COMPARED}; fix the model")
         rows.extend(found)
     return _report(rows, gate)
 
 
 def joined(reports: Sequence[DriftReport], gate: Gate) -> DriftReport:
-    """One report of several runs of a candidate, each of which was held to the gate on its own."""
+    """Join the reports of several runs of a candidate."""
     return reports[0] if len(reports) == 1 else _report([row for report in reports for row in report.rows], gate)
 
 
 def _nothing_finite(eager: Sequence[Tensor]) -> bool:
-    """Whether an output has elements, and not one of them in any call is a number that can be compared."""
+    """Whether an output has elements, but none in any call is finite."""
     return all(comparable(e) and not torch.isfinite(e).any() for e in eager) and any(e.numel() for e in eager)
 
 
 class _Pool:
-    """Squared errors of one part of an output, summed over all input sets.
-
-    A set's own are chance where it has few elements, or eager draws.
-    """
+    """Squared errors of one part of an output, summed over all input sets."""
 
     def __init__(self) -> None:
         self.candidate = self.native = self.reference = 0.0
@@ -168,7 +168,7 @@ class _Pool:
 
 
 _Pools = dict[tuple[str, int], _Pool]
-"""By the kind of call, and the part."""
+"""By kind of call and part."""
 
 
 def _pools(calls: Sequence[Call], index: int, num_outputs: int) -> _Pools:
@@ -184,7 +184,7 @@ def _pools(calls: Sequence[Call], index: int, num_outputs: int) -> _Pools:
 
 
 def _parts(r: Tensor, e: Tensor, c: Tensor) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
-    """The finite elements of reference, eager and candidate in double precision, by the part they belong to; each is flat."""
+    """The finite elements of reference, eager and candidate by part, flat and in double precision."""
     finite = torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(c)
     r64, e64, c64 = (in_double(tensor)[finite] for tensor in (r, e, c))
     for part, chosen in enumerate(parts_of(r64, e.dtype)):
@@ -192,39 +192,23 @@ def _parts(r: Tensor, e: Tensor, c: Tensor) -> Iterator[tuple[int, tuple[Tensor,
 
 
 def _row(recipe: str, name: str, index: int, call: Call, pools: _Pools, gate: Gate, *, float64: bool) -> DriftRow:
-    blank: dict[str, Any] = dict.fromkeys(
-        (
-            "max_abs_err",
-            "max_rel_err",
-            "rmse",
-            "native_rmse",
-            "rms",
-            "error_ratio",
-            "sqnr_db",
-            "cosine",
-            "gain",
-            "top1_agreement",
-            "bound",
-        )
-    )
-    base: dict[str, Any] = {"recipe": recipe, "kind": call.kind, "set_index": call.set_index, "output": name}
-    if len(call.candidate) != len(call.eager):
-        missing = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
-        return DriftRow(**base, **blank, num_elements=0, problem=missing)
-    r, e, c = call.reference[index], call.eager[index], call.candidate[index]
+    r, e, c = call.reference[index], call.eager[index], call.candidate[index] if index < len(call.candidate) else None
+    row = DriftRow(recipe=recipe, kind=call.kind, set_index=call.set_index, output=name, num_elements=e.numel())
+    if c is None or len(call.candidate) != len(call.eager):
+        return replace(row, num_elements=0, problem=f"{len(call.candidate)} outputs, eager gives {len(call.eager)}")
     mismatch = structure_problem(e, c) or _stride_problem(e, c)
     if mismatch or not comparable(e):
-        return DriftRow(**base, **blank, num_elements=e.numel(), problem=mismatch)
+        return replace(row, problem=mismatch)
     noise = call.noise_rmse[index]
     judged = [_judged(values, pools[call.kind, part], noise, e.dtype, gate, float64=float64) for part, values in _parts(r, e, c)]
     worst = next((item for item in judged if item["problem"]), judged[0])
-    return DriftRow(**base, **worst, num_elements=e.numel(), top1_agreement=_top1(r, c))
+    return replace(row, top1_agreement=_top1(r, c), **worst)
 
 
 def _judged(
     values: tuple[Tensor, Tensor, Tensor], pool: _Pool, noise_rmse: float, dtype: torch.dtype, gate: Gate, *, float64: bool
 ) -> dict[str, Any]:
-    """The figures of one part of an output in one call, what they were held to, and what failed."""
+    """Figures, bound and problem of one part of an output in one call, by the names of DriftRow."""
     r, e, c = values
     figures = error_figures(r, c, eps=torch.finfo(dtype).eps)
     native = math.sqrt(square_sum(e - r) / max(r.numel(), 1) + noise_rmse**2)
@@ -235,14 +219,14 @@ def _judged(
     error = OutputError(rmse=figures.rmse, native_rmse=native, rms=figures.rms, dtype=dtype, num_elements=r.numel())
     ratio, bound = judge_rmse(error, gate.error_ratio_max)
     problem: str | None = None
-    held_to: float | None = bound
+    limit: float | None = bound
     if not all(math.isfinite(figure) for figure in (error.rmse, native, error.rms)):
-        problem = "values so great that their squares are infinite, so that no error can be told; mend the model"
+        problem = "the squares of the values overflow, so the error cannot be measured; fix the model"
     elif not float64 and not pool.noisy:
-        held_to, problem = None, openvino_problem(figures, dtype)
+        limit, problem = None, openvino_problem(figures, dtype)
     elif not error.rmse <= bound:
         problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
-    return {**asdict(figures), "native_rmse": native, "error_ratio": ratio, "bound": held_to, "problem": problem}
+    return {**asdict(figures), "native_rmse": native, "error_ratio": ratio, "bound": limit, "problem": problem}
 
 
 def _stride_problem(e: Tensor, c: Tensor) -> str | None:
@@ -250,12 +234,12 @@ def _stride_problem(e: Tensor, c: Tensor) -> str | None:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of the dims in which they mean something."""
+    """Strides of the dims of more than one element; the others are arbitrary."""
     return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
 
 def _top1(r: Tensor, c: Tensor) -> float | None:
-    """Share of rows whose largest score is at the same place; None where the output is not [rows, classes]."""
+    """Share of rows whose largest score is at the same place; None if the output is not [rows, classes]."""
     if r.dim() != 2 or r.shape[1] < 2 or r.shape[0] == 0 or r.is_complex():
         return None
     return float((r.argmax(1) == c.argmax(1)).double().mean())
@@ -283,7 +267,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _nearest_miss(failed: Sequence[DriftRow], gate: Gate) -> str:
-    """The worst row in one sentence, and the least limit that would have passed."""
+    """The worst row in one sentence, with the smallest limit that would have passed."""
     worst = max(failed, key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0))
     run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads" if worst.payload else worst.kind
     where = f"output {worst.output!r}, input set {worst.set_index} ({run}): {worst.problem}"
@@ -294,7 +278,5 @@ def _nearest_miss(failed: Sequence[DriftRow], gate: Gate) -> str:
 
 
 def rows_as_columns(rows: Sequence[DriftRow]) -> dict[str, list[Any]]:
-    """The evidence table: one list for each field of Row."""
-    names = list(DriftRow.__dataclass_fields__)
-    records = [asdict(row) for row in rows]
-    return {name: [record[name] for record in records] for name in names}
+    """The evidence table: a list for each field of DriftRow."""
+    return {name: [getattr(row, name) for row in rows] for name in DriftRow.__dataclass_fields__}

@@ -1,12 +1,10 @@
-"""Debug: the eager model, run over the very input sets that a freeze tries, with every check that needs no graph.
+"""Run the eager model on the input sets of a freeze, with every check that needs no graph; for `coldpress freeze --debug`.
 
-No capture, no compiler, nothing written. `coldpress freeze --debug` turns TorchScript off first (PYTORCH_JIT=0), so that scripted
-functions run as the Python they were written in, under a debugger too.
+Nothing is captured or written. The command disables TorchScript (PYTORCH_JIT=0), so that debuggers work in scripted functions.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.numerics import same_tensors
+from freezer.numerics import finite_difference, rms, same_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +21,10 @@ class EagerFigure:
     """One output of one input set, by the eager model.
 
     Attributes:
-        point: the sizes of the named dims.
-        low, high: the least and largest finite element; None where there is none, and of complex and bool outputs.
+        point: sizes of the named dims.
+        low, high: range of the finite elements; None without any, and for complex and bool outputs.
         num_not_finite: elements that are NaN or Inf.
-        relative_error: rms(e - r) / rms(r) against the float64 reference; None where it does not run, or nothing can be compared.
+        relative_error: rms(e - r) / rms(r) against the float64 reference; None if it does not run, or nothing can be compared.
     """
 
     set_index: int
@@ -42,12 +40,12 @@ class EagerFigure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Debugged:
-    """What the eager model does.
+    """Result of `debug`.
 
     Attributes:
         figures: one for each output of each input set.
-        facts: what a freeze has to know of the model, one sentence each.
-        warnings: what is likely not meant.
+        facts: properties that matter to a freeze, one sentence each.
+        warnings: likely mistakes.
     """
 
     figures: tuple[EagerFigure, ...]
@@ -56,10 +54,10 @@ class Debugged:
 
 
 def debug(subject: Subject) -> Debugged:
-    """Run the eager model over all input sets and a sequence of calls, as a judge does.
+    """Run the eager model over all input sets and a sequence of calls, as the judge does.
 
     Raises:
-        JudgeError: it does not run, or what it gives cannot be judged.
+        JudgeError: it does not run, or its outputs cannot be judged.
     """
     reference = run_reference(subject)
     figures = tuple(
@@ -89,11 +87,9 @@ def _figure(subject: Subject, set_index: int, index: int, e: Tensor, r: Tensor, 
 
 
 def _relative_error(e: Tensor, r: Tensor) -> float | None:
-    finite = torch.isfinite(e) & torch.isfinite(r)
-    wide = torch.complex128 if e.is_complex() else torch.float64
-    signal = float((r[finite].to(wide).abs() ** 2).sum())
-    noise = float(((e[finite].to(wide) - r[finite].to(wide)).abs() ** 2).sum())
-    return math.sqrt(noise / signal) if signal > 0 else None
+    difference, reference = finite_difference(e, r)
+    signal = rms(reference)
+    return rms(difference) / signal if signal > 0 else None
 
 
 def _facts(subject: Subject, reference: Reference) -> list[str]:
@@ -108,17 +104,15 @@ def _facts(subject: Subject, reference: Reference) -> list[str]:
 
 
 def _warnings(subject: Subject, reference: Reference) -> list[str]:
-    found = []
-    if subject.spec.tensors and len(reference.singles) > 1:
-        for index, output in enumerate(subject.outputs):
-            if _never_changes([call.eager[index] for call in reference.singles]):
-                found.append(
-                    f"output {output.name!r} is the same for all input sets: drift in it would not show; check the weights"
-                )
-    return found
+    if not subject.spec.tensors or len(reference.singles) < 2:
+        return []
+    return [
+        f"output {output.name!r} is the same for all input sets, so drift in it would not show; check the weights"
+        for index, output in enumerate(subject.outputs)
+        if _never_changes([call.eager[index] for call in reference.singles])
+    ]
 
 
 def _never_changes(outputs: Sequence[Tensor]) -> bool:
-    """Whether an output of one shape has equal elements in all input sets."""
     first = outputs[0]
     return first.numel() > 0 and all(same_tensors(other, first) for other in outputs[1:])

@@ -1,7 +1,7 @@
-"""A model run in float64, also where it asks for a narrower dtype itself: what the reference runs under.
+"""Run a model in float64 even where it asks for a narrower dtype itself; the float64 reference runs in this mode.
 
-`.double()` reaches weights, buffers and inputs alone. Many models cast inside: Llama's norms compute in `x.to(torch.float32)`, T5's
-attention takes `softmax(..., dtype=torch.float32)`. Their rounding would be eager's own, under the name of float64.
+`.double()` only converts weights, buffers and inputs. Many models cast inside: Llama's norms compute in `x.to(torch.float32)`, T5's
+attention uses `softmax(..., dtype=torch.float32)`. Their rounding errors would be attributed to eager.
 """
 
 from __future__ import annotations
@@ -20,30 +20,27 @@ _FLOATING = (torch.float16, torch.bfloat16, torch.float32)
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64}
 
 _FRESH = ("aten::lift_fresh", "aten::lift_fresh_copy")
-"""What torch.tensor ends with: by its schema a view, but of a tensor that nobody else has."""
+"""The last operator of torch.tensor: a view by its schema, but of a new tensor."""
 
 
 def own_dtype(model: nn.Module, inputs: Iterable[torch.dtype]) -> torch.dtype:
-    """The least precise floating dtype of a model's weights, buffers and inputs; torch's default where they have none."""
+    """The least precise floating dtype of a model's weights, buffers and inputs; without any, torch's default."""
     given = {*(tensor.dtype for tensor in (*model.parameters(), *model.buffers())), *inputs}
     real = [dtype.to_real() for dtype in given if dtype.is_floating_point or dtype.is_complex]
     return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=torch.get_default_dtype())
 
 
 class Widening(TorchDispatchMode):
-    """Gives float64 to whoever asks for the model's own precision or a higher one, and takes tensors of such for float64.
+    """Replace the model's own precision, and any higher one, by float64 in tensors and requested dtypes.
 
-    A request for less than the model's own precision is part of the model, and stays: a model in float32 that rounds to bfloat16
-    rounds in the reference too.
-
-    Args:
-        own: the model's own floating dtype.
+    A request for less than the model's own precision is part of the model and stays: a float32 model that rounds to bfloat16 rounds
+    in the reference too.
 
     Attributes:
-        own: as given.
-        widened: by dtype, the operators that asked for it and were given float64.
-        kept: by dtype, the operators that gave less than the model's own precision of more.
-        narrow: by dtype, the operators that gave less than float64 all the same, or wrote into a tensor of less.
+        own: the model's own floating dtype.
+        widened: operators that requested a dtype and got float64, by dtype.
+        kept: operators that rounded to less than the model's own precision, by dtype.
+        narrow: operators that returned less than float64 nevertheless, or wrote into such a tensor, by dtype.
     """
 
     supports_higher_order_operators = True
@@ -63,17 +60,17 @@ class Widening(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """The result of an operator, in float64."""
+        """Run an operator in float64."""
         named = dict(kwargs or {})
-        if not isinstance(func, torch._ops.OpOverload):  # of a higher order: torch.cond calls one of two functions
+        if not isinstance(func, torch._ops.OpOverload):  # a higher-order operator, such as torch.cond
             return func(*map(self._within, args), **{name: self._within(value) for name, value in named.items()})
         schema = func._schema
         written = {item.name for item in schema.arguments if item.alias_info is not None and item.alias_info.is_write}
         aliases = any(item.alias_info is not None for item in schema.returns) and schema.name not in _FRESH
         if aliases and not written:
-            with self:  # below autograd, `x.to(dtype)` comes in one piece, and may be a view
+            with self:  # `x.to(dtype)` may be a view, and is not decomposed yet
                 parts = func.decompose(*args, **named)
-            return func(*args, **named) if parts is NotImplemented else parts  # a view shows what lies there
+            return func(*args, **named) if parts is NotImplemented else parts
         names = [item.name for item in schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **named}
         for dtype in (value for value in given.values() if isinstance(value, torch.dtype) and value in self._wide):
@@ -84,13 +81,13 @@ class Widening(TorchDispatchMode):
         return result if aliases else pytree.tree_map(self.widen, result)
 
     def widen(self, value: Any) -> Any:
-        """A tensor in float64, or a request for it, of what is to be widened; anything else as it is."""
+        """Widen a tensor or a dtype; return any other value unchanged."""
         if isinstance(value, Tensor) and value.dtype in self._wide:
             return value.to(self._wide[value.dtype])
         return self._wide.get(value, value) if isinstance(value, torch.dtype) else value
 
     def _within(self, value: Any) -> Any:
-        """A function that runs under this mode too; anything else as it is."""
+        """Wrap a function to run in this mode; return any other value unchanged."""
         if not callable(value) or isinstance(value, Tensor):
             return value
 
@@ -101,7 +98,7 @@ class Widening(TorchDispatchMode):
         return within
 
     def _look_at(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
-        """Take note of an operator that takes float64 and gives less."""
+        """Record an operator that takes float64 and returns less."""
         if not any(tensor.dtype in (torch.float64, torch.complex128) for tensor in _tensors(list(given.values()))):
             return
         for tensor in _tensors(result):
@@ -112,33 +109,33 @@ class Widening(TorchDispatchMode):
 
     @property
     def why_not(self) -> str | None:
-        """Why what ran was not in float64 throughout; None where it was."""
-        return f"float64 does not run throughout: forward makes {_listed(self.narrow)} of it" if self.narrow else None
+        """Why part of the model did not run in float64; None if all of it did."""
+        return f"float64 does not run throughout: forward casts to {_listed(self.narrow)}" if self.narrow else None
 
     @property
     def note(self) -> str | None:
-        """What was done so that all ran in float64, and what was left; None where there is nothing to tell."""
-        told = []
+        """Which casts were widened, and which were kept; None without any."""
+        notes = []
         if self.widened:
-            told.append(f"given float64 where forward asks for {_listed(self.widened)}")
+            notes.append(f"float64 where forward asks for {_listed(self.widened)}")
         if self.kept:
-            told.append(f"rounded to {_listed(self.kept)} as forward does, which is less than the model's own {self.own}")
-        return "; ".join(told) or None
+            notes.append(f"rounded to {_listed(self.kept)} as in forward, below the model's own {self.own}")
+        return "; ".join(notes) or None
 
 
 @contextlib.contextmanager
 def widening(mode: Widening) -> Iterator[None]:
-    """Run under the mode; what forward gives to torch.compile, as torch.cond does, runs uncompiled.
+    """Run in the mode, without torch.compile, which torch.cond uses.
 
-    Else torch.compile would remember that it could not compile such code, and fail on it later, without the mode too.
+    Otherwise torch.compile would remember that it could not compile the code in this mode, and fail on it later outside the mode.
     """
-    compiles = "torch._dynamo" in sys.modules  # the eager model has run before
+    compiles = "torch._dynamo" in sys.modules  # the eager model ran before
     with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext(), mode:
         yield
 
 
 def widen_attributes(model: nn.Module, mode: Widening) -> None:
-    """Widen the tensors that are plain attributes, which `.double()` leaves out: a state that forward writes into."""
+    """Widen tensors that are plain attributes, which `.double()` skips."""
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue

@@ -1,11 +1,11 @@
-"""Judge: validate and time all candidates of one model and device class side by side, with the eager model among them."""
+"""Judge: validate and time all candidates of one model and device class side by side with eager, and decide the verdict."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -40,14 +40,15 @@ Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What the judge found of one candidate. Figures are None where it did not come to measure them.
+    """Result of one candidate. Figures are None if they were not measured.
 
     Attributes:
-        candidate: with the payloads that are kept of it.
+        candidate: the candidate with its kept payloads.
+        problem: why it failed the drift gate; None if it passed.
+        answers: outputs of the single calls of a passing candidate, without those too large for an artifact.
         latency_ms, speedup: in the deciding cell.
-        points: figures of every kept payload, in every cell.
-        dropped: what was built and is left out, and why.
-        answers: where it passed, its outputs for each input set, in single calls; without those that no artifact would keep.
+        points: figures of every kept payload in every cell.
+        dropped: payloads that were not kept.
     """
 
     candidate: Candidate
@@ -69,12 +70,12 @@ class Judgement:
         reason: one sentence for people.
         limits, policy: see `judge`.
         winner: the trial to publish; None unless published.
-        best: the trial that came nearest, for the figures of a verdict that publishes nothing.
-        sampling, point: of the deciding cell: the first thread count and point.
-        eager_latency_ms: percentiles there.
-        task_metric: of the eager model.
-        cells: all that was timed, the deciding cell first.
-        migration: of a TorchScript model that was converted too.
+        best: the trial that came nearest; its figures are shown if nothing is published.
+        sampling, point: of the deciding cell, the first thread count and point.
+        eager_latency_ms: percentiles of eager in that cell.
+        task_metric: the eager model's.
+        cells: all timed cells, the deciding one first.
+        migration: for a TorchScript model that was converted.
     """
 
     verdict: Verdict
@@ -95,7 +96,7 @@ class Judgement:
 
 
 TaskMetric = Callable[[Callable[..., Any]], float]
-"""Given a callable that answers as the model does, its quality; larger is better."""
+"""Measure the quality of a callable model; larger is better."""
 
 
 def judge(
@@ -108,19 +109,19 @@ def judge(
     task_metric: TaskMetric | None = None,
     on_drift_alone: bool = False,
 ) -> Judgement:
-    """The verdict on the candidates of one model and device class. Nothing else should use the hardware meanwhile.
+    """Judge the candidates of one model and device class. Nothing else should use the hardware meanwhile.
 
     Args:
         subject: the model.
         candidates: at least one.
-        target: what they were built for.
-        limits: of the entry.
-        policy: of the timing; its time limit is for all thread counts and points together.
-        task_metric: the entry's own measure of quality; reported, not gated.
-        on_drift_alone: whether speed is reported and has no minimum, as it is for the class `portable`.
+        target: the target they were built for.
+        limits: the limits to meet.
+        policy: how to sample latency; its time limit covers all thread counts and points.
+        task_metric: the caller's own quality measure; reported, not gated.
+        on_drift_alone: report speed without requiring a minimum, as always for the class `portable`.
 
     Raises:
-        JudgeError: the eager model does not run, or is not what the candidates were made of.
+        JudgeError: the eager model does not run, or the candidates were built from other weights.
     """
     started = time.monotonic()
     _check_weights(subject, candidates)
@@ -132,7 +133,7 @@ def judge(
         passing = [trial.candidate for trial in trials if trial.problem is None]
         cells = time_cells(subject, passing, target, policy)
         sampling = cells[0].sampling if cells else None
-        eager_metric = None  # without a metric no copy is made of the model
+        eager_metric = None
         if task_metric is not None:
             eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
         trials = [_measured(t, subject, cells, len(passing), limits, policy, task_metric) for t in trials]
@@ -159,13 +160,12 @@ def judge(
 
 
 def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
-    """Candidates are held against the model they were made of, or against nothing."""
     weights = weights_digest(subject.model)
     for candidate in candidates:
         if candidate.weights != weights:
             raise JudgeError(
-                f"{subject.name}: the source gave other weights when {candidate.recipe} was built; make it deterministic: seed it, "
-                "or load the weights from a file",
+                f"{subject.name}: the source gave other weights when {candidate.recipe} was built; seed it, or load the weights "
+                "from a file",
                 code="CP-WEIGHTS-DIFFER",
             )
 
@@ -173,13 +173,13 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
 def _try_all(
     subject: Subject, candidates: Sequence[Candidate], target: Target, reference: Reference, gate: Gate
 ) -> tuple[list[Trial], dict[str, list[list[Tensor]]]]:
-    """Run every candidate over all calls, and hold it to the gate; and what candidates of a TorchScript model answered."""
+    """Run every candidate over all calls and apply the gate; for a TorchScript model also return the candidates' outputs."""
     answers: dict[str, list[list[Tensor]]] = {}
     trials = []
     for candidate in candidates:
         try:
             drift, results = assess_runs(subject, candidate, target, reference, gate)
-        except Exception as error:  # whatever a payload raises is its own failure, and the others go on
+        except Exception as error:  # a payload may raise anything; the others go on
             trials.append(Trial(candidate=candidate, drift=None, problem=run_sentence(error)))
             continue
         problem = _constant(subject, reference, results, candidate) if drift.passed else drift.nearest_miss
@@ -191,7 +191,7 @@ def _try_all(
 
 
 def _singles(subject: Subject, results: Sequence[tuple[str, int, list[Tensor]]]) -> tuple[Mapping[str, Tensor], ...]:
-    """What single calls gave, by output name, in the order of the input sets."""
+    """Outputs of the single calls by name, in the order of the input sets."""
     names = [output.name for output in subject.outputs]
     return tuple(kept_of(names, leaves) for kind, _, leaves in results if kind == "single")
 
@@ -211,7 +211,7 @@ def _entrants(trials: Sequence[Trial], answers: Mapping[str, list[list[Tensor]]]
 
 
 def _constant(subject: Subject, reference: Reference, results: Results, candidate: Candidate) -> str | None:
-    """What is wrong with a candidate that keeps what a random model drew while it was captured; None where that does not show."""
+    """Detect a candidate with constants in place of a model's random numbers; return the problem or None."""
     if reference.deterministic:
         return None
     again = [(call.eager, leaves) for call, (_, index, leaves) in zip(reference.calls, results, strict=True) if index == 0]
@@ -228,16 +228,14 @@ def _measured(
     policy: SamplingPolicy,
     task_metric: TaskMetric | None,
 ) -> Trial:
-    """The trial with its latency, speedup and task metric, and without payloads that gain nothing, where it passed."""
+    """Add latency, speedup and task metric to a passing trial, and drop payloads that gain nothing."""
     if trial.problem is not None or not cells:
         return trial
     sampling, name = cells[0].sampling, trial.candidate.recipe
     candidate, dropped = kept(trial.candidate, cells, limits, policy)
-    return Trial(
+    return replace(
+        trial,
         candidate=candidate,
-        drift=trial.drift,
-        problem=None,
-        answers=trial.answers,
         latency_ms=sampling.percentiles(name, policy),
         speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
         task_metric=None if task_metric is None else _quality(task_metric, called_on(candidate.open(subject), subject.device)),
@@ -247,14 +245,14 @@ def _measured(
 
 
 def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None:
-    """What a task metric says of a model, as a plain number: it goes into JSON, and to processes without torch.
+    """Apply a task metric; return a plain number, or None for NaN and infinities.
 
     Raises:
-        JudgeError: it is none.
+        JudgeError: the result is not a number.
     """
     found = task_metric(model)
     try:
-        number = float(found)  # of a tensor or a scalar of numpy, too
+        number = float(found)  # may be a tensor or a NumPy scalar
     except Exception as error:
         raise JudgeError(f"task_metric: got {type(found).__name__} ({error}), expected one number") from error
     return number if math.isfinite(number) else None
@@ -263,7 +261,7 @@ def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None
 def _decide(
     trials: Sequence[Trial], sampling: Sampling | None, limits: Limits, *, on_drift_alone: bool
 ) -> tuple[Verdict, str, Trial | None, Trial | None]:
-    """The verdict as docs/contract.md says, its reason, the winner, and the trial that came nearest."""
+    """The verdict (docs/contract.md), its reason, the winner, and the best trial."""
     passing = [trial for trial in trials if trial.problem is None]
     if not passing:
         nearest = min(trials, key=lambda t: t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else float("inf"))
@@ -272,9 +270,9 @@ def _decide(
         return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0], passing[0]
     if sampling is None or not sampling.stable:
         kept, dropped = (len(sampling.samples_ms[EAGER]), sampling.num_dropped) if sampling else (0, 0)
-        reason = f"{kept} undisturbed rounds were had within the time limit, {dropped} were dropped; that tells nothing of speed"
+        reason = f"only {kept} undisturbed rounds within the time limit ({dropped} dropped); too few to measure speed"
         if sampling and sampling.device and (shared := sampling.device.get("num_rounds_shared")):
-            reason += f" (in {shared} of them another process was on the GPU)"
+            reason += f"; in {shared} of them another process used the GPU"
         return "unstable", reason, None, passing[0]
     ranked = sorted(passing, key=lambda t: -(t.speedup.value if t.speedup else 0.0))
     fastest = ranked[0]
@@ -289,7 +287,7 @@ def _decide(
 
 
 def _over_limit(trial: Trial, limits: Limits) -> str | None:
-    """Which limit on speed or size keeps a trial from being published; None when none does."""
+    """The limit on speed or size that a trial exceeds; None if it meets all."""
     median = (trial.latency_ms or {}).get("p50")
     size_mb = sum(payload.size_bytes for payload in trial.candidate.payloads) / 1e6
     if trial.speedup is None or trial.speedup.low <= limits.speedup_min:

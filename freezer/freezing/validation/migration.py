@@ -1,7 +1,6 @@
-"""Migration: what moving a TorchScript model to torch.export would bring, told by two candidates of one judge.
+"""Migration: compare a TorchScript model that was converted to torch.export with the frozen TorchScript.
 
-The source of a legacy TorchScript file may be gone. Where PyTorch's converter turns it into an exported program, that competes as
-`inductor-frozen`, and is compared here with the frozen TorchScript: how much faster, and how far apart.
+If PyTorch's converter turns the file into an exported program, it competes as `inductor-frozen`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from freezer.numerics import finite_difference, square_sum
 from freezer.timing.sampling import Sampling, speedup
 
 CONVERTED = "convert"
-"""The capture that turns TorchScript into an exported program."""
+"""The capture that converts TorchScript to an exported program."""
 
 _CAPTURE = re.compile(rf"(?:^|; )({'|'.join(map(re.escape, get_args(CaptureName)))}): ")
-"""Where a build's message names the next capture that was tried."""
+"""The name of a capture within the message of a failed build."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entrant:
-    """A candidate as it is compared here.
+    """A candidate to compare.
 
     Attributes:
-        passed: whether it passed the drift gate, so that it was timed.
+        passed: whether it passed the drift gate, and was timed.
         answers: output tensors of each call, in the order of the judge's calls.
     """
 
@@ -44,19 +43,18 @@ class Entrant:
 
 
 def compare(entrants: Sequence[Entrant], sampling: Sampling | None, policy: SamplingPolicy) -> Migration | None:
-    """The migration of a TorchScript model; None where no candidate was converted.
+    """Compare the converted candidate with the fastest frozen TorchScript; None if no candidate was converted.
 
     Args:
         entrants: all candidates that the judge ran.
-        sampling: of the judge; None where nothing was timed.
-        policy: of the sampling.
+        sampling: latency samples of the judge; None if nothing was timed.
+        policy: the sampling policy.
     """
     converted = next((e for e in entrants if e.capture == CONVERTED), None)
     if converted is None:
         return None
-    legacy = [e for e in entrants if e.lowering == "torchscript" and e.passed] or [
-        e for e in entrants if e.lowering == "torchscript"
-    ]
+    torchscript = [e for e in entrants if e.lowering == "torchscript"]
+    legacy = [e for e in torchscript if e.passed] or torchscript
     if not converted.passed:
         return Migration(possible=False, reason=f"{converted.recipe} does not pass the drift gate", recipe=converted.recipe)
     if not legacy:
@@ -78,13 +76,13 @@ def compare(entrants: Sequence[Entrant], sampling: Sampling | None, policy: Samp
 
 
 def refused(failures: Mapping[str, str]) -> Migration | None:
-    """The migration that the converter, or what came after it, refused; None where no recipe tried.
+    """The migration of a model whose conversion failed; None if no recipe tried to convert it.
 
     Args:
-        failures: for each recipe that made no candidate, why: `CAPTURE: reason` of each capture that was tried, joined with '; '.
+        failures: the error message of each recipe that made no candidate: `CAPTURE: reason` of each capture, joined with '; '.
     """
     for why in failures.values():
-        # A sentence may hold '; ' too: it ends where the next capture is named.
+        # A reason may contain '; ' too: it ends at the name of the next capture.
         parts = _CAPTURE.split(why)
         found = dict(zip(parts[1::2], parts[2::2], strict=True))
         if CONVERTED in found:
@@ -98,7 +96,7 @@ def _median(sampling: Sampling | None, recipe: str) -> float:
 
 
 def _apart(one: Sequence[Sequence[Tensor]], other: Sequence[Sequence[Tensor]]) -> tuple[float | None, float | None]:
-    """The largest difference, and rms of the difference over rms of the other; over elements that are finite in both."""
+    """The largest difference, and rms of the difference over rms of `other`, over elements that are finite in both."""
     worst, noise, signal = 0.0, 0.0, 0.0
     for mine, theirs in zip(one, other, strict=True):
         for a, b in zip(mine, theirs, strict=True):

@@ -1,4 +1,4 @@
-"""What candidates are held against: the float64 reference and the eager model, over single calls and a sequence of calls."""
+"""Reference: the float64 model and the eager model, over single calls and a sequence of calls."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from freezer.numerics import comparable, finite_difference, rms, same_tensors
 from freezer.runtime.pytree import flatten
 
 SEQUENCE_CALLS = 4
-"""docs/measuring.md: a sequence of at least 4 calls on one instance; state that freezing baked in shows only there."""
+"""Calls on one instance; state that freezing baked in shows only there."""
 
 NUM_RERUNS = 4
-"""So often all is asked again of a model that draws by chance, for the floor of its noise."""
+"""Further runs of a model that draws random numbers, to measure its noise."""
 
 CallKind = Literal["single", "sequence", "after-reset"]
 
@@ -36,7 +36,7 @@ class ReferenceCall:
     """One call, by the reference and by eager.
 
     Attributes:
-        noise_rmse: of each output, the most that another run of eager is apart; 0 for a deterministic model.
+        noise_rmse: for each output, the largest difference between runs of eager; 0 for a deterministic model.
     """
 
     kind: CallKind
@@ -51,11 +51,11 @@ class Reference:
     """All calls of a subject.
 
     Attributes:
-        calls: the single calls in the order of the subject's sets, the sequence, and with a reset method one call after it.
-        stateful: whether a call changes what later calls answer.
-        deterministic: whether eager gives the same twice.
-        float64: whether the reference ran in float64; `why_not` says why it did not.
-        note: what was done so that it did, and what of the model rounds in it all the same; None where there is nothing to tell.
+        calls: the single calls in the order of the subject's sets, the sequence, and with a reset method one call after a reset.
+        stateful: whether a call changes the outputs of later calls.
+        deterministic: whether eager repeats its outputs.
+        float64: whether the reference ran in float64; `why_not` is the reason if it did not.
+        note: which casts were widened for that, and which roundings of the model remain.
     """
 
     calls: tuple[ReferenceCall, ...]
@@ -73,11 +73,11 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """One instance of what is compared.
+    """One instance to compare.
 
     Attributes:
-        call: gives the output tensors, in order, of input tensors by path.
-        reset: the subject's reset method, where it has one.
+        call: takes input tensors by path, returns the output tensors in order.
+        reset: the subject's reset method, if it has one.
     """
 
     call: Callable[[Mapping[str, Tensor]], list[Tensor]]
@@ -85,15 +85,15 @@ class Runner:
 
 
 def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> list[tuple[CallKind, int, list[Tensor]]]:
-    """Make every single call and the sequence: kind, index of the input set, output tensors.
+    """Make every single call and the sequence; return kind, index of the input set and output tensors of each.
 
-    Every single call and the sequence start from the initial state. With a reset method it is brought back on one instance, and
-    a last call follows the sequence and a reset.
+    Single calls and the sequence start from the initial state. With a reset method one instance is reset between them, and a last
+    call follows the sequence and a reset.
 
     Args:
-        fresh: gives a runner in its initial state.
-        subject: whose sets are the inputs.
-        stateful: bring the initial state back, or take a fresh runner where there is no reset method.
+        fresh: returns a runner in its initial state.
+        subject: its sets are the inputs.
+        stateful: without a reset method, use a fresh runner for each call.
     """
     results: list[tuple[CallKind, int, list[Tensor]]] = []
     runner = fresh()
@@ -117,7 +117,7 @@ def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) 
 
 
 def sequence_of(num_sets: int) -> list[int]:
-    """Which sets the sequence calls with: the first again and again between others, so that state shows as a difference."""
+    """Indices of the sets of the sequence: the first between others, so that state shows as a difference."""
     return [0 if position % 2 == 0 else min((position + 1) // 2, num_sets - 1) for position in range(SEQUENCE_CALLS)]
 
 
@@ -125,9 +125,9 @@ def run_reference(subject: Subject) -> Reference:
     """Run eager, eager again, and the float64 reference.
 
     Raises:
-        JudgeError: the result's form changes from call to call, or the reset method does not bring the initial state back.
+        JudgeError: the structure of the result varies between calls, or the reset method does not restore the initial state.
     """
-    stateful, deterministic, parted = _nature(subject)
+    stateful, deterministic, overlaps = _nature(subject)
 
     def eager() -> Runner:
         return _source_runner(subject.fresh(), subject)
@@ -136,7 +136,7 @@ def run_reference(subject: Subject) -> Reference:
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
     reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
-    wide, why_not, note = _run_float64(subject.on_host, eagers, stateful=stateful, parted=parted)
+    wide, why_not, note = _run_float64(subject.on_host, eagers, stateful=stateful, overlaps=overlaps)
     calls = []
     for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
         apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
@@ -149,14 +149,14 @@ def run_reference(subject: Subject) -> Reference:
 
 
 def _nature(subject: Subject) -> tuple[bool, bool, bool]:
-    """Whether eager is stateful, whether it is deterministic, and whether calls write into tensors that lie over one another.
+    """Whether eager is stateful, whether it is deterministic, and whether calls write into overlapping tensors.
 
-    It is stateful where a call changes a tensor of the model, a second call with the same inputs changes an attribute (a cache is
-    as it was after the first), an answer depends on the calls before it, or the subject has a method that clears state.
+    A model is stateful if a call changes one of its tensors, a second call with the same inputs changes an attribute (unlike a
+    filled cache), an output depends on earlier calls, or the subject has a reset method.
     """
     model = subject.fresh()
     state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
-    laid_over = [(tensor, tensor.detach().clone()) for tensor in overlapping(model)]
+    overlapping_before = [(tensor, tensor.detach().clone()) for tensor in overlapping(model)]
     used, first_set, last_set = _source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
     first = _kept(used.call(first_set))
     after = tensors_of(model)
@@ -174,35 +174,36 @@ def _nature(subject: Subject) -> tuple[bool, bool, bool]:
         last_alone = alone(last_set)
         deterministic = same_each_time(lambda: _all_same(last_alone, alone(last_set)))
         changed = deterministic and not (_all_same(first, second) and _all_same(last, last_alone))
-    parted = any(not same_tensors(before, tensor) for tensor, before in laid_over)
-    return changed or parted or subject.reset is not None, deterministic, parted
+    overlaps = any(not same_tensors(before, tensor) for tensor, before in overlapping_before)
+    return changed or overlaps or subject.reset is not None, deterministic, overlaps
 
 
 def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]]) -> None:
-    """Hold what eager answers after each reset against the answers of fresh copies.
+    """Compare eager's outputs after each reset with those of fresh copies.
 
     Raises:
         JudgeError: they differ; code CP-RESET.
     """
     for kind, index, got in eagers:
-        expected = [] if kind == "sequence" else _source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)
-        if kind != "sequence" and not _all_same(got, expected):
+        if kind == "sequence":
+            continue
+        if not _all_same(got, _source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)):
             raise JudgeError(
-                f"{subject.name}: after {subject.reset}() the model answers input set {index} otherwise than a fresh copy does, so "
-                f"it does not bring the initial state back; let it set all that forward changes, or call it before freezing",
+                f"{subject.name}: after {subject.reset}() the model answers input set {index} differently from a fresh copy; let "
+                "it reset everything that forward changes, or call it before freezing",
                 code=RESET,
             )
 
 
 def _run_float64(
-    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool, parted: bool
+    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool, overlaps: bool
 ) -> tuple[Any, str | None, str | None]:
-    """The calls in float64, or None; the reason why it cannot run; and a note on what was done so that it does.
+    """The calls in float64 or None, the reason why it cannot run, and a note on how it ran.
 
-    Where the model does not run with its own casts widened, it runs with weights and inputs in float64 alone, and the note says so.
+    If the model does not run with its own casts widened, only its weights and inputs are float64, and the note says so.
     """
-    if parted:
-        return None, "calls write into tensors that lie over one another in memory, which float64 would part", None
+    if overlaps:
+        return None, "calls write into tensors that overlap in memory, which float64 would separate", None
     mode = Widening(own_dtype(subject.model, (getattr(torch, item.dtype) for item in subject.spec.tensors)))
     results, why_not = _wide_calls(subject, eagers, mode, stateful=stateful)
     if mode.why_not:
@@ -216,7 +217,7 @@ def _run_float64(
 def _wide_calls(
     subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], mode: Widening | None, *, stateful: bool
 ) -> tuple[Any, str | None]:
-    """The calls in float64, or None and the reason why it cannot run."""
+    """The calls in float64, or None and the reason why they cannot run."""
 
     def fresh() -> Runner:
         model = subject.fresh().double()
@@ -233,31 +234,31 @@ def _wide_calls(
             if r.shape != e.shape:
                 return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
             if (e.is_floating_point() and r.dtype != torch.float64) or (e.is_complex() and r.dtype != torch.complex128):
-                return None, f"forward casts to {r.dtype}, so no float64 output is had"
+                return None, f"forward casts to {r.dtype}, so it has no float64 output"
     return results, None
 
 
 def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None) -> Runner:
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        # Clones: a model that writes into its inputs must not change them for the others.
+        # clones, because a model may write into its inputs
         given = {name: _widen(tensor) if wide else tensor.clone() for name, tensor in tensors.items()}
         with widening(mode) if mode else contextlib.nullcontext():
             result = call_source(model, subject.spec, given)
         structure, leaves = flatten(result)
         if not wide and structure != subject.structure:
             raise JudgeError(
-                f"{subject.name}: the result's form, or a constant in it, changes from call to call, which none follows; got "
+                f"{subject.name}: the structure of the result, or a constant in it, changes from call to call; got "
                 f"{encode(structure)}, expected {encode(subject.structure)}; return tensors instead",
                 code="CP-OUTPUTS",
             )
-        return [leaf.cpu() for leaf in leaves]  # all that is compared lies on the CPU, whatever it was computed on
+        return [leaf.cpu() for leaf in leaves]  # outputs are compared on the CPU
 
     def reset() -> None:
         try:
             with torch.no_grad(), widening(mode) if mode else contextlib.nullcontext():
                 getattr(model, str(subject.reset))()
                 if wide:
-                    model.double()  # a reset puts new buffers of the source's own dtype in place
+                    model.double()  # a reset may create buffers of the source's own dtype
         except Exception as error:
             raise JudgeError(f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}", code=RESET) from error
 
@@ -271,7 +272,7 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Copies with the same strides: a later call may write into an output that aliases a buffer."""
+    """Copies with the same strides, because a later call may write into an output that aliases a buffer."""
     return [leaf.detach().clone(memory_format=torch.preserve_format) for leaf in leaves]
 
 
@@ -280,7 +281,7 @@ def _all_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _within(reference: Tensor, eager: Tensor) -> Tensor:
-    """The reference, and eager where it is beyond what eager's dtype holds: `torch.finfo(x.dtype).min` is another in float64."""
+    """The reference, or eager where the reference exceeds eager's dtype: `torch.finfo(x.dtype).min` differs in float64."""
     if not eager.is_floating_point() or reference.dtype == eager.dtype:
         return reference
     beyond = reference.isfinite() & eager.isfinite() & (reference.abs() > torch.finfo(eager.dtype).max)

@@ -1,11 +1,11 @@
-"""Cells: one thread count and one point each, where eager and the candidates are timed; and which payloads gain enough to be kept.
+"""Cells: time eager and the candidates at each thread count and point, and select the payloads worth keeping.
 
-The first cell decides the verdict, and what it decides is always kept. Any other payload must earn its place:
+The first cell decides the verdict; its payload is always kept. Any other payload is kept only if it gains:
 
-    for a single point, it must be faster there than the payload that would serve the point without it
-    at a further thread count, the best of its payloads must be faster than eager there by `speedup_min`, else all of them go
+    for a single point, it must be faster there than the payload that would otherwise serve the point
+    for a further thread count, the best of its payloads must exceed `speedup_min` over eager, else all of them are dropped
 
-Both by the lower bound of the paired bootstrap of timing/sampling.py. What is left out is told with its figures.
+Both use the lower bound of the paired bootstrap (timing/sampling.py). Dropped payloads are recorded with the reason.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from freezer.runtime.threads import threads
 from freezer.timing.sampling import Sampling, Speedup, speedup
 
 LEAST_SHARE = 0.1
-"""Of the judge's time limit, what each further cell has at least: less tells nothing."""
+"""Minimum share of the judge's time limit for each further cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What was timed at one thread count and point.
+    """Latency samples at one thread count and point.
 
     Attributes:
         point: sizes by dim name.
-        sampling: of all entrants, side by side.
-        payloads: by entrant, the path of the payload that served it; eager has none.
+        sampling: samples of all entrants, interleaved.
+        payloads: path of the payload that served each entrant; eager has none.
     """
 
     num_threads: int
@@ -50,28 +50,28 @@ class Cell:
 
 
 def general(recipe: str) -> str:
-    """The entrant's name of a recipe's payload for all sizes, where one for a single point serves the recipe itself."""
+    """Entrant name of a recipe's payload for all sizes, where a payload for a single point serves under the recipe's name."""
     return f"{recipe}, all sizes"
 
 
 def time_cells(subject: Subject, candidates: Sequence[Candidate], target: Target, policy: SamplingPolicy) -> tuple[Cell, ...]:
-    """Time eager and candidates at every thread count and point, the deciding one first; no cell where there is no candidate.
+    """Time eager and the candidates at every thread count and point, the deciding one first.
 
     Args:
-        subject: the model, and the points.
-        candidates: those that passed the drift gate.
+        subject: the model and its points.
+        candidates: the candidates that passed the drift gate; without any, no cell is timed.
         target: the thread counts.
-        policy: of one judge's sampling, which the cells share.
+        policy: the sampling policy; the cells share its time limit.
     """
-    places = [(count, point) for count in target.thread_counts for point in subject.points]
-    policies = shared_out(policy, len(places))
     if not candidates:
         return ()
+    places = [(count, point) for count in target.thread_counts for point in subject.points]
+    policies = shared_out(policy, len(places))
     return tuple(_time_cell(subject, candidates, *place, each) for place, each in zip(places, policies, strict=True))
 
 
 def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
-    """The policy of each cell: half of the time limit for the deciding one, and the other half for all others together."""
+    """The policy of each cell: half of the time limit for the deciding cell, the other half shared by the others."""
     if num_cells == 1:
         return [policy]
     rest = max(policy.time_limit_s / 2 / (num_cells - 1), policy.time_limit_s * LEAST_SHARE)
@@ -82,12 +82,12 @@ def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
 def _time_cell(
     subject: Subject, candidates: Sequence[Candidate], num_threads: int, point: Mapping[str, int], policy: SamplingPolicy
 ) -> Cell:
-    """One cell. Payloads are opened for it anew, in their initial state, and closed after it."""
+    """Time one cell with freshly opened payloads."""
     serve: dict[str, tuple[Candidate, Payload]] = {}
     for candidate in candidates:
         held = set_for(candidate.payloads, num_threads)
         first, other = serving(held, point), serving(without_special(held), point)
-        assert first is not None, "every recipe makes a payload for all sizes"
+        assert first is not None, "every recipe builds a payload for all sizes"
         serve[candidate.recipe] = candidate, first
         if other is not None and other is not first:
             serve[general(candidate.recipe)] = candidate, other
@@ -103,7 +103,7 @@ def _time_cell(
 
 
 def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPolicy, num_candidates: int) -> Iterator[PointFigures]:
-    """How fast each payload of a candidate is wherever it was timed, in the order of the cells."""
+    """Latency of each payload of a candidate in each cell, in the order of the cells."""
     held = {payload.path for payload in candidate.payloads}
     for cell in cells:
         for name in (candidate.recipe, general(candidate.recipe)):
@@ -125,11 +125,11 @@ def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPoli
 def kept(
     candidate: Candidate, cells: Sequence[Cell], limits: Limits, policy: SamplingPolicy
 ) -> tuple[Candidate, tuple[Dropped, ...]]:
-    """The candidate with the payloads that are kept, and what was left out of it."""
+    """The candidate with the payloads worth keeping, and the dropped ones."""
     dropped: list[Dropped] = []
     for count in dict.fromkeys(payload.num_threads for payload in candidate.payloads):
         if count is None:
-            continue  # it fits any
+            continue  # serves any count
         at_count = set_for(candidate.payloads, count)
         if count != cells[0].num_threads and (why := _gains_nothing(candidate, count, cells, limits, policy)):
             dropped += [Dropped(payload=payload.path, num_threads=count, reason=why) for payload in at_count]
@@ -137,16 +137,16 @@ def kept(
         for payload in at_count:
             if is_special(payload, at_count) and (why := _no_faster(candidate, payload, count, cells, policy)):
                 dropped.append(Dropped(payload=payload.path, num_threads=count, reason=why))
-    gone = {item.payload for item in dropped}
-    if not gone:
+    if not dropped:
         return candidate, ()
+    gone = {item.payload for item in dropped}
     payloads = tuple(payload for payload in candidate.payloads if payload.path not in gone)
     reports = {path: report for path, report in candidate.reports.items() if path not in gone}
     return replace(candidate, payloads=payloads, reports=reports), tuple(dropped)
 
 
 def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limits: Limits, policy: SamplingPolicy) -> str | None:
-    """Why a further thread count is left out; None where the best payload for it is fast enough there."""
+    """Why the payloads of a further thread count are dropped; None if the best of them is fast enough."""
     entrants = [
         (cell, name)
         for cell in cells
@@ -156,28 +156,27 @@ def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limi
     ]
     found = [(faster, cell) for cell, name in entrants if (faster := _faster(cell, name, EAGER, len(entrants), policy))]
     if not found:
-        return f"with {count} threads the machine was too disturbed to tell"
+        return f"with {count} threads the machine was too disturbed to measure"
     best, cell = max(found, key=lambda item: item[0].low)
     if best.low > limits.speedup_min:
         return None
     return (
-        f"at its best ({cell}) it is {best.value:.2f} times as fast as eager, at least {best.low:.2f}; "
-        f"speedup_min is {limits.speedup_min:g}"
+        f"at best ({cell}) {best.value:.2f} times as fast as eager, at least {best.low:.2f}; speedup_min is {limits.speedup_min:g}"
     )
 
 
 def _no_faster(candidate: Candidate, payload: Payload, count: int, cells: Sequence[Cell], policy: SamplingPolicy) -> str | None:
-    """Why a payload for a single point is left out; None where it is faster there than what would serve, or decides the verdict."""
+    """Why the payload of a point is dropped; None if it decides the verdict, or is faster than the payload for all sizes."""
     cell = next(cell for cell in cells if cell.num_threads == count and cell.payloads.get(candidate.recipe) == payload.path)
     if cell is cells[0]:
         return None
     other = cell.payloads[general(candidate.recipe)]
     gain = _faster(cell, candidate.recipe, general(candidate.recipe), 1, policy)
     if gain is None:
-        return f"at {cell} the machine was too disturbed to tell; {other} serves"
+        return f"at {cell} the machine was too disturbed to measure; {other} serves"
     if gain.low > 1.0:
         return None
-    return f"at {cell} it is {gain.value:.2f} times as fast as {other}, at least {gain.low:.2f}; that serves"
+    return f"at {cell} {gain.value:.2f} times as fast as {other}, at least {gain.low:.2f}; {other} serves"
 
 
 def _faster(cell: Cell, name: str, other: str, num_candidates: int, policy: SamplingPolicy) -> Speedup | None:

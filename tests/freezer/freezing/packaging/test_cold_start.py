@@ -1,4 +1,4 @@
-"""What a fresh process takes to serve a payload, and what it says where it cannot."""
+"""Cold start: figures from a fresh process, and its errors."""
 
 from __future__ import annotations
 
@@ -10,34 +10,27 @@ from freezer.errors import JudgeError
 from freezer.freezing.packaging import cold_start
 from freezer.freezing.packaging.cold_start import raised_in
 from tests.conftest import Frozen
+from tests.steps import copy_of
 
 
-def test_the_error_of_a_process_is_told_without_its_traceback() -> None:
-    lines = (
-        "noise",
-        "Traceback (most recent call last):",
-        "  File 'a.py', line 1",
-        "RuntimeError: ",
-        "Unknown op: a::b.",
-        "  ~~ <--- HERE",
-    )
-    text = "\n".join(lines)
-    assert raised_in(text) == "RuntimeError: Unknown op: a::b."
-    assert raised_in("Killed\n") == "Killed"
-    assert raised_in("") == "no message"
+@pytest.mark.parametrize(
+    ("stderr", "message"),
+    [
+        (
+            "noise\nTraceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: \nUnknown op: a::b.\n  ~~ <--- HERE",
+            "RuntimeError: Unknown op: a::b.",
+        ),
+        ("Killed\n", "Killed"),
+        ("", "no message"),
+    ],
+)
+def test_raised_in_strips_the_traceback(stderr: str, message: str) -> None:
+    assert raised_in(stderr) == message
 
 
-def test_a_payload_that_does_not_open_is_said_in_a_sentence(scripted: Frozen, tmp_path: Path) -> None:
-    payload = tmp_path / "all.pt"
-    payload.write_bytes(b"no TorchScript")
-    manifest = scripted.artifact.manifest
+def test_measure_reports_a_payload_that_fails(scripted: Frozen, tmp_path: Path) -> None:
+    broken = copy_of(scripted.artifact, tmp_path / "broken")
+    manifest = broken.manifest
+    (broken.folder / manifest.payloads[0].path).write_bytes(b"no TorchScript")
     with pytest.raises(JudgeError, match=r"^a fresh process could not open and call all\.pt: RuntimeError: [^\n]+$"):
-        cold_start.measure(
-            payload,
-            "torchscript",
-            manifest.recipe.settings,
-            scripted.artifact.folder / "golden/inputs.safetensors",
-            spec=manifest.inputs,
-            native=False,
-            num_threads=1,
-        )
+        cold_start.measure(broken.folder, manifest.payloads[0], manifest.recipe.settings, spec=manifest.inputs, num_threads=1)

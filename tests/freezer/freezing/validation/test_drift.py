@@ -1,4 +1,4 @@
-"""Drift: every figure against numpy in float64, and every rule of the gate."""
+"""Drift: every figure against NumPy in float64, and every rule of the gate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, rows_as_columns
+from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess
 from freezer.numerics import OutputError, judge_rmse, parts_of
 
 EPS = float(np.finfo(np.float32).eps)
@@ -42,7 +42,7 @@ def rounded(size: int, native: float, candidate: float, scale: float = 1.0) -> t
     return r, (r + signs * native).float(), (r + signs * candidate).float()
 
 
-def test_every_figure_is_what_numpy_gives() -> None:
+def test_figures_equal_numpy() -> None:
     rng = np.random.default_rng(0)
     r = rng.normal(size=(16, 10))
     e = (r + rng.normal(size=r.shape) * 1e-6).astype(np.float32)
@@ -69,13 +69,7 @@ def test_every_figure_is_what_numpy_gives() -> None:
     assert row.problem is None
 
 
-def test_max_rel_err_has_the_dtypes_eps_for_its_least_denominator() -> None:
-    r, c = torch.zeros(64, dtype=torch.float64), torch.full((64,), EPS / 4)
-    (row,) = drift(call(r, c, c)).rows
-    assert row.max_rel_err == pytest.approx(0.25)
-
-
-def test_top1_agreement_counts_rows() -> None:
+def test_top1_agreement() -> None:
     r = torch.eye(64, dtype=torch.float64)
     c = r.float()
     c[0], c[1] = c[1].clone(), c[0].clone()
@@ -85,7 +79,7 @@ def test_top1_agreement_counts_rows() -> None:
     assert flat.top1_agreement is None
 
 
-def test_complex_outputs_count_both_parts() -> None:
+def test_complex_outputs() -> None:
     r = torch.full((64,), 3 + 4j, dtype=torch.complex128)
     c = (r + 0.5j).to(torch.complex64)
     (row,) = drift(call(r, r.to(torch.complex64), c)).rows
@@ -106,25 +100,25 @@ def test_complex_outputs_count_both_parts() -> None:
         (torch.bfloat16, 5000, 3, 1e-2),
     ],
 )
-def test_the_second_rule_is_dynamos_ladder(dtype: torch.dtype, num_elements: int, multiplier: float, tol: float) -> None:
+def test_second_rule_is_dynamos(dtype: torch.dtype, num_elements: int, multiplier: float, tol: float) -> None:
     native, rms = 0.5, 8.0
     _, bound = judge_rmse(OutputError(rmse=0.0, native_rmse=native, rms=rms, dtype=dtype, num_elements=num_elements), 0.0)
     assert bound == pytest.approx(multiplier * native + tol * rms / 10)
 
 
-def test_the_first_rule_is_the_ratio_with_eps_as_its_floor() -> None:
-    def judged(rmse: float, native_rmse: float, rms: float, error_ratio_max: float) -> tuple[float, float]:
-        error = OutputError(rmse=rmse, native_rmse=native_rmse, rms=rms, dtype=torch.float32, num_elements=5000)
-        return judge_rmse(error, error_ratio_max)
-
-    assert judged(6.0, 2.0, 1.0, 7.0) == (3.0, 14.0)
-    assert judged(1e-6, 0.0, 1.0, 3.0)[0] == pytest.approx(1e-6 / EPS)
-    assert judged(0.0, 0.0, 0.0, 3.0) == (0.0, 0.0)
-    assert judged(1.0, 0.0, 0.0, 3.0) == (math.inf, 0.0)
+@pytest.mark.parametrize(
+    ("rmse", "native_rmse", "rms", "error_ratio_max", "expected"),
+    [(6.0, 2.0, 1.0, 7.0, (3.0, 14.0)), (0.0, 0.0, 0.0, 3.0, (0.0, 0.0)), (1.0, 0.0, 0.0, 3.0, (math.inf, 0.0))],
+)
+def test_ratio_and_bound(
+    rmse: float, native_rmse: float, rms: float, error_ratio_max: float, expected: tuple[float, float]
+) -> None:
+    error = OutputError(rmse=rmse, native_rmse=native_rmse, rms=rms, dtype=torch.float32, num_elements=5000)
+    assert judge_rmse(error, error_ratio_max) == expected
 
 
 @pytest.mark.parametrize(("candidate", "passes"), [(2.9e-3, True), (3.1e-3, False)])
-def test_each_of_the_two_rules_is_enough(candidate: float, passes: bool) -> None:
+def test_either_rule_suffices(candidate: float, passes: bool) -> None:
     # 2,000 elements: the ratio allows 3 times the native error, the ladder 2 times and 1e-5 of rms 1.5.
     assert drift(call(*rounded(2000, 1e-3, candidate))).passed is passes
     allowed_by_tol = rounded(2000, 1e-7, 1.2e-5)
@@ -132,13 +126,7 @@ def test_each_of_the_two_rules_is_enough(candidate: float, passes: bool) -> None
     assert not drift(call(*rounded(2000, 1e-7, 1.8e-5))).passed
 
 
-def test_the_limit_is_the_callers() -> None:
-    rows = call(*rounded(2000, 1e-3, 4.5e-3))
-    assert not drift(rows).passed
-    assert drift(rows, limit=5.0).passed
-
-
-def test_a_ratio_of_single_elements_by_chance_does_not_reject() -> None:
+def test_small_outputs_are_pooled_over_sets() -> None:
     # Seven sets in which both are off by 1e-7, and one in which eager happens to be right: a ratio of 100 by itself.
     errors = [(1e-7, 1e-7)] * 7 + [(1e-9, 1e-7)]
     calls = []
@@ -154,7 +142,7 @@ def test_a_ratio_of_single_elements_by_chance_does_not_reject() -> None:
     assert not drift(*as_float32[:-1], call(*wide, index=7)).passed, "64 elements speak for themselves"
 
 
-def test_a_pool_is_the_mean_over_its_elements() -> None:
+def test_pool_is_the_mean_over_elements() -> None:
     one, two = rounded(10, 1e-3, 2e-3), rounded(30, 2e-3, 1e-3)
     first, second = drift(call(*one), call(*two, index=1)).rows
     expected = math.sqrt((10 * 4e-6 + 30 * 1e-6) / 40), math.sqrt((10 * 1e-6 + 30 * 4e-6) / 40)
@@ -163,14 +151,9 @@ def test_a_pool_is_the_mean_over_its_elements() -> None:
     assert (second.rmse, second.native_rmse) == (first.rmse, first.native_rmse)
 
 
-def test_a_large_error_in_small_outputs_is_still_rejected() -> None:
-    report = drift(*(call(*rounded(1, 1e-7, 1e-2), index=index) for index in range(8)))
-    assert not report.passed
-
-
 @pytest.mark.parametrize("float64", [True, False])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_nan_and_inf_must_be_where_eagers_are(wrong: float, float64: bool) -> None:
+def test_nan_and_inf_must_match_eager(wrong: float, float64: bool) -> None:
     r, e, c = rounded(100, 0, 0)
     e[3] = wrong
     assert not drift(call(r, e, c), float64=float64).passed
@@ -181,13 +164,7 @@ def test_nan_and_inf_must_be_where_eagers_are(wrong: float, float64: bool) -> No
     assert "at other places" in (report.nearest_miss or "")
 
 
-def test_infinities_of_the_other_sign_are_wrong() -> None:
-    r, e, c = rounded(100, 0, 0)
-    e[3], c[3] = math.inf, -math.inf
-    assert not drift(call(r, e, c)).passed
-
-
-def test_strides_dtype_and_shape_must_be_eagers() -> None:
+def test_strides_dtype_and_shape_must_match_eager() -> None:
     r, e, c = (t.reshape(8, 16) for t in rounded(128, 0, 0))
     for other, problem in [(c.t().contiguous().t(), "strides"), (c.double(), "dtype"), (c.reshape(16, 8), "shape")]:
         report = drift(call(r, e, other))
@@ -208,7 +185,7 @@ def test_integers_and_bools_must_be_equal(dtype: torch.dtype) -> None:
     assert drift(call(e, e, c)).nearest_miss == "output 'out', input set 0 (single): 1 of 100 elements differ"
 
 
-def test_the_noise_of_eager_itself_is_added_to_the_floor() -> None:
+def test_noise_of_eager_raises_the_floor() -> None:
     rows = call(*rounded(2000, 1e-3, 5e-3))
     assert not drift(rows).passed
     noisy = drift(call(*rounded(2000, 1e-3, 5e-3), noise=2e-3))
@@ -229,7 +206,7 @@ def test_the_noise_of_eager_itself_is_added_to_the_floor() -> None:
         (torch.bfloat16, 2e-1, False),
     ],
 )
-def test_without_float64_the_bounds_are_openvinos(dtype: torch.dtype, relative: float, passes: bool) -> None:
+def test_without_float64_bounds_are_openvinos(dtype: torch.dtype, relative: float, passes: bool) -> None:
     e = (torch.arange(1, 101).double() * 10).to(dtype)
     c = (e.double() * (1 + relative)).to(dtype)
     report = drift(call(e, e, c), float64=False, limit=1e9)
@@ -237,20 +214,13 @@ def test_without_float64_the_bounds_are_openvinos(dtype: torch.dtype, relative: 
     assert report.margin is None, "rmse was held to no bound"
 
 
-def test_without_float64_a_wrong_direction_is_rejected_by_its_cosine() -> None:
+def test_without_float64_cosine_rejects() -> None:
     e = torch.full((100,), 1e-5)
     c = e * torch.tensor([1.0, 0.0]).repeat(50)  # within 1e-4 in every element
     assert "cosine 0.707" in (drift(call(e, e, c), float64=False).nearest_miss or "")
 
 
-def test_without_float64_no_ratio_is_offered_as_a_remedy() -> None:
-    e = torch.ones(100)
-    report = drift(call(e, e, e * 1.01), float64=False)
-    assert "the reference is eager" in (report.nearest_miss or "")
-    assert "error_ratio_max" not in (report.nearest_miss or "")
-
-
-def test_the_nearest_miss_is_the_worst_row_and_names_the_limit_that_would_have_passed() -> None:
+def test_nearest_miss_names_the_sufficient_limit() -> None:
     calls = [call(*rounded(2000, 1e-3, worse * 1e-3), index=index) for index, worse in enumerate((4.5, 6.25, 1.0))]
     report = drift(*calls)
     assert report.nearest_miss == (
@@ -260,7 +230,7 @@ def test_the_nearest_miss_is_the_worst_row_and_names_the_limit_that_would_have_p
     assert not drift(*calls, limit=6.0).passed
 
 
-def test_no_figure_is_no_pass() -> None:
+def test_missing_figures_fail() -> None:
     assert not drift().passed
     assert drift().nearest_miss == "no output was compared"
     r, e, c = rounded(100, 0, 0)
@@ -271,37 +241,21 @@ def test_no_figure_is_no_pass() -> None:
     assert not drift(call(r, e, nan.float())).passed
 
 
-def test_an_output_that_is_never_a_number_is_no_pass() -> None:
+def test_output_that_is_always_nan_fails() -> None:
     nan = torch.full((100,), math.nan, dtype=torch.float64)
     report = drift(call(nan, nan.float(), nan.float()), call(nan, nan.float(), nan.float(), index=1))
     assert not report.passed
-    assert "all that eager gives is NaN or Inf, no output was compared; mend the model" in (report.nearest_miss or "")
-    assert "would have passed" not in (report.nearest_miss or "")
+    assert "only NaN or Inf" in (report.nearest_miss or "")
     some = nan.clone()
     some[0] = 1.0
     assert drift(call(some, some.float(), some.float()), call(nan, nan.float(), nan.float(), index=1)).passed
     empty = torch.zeros(0, dtype=torch.float64)
     assert drift(call(empty, empty.float(), empty.float())).passed
+    huge = torch.full((100,), 1e200, dtype=torch.float64)
+    assert "overflow" in str(drift(call(huge, huge, huge)).nearest_miss)
 
 
-def test_the_report_holds_the_worst_of_all_rows() -> None:
-    report = drift(call(*rounded(2000, 1e-3, 1e-3)), call(*rounded(2000, 1e-3, 2e-3), index=1))
-    assert report.error_ratio == pytest.approx(2, rel=1e-3)
-    assert report.max_abs_err == pytest.approx(2e-3, rel=1e-3)
-    assert report.margin == pytest.approx(1.5, rel=1e-2)
-    assert report.sqnr_db == min(row.sqnr_db for row in report.rows if row.sqnr_db is not None)
-    assert set(report.summary()) == {"error_ratio", "max_abs_err", "sqnr_db", "margin"}
-
-
-def test_rows_are_columns_of_evidence() -> None:
-    report = drift(call(*rounded(100, 1e-3, 1e-3)), call(*rounded(100, 1e-3, 1e-3), index=1, kind="sequence"))
-    columns = rows_as_columns(report.rows)
-    assert columns["kind"] == ["single", "sequence"]
-    assert columns["rmse"] == [row.rmse for row in report.rows]
-    assert rows_as_columns([])["rmse"] == []
-
-
-def test_what_eager_is_apart_from_itself_is_allowed_where_eager_is_the_reference() -> None:
+def test_noise_is_allowed_without_float64() -> None:
     r, _, c = rounded(100, 0.0, 0.1)
     assert not drift(call(r.float(), r.float(), c), float64=False).passed
     assert drift(call(r.float(), r.float(), c, noise=0.1), float64=False).passed
@@ -318,49 +272,38 @@ def masked(fill: float, dtype: torch.dtype = torch.float32, *, off: float = 0.0,
     return call(r, e, c)
 
 
-@pytest.mark.parametrize("fill", [-1e9, -1e7, 1e12])
-def test_fill_values_hide_no_error_of_the_others(fill: float) -> None:
-    assert drift(masked(fill)).passed
-    report = drift(masked(fill, off=1e-2))
+@pytest.mark.parametrize(
+    ("fill", "dtype", "off"),
+    [(-1e9, torch.float32, 1e-2), (1e12, torch.float32, 1e-2), (-65504.0, torch.float16, 0.5)],
+)
+def test_fill_values_hide_no_other_error(fill: float, dtype: torch.dtype, off: float) -> None:
+    assert drift(masked(fill, dtype)).passed
+    report = drift(masked(fill, dtype, off=off))
     assert not report.passed
-    (row,) = report.rows
-    assert row.rms is not None
-    assert row.rms < 100, "the figures are those of the part that failed"
+    assert (report.rows[0].rms or math.inf) < 100, "figures of the part that failed"
 
 
-def test_half_precision_s_fill_values_hide_none_either() -> None:
-    assert drift(masked(-65504.0, torch.float16)).passed
-    assert not drift(masked(-65504.0, torch.float16, off=0.5)).passed
-
-
-def test_fill_values_of_small_outputs_are_pooled_apart() -> None:
+def test_fill_values_of_small_outputs_are_pooled_separately() -> None:
     assert drift(*(replace(masked(-1e9, size=16), set_index=index) for index in range(4))).passed
     assert not drift(*(replace(masked(-1e9, off=1e-2, size=16), set_index=index) for index in range(4))).passed
 
 
-def test_wrong_fill_values_are_an_error_too() -> None:
+def test_wrong_fill_values_fail() -> None:
     given = masked(-1e9)
     wrong = [torch.where(given.eager[0] == given.eager[0].min(), given.eager[0] / 2, given.eager[0])]
     assert not drift(replace(given, candidate=wrong)).passed
 
 
-def test_probabilities_are_one_part_however_small_they_are() -> None:
+def test_small_probabilities_are_one_part() -> None:
     logits = torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
     (everything,) = parts_of(logits.softmax(0), torch.float32)
     assert everything.all()
 
 
-def test_a_value_that_is_zero_but_for_rounding_makes_no_part() -> None:
+def test_parts_ignore_rounded_zeros() -> None:
     assert len(parts_of(torch.tensor([1e-17, 1.0, 2.0, 3.0], dtype=torch.float64), torch.float32)) == 1
     assert len(parts_of(torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.float32)) == 1
     assert len(parts_of(torch.zeros(0, dtype=torch.float64), torch.float32)) == 1
     lesser, greater = parts_of(torch.tensor([1.0, 2.0, 0.0, -1e9], dtype=torch.float64), torch.float32)
     assert lesser.tolist() == [True, True, True, False]
     assert greater.tolist() == [False, False, False, True]
-
-
-def test_values_whose_squares_are_infinite_do_not_pass() -> None:
-    r = torch.full((100,), 1e200, dtype=torch.float64)
-    report = drift(call(r, r, r))
-    assert not report.passed
-    assert "no error can be told" in str(report.nearest_miss)
