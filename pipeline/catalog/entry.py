@@ -16,7 +16,7 @@ from freezer.limits import Limits
 from freezer.spec.inputs import InputSpec
 
 if TYPE_CHECKING:
-    from pipeline.tracking.registry_search import RegistryModel
+    from pipeline.tracking.source_models import RegistryModel
 
 SOURCE_RUN = "coldpress.source_run"
 """The tag with the run that made a registry's version: a registry that was made anew counts its versions from 1 again."""

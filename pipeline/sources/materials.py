@@ -156,8 +156,7 @@ class Materials:
     def _of_registry(self, entry: Entry) -> Entry:
         """The entry with the files of its version for a source, and its inputs where the entry says nothing of them."""
         from pipeline.tracking.mlmodel import describe
-        from pipeline.tracking.registry_search import RegistryModel
-        from pipeline.tracking.source_models import download, slug
+        from pipeline.tracking.source_models import RegistryModel, download, slug
 
         source = entry.source
         name, _, version = source.location.removeprefix("models:/").rpartition("/")

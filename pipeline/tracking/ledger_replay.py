@@ -1,11 +1,7 @@
-"""Replay: bring MLflow up to date from the ledger alone. Doing it again changes nothing.
+"""Replay: bring MLflow up to date from the ledger alone. Repeating it changes nothing.
 
-history   the ledger, read without a lock: campaigns, and every outcome row
-replay    one campaign after the other, each under its lock, through the same Tracker that logged it while it ran
-
-A campaign shows the outcomes that its record names. One that was killed shows what is final: rows of its own, and what it took over
-for models of which nothing is missing. Outcomes that only an earlier start of the campaign reached get their runs too, and are no
-part of the summary, as when they were reached.
+A campaign shows the outcomes that its record names. A killed campaign shows its own final outcomes, and cached outcomes of models
+whose outcomes are all final. Outcomes that only an earlier start of the campaign reached get runs, but no row in the summary.
 """
 
 from __future__ import annotations
@@ -27,13 +23,7 @@ from pipeline.tracking.tracker import Tracker
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """What a replay came to.
-
-    Attributes:
-        num_logged, num_unchanged: outcomes that something was written for, and those that MLflow showed already.
-        failures: what went wrong, one sentence each.
-        broke_off: MLflow could not be reached any more.
-    """
+    """Result of a replay; attributes as of `Tracker`."""
 
     num_logged: int = 0
     num_unchanged: int = 0
@@ -43,7 +33,7 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reached:
-    """An outcome, and when it was reached, in seconds since the epoch."""
+    """An outcome, and the time it was reached, in seconds since the epoch."""
 
     outcome: Outcome
     time: float
@@ -52,18 +42,18 @@ class Reached:
 def replay(
     store: Store, tracking_uri: str, campaign: str | None, *, mode: ArtifactMode = "copy", say: Callable[[str], None] = print
 ) -> Replayed:
-    """Log a campaign's outcomes to MLflow, as far as it does not show them already; or those of every campaign, in order of time.
+    """Log the outcomes that MLflow does not show, of one campaign or of all, oldest first.
 
     Args:
-        store: that the campaigns published to; its ledger is read, and never written.
-        tracking_uri: of MLflow.
-        campaign: its name; None takes all, and passes over those that are being run.
-        mode: whether MLflow holds whole artifacts, or references.
-        say: takes a line for each campaign and for whatever else people should know.
+        store: store of the campaigns; its ledger is only read.
+        tracking_uri: URI of MLflow.
+        campaign: name; None means all that are not running.
+        mode: whether MLflow stores whole artifacts, or references.
+        say: prints a line.
 
     Raises:
-        UsageError: the store knows no such campaign; the message lists those that it knows.
-        InfrastructureError: the campaign is being run.
+        UsageError: the store has no such campaign; the message lists existing ones.
+        InfrastructureError: the campaign is running.
         StoreUnreachableError: the store or its ledger cannot be read.
     """
     history = History(store)
@@ -75,7 +65,7 @@ def replay(
         try:
             one = _replay_one(store, history, tracking_uri, name, mode, say)
         except InfrastructureError as error:
-            say(f"campaign {name} is left to its own driver: {error}")
+            say(f"campaign {name} is skipped: {error}")
             continue
         total = Replayed(
             num_logged=total.num_logged + one.num_logged,
@@ -102,7 +92,7 @@ def _replay_one(
         killed = record.finished is None
         tracker.finish(
             [*(item.outcome for item in members), *record.problems],
-            INTERRUPTED if record.exit_code is None else record.exit_code,  # one that was killed told none
+            INTERRUPTED if record.exit_code is None else record.exit_code,
             interrupted=record.interrupted or killed,
             finished=max([record.started, *(item.time for item in members)]) if killed else record.finished,
         )
@@ -118,7 +108,6 @@ def _replay_one(
 
 
 def _by_model(items: Sequence[Reached]) -> list[list[Reached]]:
-    """The outcomes of each model together, as they were published."""
     models: dict[str, list[Reached]] = {}
     for item in items:
         models.setdefault(item.outcome.model, []).append(item)
@@ -126,7 +115,7 @@ def _by_model(items: Sequence[Reached]) -> list[list[Reached]]:
 
 
 class History:
-    """A ledger as it is read for replay: every campaign's newest rows, whoever wrote them."""
+    """A ledger read without a lock: the newest rows of every campaign."""
 
     def __init__(self, store: Store) -> None:
         self._folder = ledger_folder(store)
@@ -136,11 +125,11 @@ class History:
         self._read()
 
     def campaigns(self) -> list[str]:
-        """The names of all campaigns, the one that ended or started last at the end."""
+        """Return the names of all campaigns, oldest first."""
         return sorted(self._records, key=lambda name: self._records[name].time)
 
     def record(self, campaign: str) -> CampaignRecord:
-        """What a campaign comprises.
+        """Return the record of a campaign.
 
         Raises:
             UsageError: there is no such campaign.
@@ -148,16 +137,16 @@ class History:
         row = self._records.get(campaign)
         if row is None:
             known = ", ".join(self.campaigns()) or "none"
-            raise UsageError(f"the ledger {self._folder} knows no campaign {campaign!r}; it knows: {known}")
+            raise UsageError(f"the ledger {self._folder} has no campaign {campaign!r}; it has: {known}")
         return CampaignRecord.from_json(row.data)
 
     def refresh(self, campaign: str) -> None:
-        """Read again if the campaign has written since; to be called under its lock."""
+        """Read again if the campaign has written since; call it under the campaign's lock."""
         if not {path.name for path in part_paths(self._folder, campaign)} <= self._parts:
             self._read()
 
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
-        """The outcomes of a campaign that are final, in the order of the catalog."""
+        """Return the final outcomes of a campaign, in the order of the catalog."""
         until = self._records[campaign].time if record.finished is not None else float("inf")
         found = [(member, self._row(campaign, member, until)) for member in record.members]
         unfinished = {member.model for member, row in found if row is None}
@@ -168,7 +157,7 @@ class History:
         ]
 
     def others(self, campaign: str, record: CampaignRecord) -> list[Reached]:
-        """What only earlier starts of a campaign reached: the newest outcome of each model and class that its record lacks."""
+        """Return outcomes that only earlier starts of a campaign reached: the newest of each model and class not in its record."""
         named = {(member.model, member.device_class) for member in record.members}
         newest: dict[tuple[str, str], LedgerRow] = {}
         for rows in self._outcomes.values():
@@ -180,7 +169,7 @@ class History:
         return [Reached(outcome=_outcome(row, cached=False), time=row.time) for row in newest.values()]
 
     def _row(self, campaign: str, member: Member, until: float) -> LedgerRow | None:
-        """The row of a member: its own, or of what it took over the newest at that time."""
+        """Return the campaign's own row of a member; for a cached member, the newest row at that time."""
         rows = self._outcomes.get((member.judge_key, member.model), {})
         if not member.cached:
             return rows.get(campaign)
@@ -198,5 +187,5 @@ class History:
 
 
 def _outcome(row: LedgerRow, *, cached: bool) -> Outcome:
-    """The outcome of a row as its campaign has it: the row of one of its own may have been written anew when it went on."""
+    """Return the outcome of a row, cached or not as in its campaign."""
     return replace(Outcome.from_json(row.data["outcome"]), cached=cached)

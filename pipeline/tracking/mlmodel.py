@@ -1,4 +1,4 @@
-"""What the MLmodel of a downloaded model says: the file to load, the code it needs, its inputs. Nothing is unpickled or run."""
+"""Read the MLmodel of a downloaded model: the file to load, its code, its inputs. Nothing is unpickled or executed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 MLMODEL = "MLmodel"
 FLAVOR = "pytorch"
 EXPORTED, SERIALIZED = "model.pt2", "model.pth"
-"""What mlflow.pytorch calls the file of each serialization format."""
+"""File names of mlflow.pytorch by serialization format."""
 
 TORCHSCRIPT_ENTRY = "*/code/*"
-"""An entry that the zip of every TorchScript file has, and no pickled module's."""
+"""An entry in the zip of every TorchScript file, but not of a pickled module."""
 
 NAMELESS = "input_0"
-"""The name of a lone input without one: what `declared_spec` gives the first of a list. Several always have names."""
+"""Name of a single unnamed input, as `declared_spec` names the first of a list. Several inputs always have names."""
 
 BATCH = "batch"
 LEAST_BATCH_MAX = 8
 
 EXAMPLE_DTYPES: Mapping[str, str] = {"float64": "float32"}
-"""Examples are kept as JSON, which knows no dtypes; without a signature a fraction is what torch makes of it by default."""
+"""Examples are stored as JSON, without dtypes; without a signature, fractions get torch's default dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +40,14 @@ class Described:
     """A downloaded model.
 
     Attributes:
-        kind: what `path` holds: an exported program, TorchScript, or a pickled module.
-        path: of the file to load.
-        code: folders for the search path, which the model was logged with.
-        needs_trust: loading it runs code that came with it.
-        inputs: as a catalog's field `inputs` takes them: by name, or a list when the signature has no names; None where neither
-            signature nor example says, and of an exported program, which knows its own.
-        dims: as a catalog's field `dims` takes them.
-        samples: the input example, one set by input name; `input_0` where inputs have no names. None where there is none.
+        kind: content of `path`: an exported program, TorchScript, or a pickled module.
+        path: the file to load.
+        code: folders for the search path that were logged with the model.
+        needs_trust: whether loading executes code of the model.
+        inputs: the catalog's field `inputs`: by name, or a list if the signature has no names; None without signature and example,
+            and for an exported program.
+        dims: the catalog's field `dims`.
+        samples: the input example by input name (`input_0` if unnamed), or None.
     """
 
     kind: Literal["export", "torchscript", "pickle"]
@@ -60,17 +60,17 @@ class Described:
 
 
 def describe(folder: Path, *, inputs: bool = True) -> Described:
-    """What a downloaded version is.
+    """Describe a downloaded version.
 
-    A -1 of the signature is a dim named `batch` in axis 0, from 1 to 8 or the example's size if that is more; in another axis it is
-    fixed to the example's size. Integer inputs take the example's least and greatest value as their range.
+    A -1 in the signature becomes a dim named `batch` in axis 0, from 1 to 8 or to the example's size if that is larger; in other
+    axes it is fixed to the example's size. The range of an integer input is that of the example's values.
 
     Args:
-        folder: from `download`.
-        inputs: whether to find out about inputs; False where the entry declares its own, and nothing can go wrong about them.
+        folder: folder of `download`.
+        inputs: whether to derive the inputs; False if the entry declares its own.
 
     Raises:
-        SourceError: it is no model of torch's, a file is missing, or its inputs cannot be told (code CP-REGISTRY-INPUTS).
+        SourceError: it is not a torch model, a file is missing, or its inputs are ambiguous (code CP-REGISTRY-INPUTS).
     """
     model = _read(folder)
     flavor = model.flavors.get(FLAVOR)
@@ -100,40 +100,40 @@ def _read(folder: Path) -> Model:
 
     try:
         return Model.load(str(folder / MLMODEL))
-    except Exception as error:  # yaml's, mlflow's and Python's own
+    except Exception as error:
         raise SourceError(f"{folder / MLMODEL} cannot be read: {type(error).__name__}: {error}", code="CP-REGISTRY") from error
 
 
 def _inside(folder: Path, name: str) -> Path:
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise SourceError(f"{MLMODEL} names {name!r}, which lies outside of the model's folder", code="CP-REGISTRY")
+        raise SourceError(f"{MLMODEL} names {name!r}, which is outside of the model's folder", code="CP-REGISTRY")
     return path
 
 
 def _file(data: Path) -> tuple[Literal["export", "torchscript", "pickle"], Path]:
-    """The file that mlflow.pytorch wrote, and what it is."""
+    """Return the file that mlflow.pytorch wrote, and its kind."""
     if (data / EXPORTED).is_file():
         return "export", data / EXPORTED
     path = data / SERIALIZED
     if not path.is_file():
         raise SourceError(
-            f"{data} holds neither {EXPORTED} nor {SERIALIZED}, which mlflow.pytorch writes; log the model again",
+            f"{data} has neither {EXPORTED} nor {SERIALIZED}, which mlflow.pytorch writes; log the model again",
             code="CP-REGISTRY",
         )
     try:
         with zipfile.ZipFile(path) as archive:
             scripted = any(fnmatch(name, TORCHSCRIPT_ENTRY) for name in archive.namelist())
     except zipfile.BadZipFile:
-        scripted = False  # the oldest form of torch.save
+        scripted = False  # the legacy format of torch.save
     return "torchscript" if scripted else "pickle", path
 
 
 class _Example:
-    """The signature and the input example of a model, brought together.
+    """Signature and input example of a model.
 
     Attributes:
-        samples: the example's arrays by name; None where there is none, or it is nothing that a torch model takes.
+        samples: the example's arrays by name; None without an example, or if it does not consist of arrays.
     """
 
     def __init__(self, model: Model, folder: Path) -> None:
@@ -144,16 +144,14 @@ class _Example:
         self.samples: dict[str, np.ndarray[Any, Any]] | None = None
         try:
             self.samples = self._arrays(model.load_input_example(str(folder)))
-        except (
-            Exception
-        ) as error:  # a file that is missing or damaged, or does not fit the signature: mlflow has no one type for it
+        except Exception as error:  # a missing or damaged file, or one that does not match the signature
             self._problem = f"the input example cannot be read: {type(error).__name__}: {error}"
 
     def fields(self) -> tuple[dict[str, Any] | list[Any] | None, dict[str, Any]]:
-        """The fields `inputs` and `dims` of a catalog's entry.
+        """Return the fields `inputs` and `dims` of a catalog's entry.
 
         Raises:
-            SourceError: the signature leaves open what the example does not say.
+            SourceError: neither the signature nor the example determines a shape.
         """
         if self._problem is not None:
             raise _unclear(self._problem)
@@ -174,10 +172,10 @@ class _Example:
     def _from_spec(self, spec: TensorSpec, name: str, dims: _Dims) -> dict[str, Any]:
         dtype, given = spec.type.name, list(spec.shape)
         if dtype not in DTYPES:
-            raise _unclear(f"the signature's input {name!r} is of dtype {dtype}, which torch has no tensors of")
+            raise _unclear(f"the signature's input {name!r} has dtype {dtype}, which torch does not support")
         array = (self.samples or {}).get(name)
         if array is not None and array.ndim != len(given):
-            raise _unclear(f"the signature's input {name!r} has the shape {given}, and the input example's {list(array.shape)}")
+            raise _unclear(f"the signature's input {name!r} has shape {given}, but the input example has {list(array.shape)}")
         shape: list[int | str] = []
         for axis, size in enumerate(given):
             if size != -1:
@@ -188,7 +186,7 @@ class _Example:
                 shape.append(int(array.shape[axis]))
             else:
                 raise _unclear(
-                    f"the signature's input {name!r} has the shape {given}, and no input example says what axis {axis} is"
+                    f"the signature's input {name!r} has shape {given}, and no input example gives the size of axis {axis}"
                 )
         return {"shape": shape, "dtype": dtype, **_range(array, dtype, name)}
 
@@ -197,7 +195,7 @@ class _Example:
 
         self._rows = hasattr(example, "to_numpy")  # a pandas.DataFrame; pandas ships no types
         if self._rows:
-            example = example.to_numpy(dtype=np.float32)  # as mlflow.pytorch gives it to a model
+            example = example.to_numpy(dtype=np.float32)  # the same as mlflow.pytorch
         if isinstance(example, np.ndarray):
             example = {next(iter(self._named()), NAMELESS): example}
         if not isinstance(example, Mapping) or not all(isinstance(array, np.ndarray) for array in example.values()):
@@ -213,14 +211,14 @@ class _Example:
 
 
 class _Dims:
-    """The batch dims of a model's inputs: inputs whose examples are of one size share a dim."""
+    """Batch dims of a model's inputs: inputs whose examples have the same size share a dim."""
 
     def __init__(self) -> None:
         self._names: dict[int | None, str] = {}
         self.declared: dict[str, Any] = {}
 
     def batch(self, size: int | None) -> str:
-        """The name of the dim that is of this size in the example."""
+        """Return the name of the dim with this size in the example."""
         name = self._names.setdefault(size, f"{BATCH}_{len(self._names)}" if self._names else BATCH)
         self.declared[name] = {"min": 1, "max": max(LEAST_BATCH_MAX, size or 0)}
         return name
@@ -237,7 +235,7 @@ def _range(array: np.ndarray[Any, Any] | None, dtype: str, name: str) -> dict[st
     if array is None or not array.size or dtype not in INTEGRAL or dtype == "bool":
         return {}
     low, high = int(array.min()), int(array.max())
-    return {} if "mask" in name.lower() and low >= 0 and high <= 1 else {"range": [low, high]}  # a mask is generated as one
+    return {} if "mask" in name.lower() and low >= 0 and high <= 1 else {"range": [low, high]}  # masks are generated
 
 
 def _unclear(message: str) -> SourceError:

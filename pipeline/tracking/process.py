@@ -1,9 +1,9 @@
-"""The tracker in a process of its own, so that neither MLflow's work nor its waiting is the driver's.
+"""The tracker in a process of its own, so that MLflow costs the driver neither CPU time nor waiting.
 
-    driver: start, log, finish  ->  a queue  ->  a thread, one call at a time  ->  the process: tracker.Tracker
+    driver: start, log, finish  ->  a queue  ->  a thread, one call at a time  ->  the process: Tracker
 
-What is logged is final and in the ledger already, so the driver goes on at once, up to AHEAD calls ahead of MLflow. While a judge
-runs where the driver stands, no call is passed on. The process ends with its driver, however that ends.
+Logged outcomes are in the ledger already, so a crash of the process loses nothing. It is started with subprocess: multiprocessing
+would import the driver's main module, and with it Ray, and cannot tie the process to the life of its driver.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from pipeline.workspace.processes import die_with
 from pipeline.workspace.staging import temporary_folder
 
 LOT = 256
-"""Outcomes that are handed over together at the end: what pickles thousands at once takes more memory than they do."""
+"""Outcomes sent at once at the end: pickling thousands takes more memory than the outcomes."""
 
 AHEAD = 16
-"""Models whose outcomes wait to be logged, until the driver waits too: an interrupt should not take long."""
+"""Queued calls, one for each model, before the driver waits; an interrupt waits for them to be logged."""
 
 HOLD = "hold"
-"""The call that hands over outcomes for the end."""
+"""The call that sends outcomes for `finish`."""
 
 LOOK_S = 0.05
-"""Between two looks at whether work may go on."""
+"""Interval between checks whether work is allowed."""
 
 END_S = 10.0
-"""How long the process may take to end when there is nothing more to do."""
+"""Time for the process to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Told:
-    """What the process answers to each call: the tracker's failures so far, whether it has nothing to log, and what was raised."""
+class _Status:
+    """Answer of the process to a call: all failures so far, whether MLflow is complete, and the error of this call."""
 
     failures: tuple[str, ...] = ()
     is_complete: bool = False
@@ -57,46 +57,50 @@ class _Told:
 
 
 class TrackerProcess:
-    """MLflow for one campaign, as `Tracker`, written by another process. Use it as a context manager.
+    """`Tracker` in another process. Use it as a context manager.
 
     Args:
-        tracking_uri: of MLflow.
-        campaign: its name.
+        tracking_uri: URI of MLflow.
+        campaign: name.
         store: URI of the store.
-        mode: whether MLflow holds whole artifacts, or references to the store.
+        mode: whether MLflow stores whole artifacts, or references to the store.
 
     Attributes:
-        may_work: whether work is allowed now; asked before each call. To be set before the first one.
+        may_work: returns whether a call may be executed now. Set it before the first call.
 
     Raises:
-        UsageError: the tracking URI is none.
+        UsageError: the tracking URI is invalid.
     """
 
     def __init__(self, tracking_uri: str, campaign: str, store: str, *, mode: ArtifactMode) -> None:
         resolve(tracking_uri)
-        self._made_of = (tracking_uri, campaign, store, mode)
+        self._arguments = (tracking_uri, campaign, store, mode)
         self.may_work: Callable[[], bool] = lambda: True
         self._calls: queue.Queue[tuple[Any, ...] | None] = queue.Queue(maxsize=AHEAD)
-        self._told = _Told()
+        self._status = _Status()
         self._hurries = self._stops = False
         self._temporary = contextlib.ExitStack()
-        self._thread = threading.Thread(target=self._pass_on, name="tracker", daemon=True)
+        self._thread = threading.Thread(target=self._send_calls, name="tracker", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start it; it imports MLflow meanwhile."""
+        """Start the process, which imports MLflow meanwhile."""
+        environment = dict(os.environ)
+        with contextlib.suppress(OSError):  # a full disk; what the process writes there later reports it
+            # A folder of its own, which is removed even if the process or the driver is killed.
+            environment["TMPDIR"] = str(self._temporary.enter_context(temporary_folder()))
         ours, theirs = socket.socketpair()
         with theirs:
             code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=self._environment()
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
             )
         self._pipe: Connection[Any, Any] = Connection(ours.detach())
-        self._pipe.send(self._made_of)
+        self._pipe.send(self._arguments)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it; what was not logged by then is left to the next start, or to a replay."""
+        """Kill the process; the next start or a replay logs the rest."""
         self._stops = self._hurries = True
         self._process.kill()
         self._process.wait(END_S)
@@ -105,34 +109,28 @@ class TrackerProcess:
         self._pipe.close()
         self._temporary.close()
 
-    def _environment(self) -> dict[str, str]:
-        """Of the process: its temporary files lie together, so that they are removed though it, or the driver, is killed."""
-        with contextlib.suppress(OSError):  # no room for a folder: what is written there later says so
-            return {**os.environ, "TMPDIR": str(self._temporary.enter_context(temporary_folder()))}
-        return {**os.environ}
-
     @property
     def failures(self) -> tuple[str, ...]:
-        """What went wrong so far, one sentence each; see Tracker."""
-        return self._told.failures
+        """Errors so far, one sentence each."""
+        return self._status.failures
 
     def start(self, catalog: str, started: float, *, expected: str | None = None) -> None:
-        """Open MLflow and the campaign's parent run; see Tracker."""
+        """Queue `Tracker.start`."""
         self._call("start", catalog, started, expected=expected)
 
     def log(self, outcomes: Sequence[Outcome]) -> None:
-        """Log the final outcomes of one model as reached now; see Tracker. Waits only where MLflow is far behind.
+        """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.
 
         Raises:
-            ColdpressError: an earlier call could not be done at all: mlflow is not installed.
+            ColdpressError: an earlier call was impossible: mlflow is not installed.
         """
-        if self._told.is_complete:
+        if self._status.is_complete:
             self._check()
         else:
             self._call("log", tuple(outcomes), reached=time.time())
 
     def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float) -> None:
-        """Wait until everything is logged, and write the summary; see Tracker.
+        """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:
             ColdpressError: as of `log`.
@@ -150,58 +148,54 @@ class TrackerProcess:
         self._put((name, args, named))
 
     def _check(self) -> None:
-        if self._told.error is not None:
-            raise self._told.error
+        if self._status.error is not None:
+            raise self._status.error
 
     def _put(self, call: tuple[Any, ...] | None) -> None:
-        """Queue a call; none is taken any more once the thread has ended."""
+        """Queue a call; drop it if the thread has ended."""
         while self._thread.is_alive():
             with contextlib.suppress(queue.Full):
                 self._calls.put(call, timeout=1)
                 break
 
-    def _pass_on(self) -> None:
-        """Pass calls on, one at a time, until the last."""
+    def _send_calls(self) -> None:
+        """Send calls to the process, one at a time, until the last."""
         try:
             while (call := self._calls.get()) is not None and not self._stops:
                 while not self._hurries and not self.may_work():
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
-                self._told = self._pipe.recv()
-        except Exception as error:  # whatever it is, MLflow lacks something now, which people must be told
+                self._status = self._pipe.recv()
+        except Exception as error:  # any error leaves MLflow incomplete, and has to be reported
             if not self._stops:
-                self._told = _Told(failures=(*self.failures, self._failed(error)))
+                self._status = _Status(failures=(*self.failures, self._failure(error)))
 
-    def _failed(self, error: Exception) -> str:
-        uri, campaign, store, mode = self._made_of
-        how = self._died() if isinstance(error, EOFError | OSError) else f"cannot be talked to ({type(error).__name__}: {error})"
-        return (
-            f"the process that writes to MLflow {how}; the store and the ledger are complete, and "
-            f"`{replay_command(uri, campaign, store, mode)}` brings MLflow up to date"
-        )
-
-    def _died(self) -> str:
-        try:
+    def _failure(self, error: Exception) -> str:
+        how = f"failed ({type(error).__name__}: {error})"
+        if isinstance(error, EOFError | OSError):
             code = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            return "does not answer"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        again = replay_command(*self._arguments)
+        return (
+            f"the process that writes to MLflow {how}; the store and the ledger are complete, and `{again}` brings MLflow up to "
+            "date"
+        )
 
 
 def serve(handle: int, parent: int) -> None:
-    """Be the process: do what is asked until the other end is closed.
+    """Execute calls until the driver closes its end.
 
     Args:
-        handle: of the socket to the driver.
-        parent: the driver's process, with which this one ends.
+        handle: file descriptor of the socket to the driver.
+        parent: process id of the driver; this process ends with it.
     """
     die_with(parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the driver, who says what is left to do
+    for number in (signal.SIGINT, signal.SIGTERM):  # the driver handles them
         signal.signal(number, signal.SIG_IGN)
     pipe: Connection[Any, Any] = Connection(handle)
     tracking_uri, campaign, store, mode = pipe.recv()
     tracker = Tracker(tracking_uri, campaign, Store.open(store), mode=mode)
-    with contextlib.suppress(ModuleNotFoundError):  # the first call will say so
+    with contextlib.suppress(ModuleNotFoundError):  # the first call reports it
         preload()
     held: list[Outcome] = []
     while True:
@@ -217,4 +211,4 @@ def serve(handle: int, parent: int) -> None:
                 getattr(tracker, name)(*(held,) if name == "finish" else (), *args, **named)
         except ColdpressError as raised:
             error = raised
-        pipe.send(_Told(failures=tuple(tracker.failures), is_complete=tracker.is_complete, error=error))
+        pipe.send(_Status(failures=tuple(tracker.failures), is_complete=tracker.is_complete, error=error))

@@ -1,87 +1,117 @@
-"""Models of MLflow's registry, as sources: which version is meant, its files, and what its MLmodel says of them.
+"""Models of MLflow's registry as sources: which version a URI means, and its files.
 
-    resolve_model   models:/NAME@ALIAS and its kin -> one version
-    list_registry   all models of a registry that match a filter -> one version each
-    download        its files, whole or not at all
-    describe        the file to load, and inputs from the signature and the input example; nothing is unpickled
-
-A version that is a frozen artifact of ours is never a source.
+A version that is a frozen artifact of ours is never a source. mlmodel.py reads what was downloaded.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.errors import SourceError, UsageError
+from freezer.errors import CatalogError, SourceError, UsageError
 from freezer.store.store import NAME
-from pipeline.tracking.connection import connect, reaching, resolve
-from pipeline.tracking.mlmodel import MLMODEL, Described, describe
-from pipeline.tracking.registry_search import (
-    SCHEME,
-    RegistryModel,
-    choose,
-    newest_of,
-    not_there,
-    registered_model,
-    search_models,
-    version_of,
-)
+from pipeline.tracking.connection import connect, listed, reaching, resolve
+from pipeline.tracking.mlmodel import MLMODEL
+from pipeline.tracking.registry import ARTIFACT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+    from mlflow.store.entities import PagedList
 
-__all__ = ["Described", "RegistryModel", "describe", "download", "list_registry", "resolve_model", "slug"]
-
+SCHEME = "models:/"
 SLUG_DIGITS = 8
 SLUG_CHARS = 100
 
+MODELS_PAGE = 1000
+"""MLflow's limit of registered models in one response."""
+
+VERSIONS_PAGE = 10_000
+NAMES_PER_SEARCH = 5
+"""Names in one search of versions; they are part of a URL, which servers limit to 8 KB."""
+
+NUM_NAMED = 20
+"""Models or versions listed in an error message."""
+
+MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistryModel:
+    """One version of a registered model.
+
+    Attributes:
+        name: name in the registry, any text without `/` and `:`.
+        version: number, as text.
+        run_id: run that made it, or None.
+        tags: tags of the version.
+        model_uri: `models:/NAME/VERSION`.
+    """
+
+    name: str
+    version: str
+    run_id: str | None
+    tags: Mapping[str, str]
+    model_uri: str
+
+    @classmethod
+    def of(cls, version: ModelVersion) -> RegistryModel:
+        """Convert MLflow's record of a version."""
+        return cls(
+            name=str(version.name),
+            version=str(version.version),
+            run_id=version.run_id or None,
+            tags=dict(version.tags),
+            model_uri=f"{SCHEME}{version.name}/{version.version}",
+        )
+
 
 def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
-    """The version that a URI means.
+    """Return the version that a URI means.
 
     Args:
-        tracking_uri: of MLflow, whose registry is asked.
+        tracking_uri: URI of MLflow.
         uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or `models:/NAME` and `models:/NAME/latest` for the newest version that
-            is no frozen artifact.
+            is not a frozen artifact.
 
     Raises:
-        SourceError: there is no such model, alias or version, it is not ready, or it is a frozen artifact.
+        SourceError: the model, alias or version does not exist, is not ready, or is a frozen artifact.
         InfrastructureError: MLflow cannot be reached.
     """
     name, alias, number = _parse(uri)
     address = resolve(tracking_uri)
     client = connect(address)
     with reaching(address):
-        registered = registered_model(client, name)
+        registered = _registered_model(client, name)
         if alias is not None:
             number = registered.aliases.get(alias)
             if number is None:
                 aliases = ", ".join(f"{known} (version {of})" for known, of in sorted(registered.aliases.items()))
-                raise not_there(f"model {name!r} has no alias {alias!r}; it has {aliases or 'none'}")
-        return newest_of(client, name) if number is None else version_of(client, name, str(number))
+                raise _registry_error(f"model {name!r} has no alias {alias!r}; it has {aliases or 'none'}")
+        return _newest(client, name) if number is None else _numbered(client, name, str(number))
 
 
 def list_registry(tracking_uri: str, filter_string: str | None, alias: str | None) -> Iterator[RegistryModel]:
-    """One version of each registered model that matches, in the order of names.
+    """Yield one version of each registered model that matches, ordered by name.
 
-    It is the newest version that is no frozen artifact, or the version of an alias. Models that have none are left out: those of
-    which all versions are frozen, and those without the alias. Prompts, which MLflow keeps among the models, are left out too.
+    Models without such a version are omitted: models with only frozen versions, models without the alias, prompts.
 
     Args:
-        tracking_uri: of MLflow, whose registry is asked.
-        filter_string: as `MlflowClient.search_registered_models` takes it; None takes all.
-        alias: as `champion`; None takes the newest.
+        tracking_uri: URI of MLflow.
+        filter_string: as of `MlflowClient.search_registered_models`; None matches all.
+        alias: alias like `champion`; None means the newest version that is not a frozen artifact.
 
     Raises:
-        CatalogError: MLflow does not understand the filter.
+        CatalogError: MLflow rejects the filter.
         InfrastructureError: MLflow cannot be reached.
     """
     address = resolve(tracking_uri)
@@ -89,8 +119,8 @@ def list_registry(tracking_uri: str, filter_string: str | None, alias: str | Non
     token: str | None = None
     while True:
         with reaching(address):
-            page = search_models(client, filter_string, token)
-            chosen = choose(client, page, alias)
+            page = _search_models(client, filter_string, token)
+            chosen = _choose(client, page, alias)
         for registered in page:
             if registered.name in chosen:
                 yield chosen[registered.name]
@@ -100,17 +130,17 @@ def list_registry(tracking_uri: str, filter_string: str | None, alias: str | Non
 
 
 def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
-    """The folder `dest` with all files of a version: MLmodel, data, code, the input example. Nothing of it is run.
+    """Download all files of a version: MLmodel, data, code, the input example. Nothing is executed.
 
     Args:
-        tracking_uri: of MLflow.
-        model: from `resolve_model` or `list_registry`.
-        dest: an empty folder, or one that does not exist yet; it is filled at once, when everything has arrived.
+        tracking_uri: URI of MLflow.
+        model: version to download.
+        dest: folder that is empty or does not exist; filled when all files have arrived.
 
     Raises:
         SourceError: the version's files are gone.
         InfrastructureError: MLflow or its artifact storage cannot be reached.
-        UsageError: `dest` holds something.
+        UsageError: `dest` is not empty.
     """
     if dest.is_dir() and any(dest.iterdir()):
         raise UsageError(f"{dest} is not empty; expected an empty folder for the files of {model.model_uri}")
@@ -129,9 +159,9 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
 
 
 def slug(name: str) -> str:
-    """A registry's own name as the name of an entry; a name that is one already stays. Two names never share a slug.
+    """Return a registry's name as an entry's name; a valid name stays. Two names never share a slug.
 
-    Where the name has to change, the first digits of its SHA-256 follow: `Credit Risk (v2)` gives `credit-risk-v2-` and 8 digits.
+    A changed name gets the first digits of its SHA-256: `Credit Risk (v2)` becomes `credit-risk-v2-` and 8 digits.
     """
     if NAME.fullmatch(name) and len(name) <= SLUG_CHARS:
         return name
@@ -143,35 +173,149 @@ def slug(name: str) -> str:
 
 
 def _parse(uri: str) -> tuple[str, str | None, str | None]:
-    """Name, alias and version of a URI; no version means the newest."""
+    """Return name, alias and version of a URI; no version means the newest."""
     rest = uri.removeprefix(SCHEME)
     name, slash, number = rest.partition("/")
     alias: str | None = None
     if not slash and "@" in rest:
         name, _, alias = rest.rpartition("@")
     if not uri.startswith(SCHEME) or not name or alias == "" or (slash and not number) or "/" in number:
-        raise SourceError(
-            f"{uri!r} names no registered model; expected models:/NAME@ALIAS, models:/NAME/VERSION or models:/NAME",
-            code="CP-REGISTRY",
+        raise _registry_error(
+            f"{uri!r} is not a registered model; expected models:/NAME@ALIAS, models:/NAME/VERSION or models:/NAME"
         )
     return name, alias, number if number not in ("", "latest") else None
 
 
+def _registered_model(client: MlflowClient, name: str) -> RegisteredModel:
+    """Return MLflow's record of a model, with its aliases; the error lists existing models, the most similar first."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code not in MISSING:
+            raise
+    names = [model.name for model in client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])]
+    near = difflib.get_close_matches(name, names, n=3)
+    raise _registry_error(f"MLflow has no registered model {name!r}; it has {_some([*near, *(n for n in names if n not in near)])}")
+
+
+def _numbered(client: MlflowClient, name: str, number: str) -> RegistryModel:
+    """Return one version of an existing model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        version = client.get_model_version(name, number)
+    except MlflowException as error:
+        if error.error_code not in MISSING:
+            raise
+        existing = _some(str(version.version) for version in _versions(client, [name]))
+        raise _registry_error(f"model {name!r} has no version {number!r}; it has {existing}") from None
+    uri = f"{SCHEME}{name}/{number}"
+    if ARTIFACT in version.tags:
+        raise _registry_error(
+            f"{uri} is a frozen artifact (tag {ARTIFACT}), which cannot be a source; name the model it was made from, or "
+            f"{SCHEME}{name} for the newest version that is not frozen"
+        )
+    if not _usable(version):
+        raise _registry_error(f"{uri} is {version.status} ({version.status_message or 'no reason given'}); log it again")
+    return RegistryModel.of(version)
+
+
+def _newest(client: MlflowClient, name: str) -> RegistryModel:
+    """Return the newest version of an existing model that is not a frozen artifact."""
+    versions = list(_versions(client, [name]))
+    for version in versions:
+        if _usable(version):
+            return RegistryModel.of(version)
+    if any(ARTIFACT in version.tags for version in versions):
+        raise _registry_error(
+            f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready; name the model they were made from"
+        )
+    raise _registry_error(f"model {name!r} has no version that is ready; log one with mlflow.pytorch.log_model")
+
+
+def _search_models(client: MlflowClient, filter_string: str | None, token: str | None) -> PagedList:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.search_registered_models(filter_string, max_results=MODELS_PAGE, order_by=["name ASC"], page_token=token)
+    except MlflowException as error:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise
+        raise CatalogError(
+            f"MLflow rejects the filter {filter_string!r}: {error.message}; expected a filter of registered models, like "
+            "\"name LIKE 'credit-%' AND tags.team = 'risk'\"",
+            code="CP-REGISTRY-FILTER",
+        ) from None
+
+
+def _choose(client: MlflowClient, page: Sequence[RegisteredModel], alias: str | None) -> dict[str, RegistryModel]:
+    """Return the version to use of each model, by name.
+
+    MLflow returns a model with its newest version, which usually is the one; other versions are searched together.
+    """
+    chosen: dict[str, RegistryModel] = {}
+    wanted: dict[str, str | None] = {}
+    for registered in page:
+        if alias is not None and alias not in registered.aliases:
+            continue
+        number = None if alias is None else str(registered.aliases[alias])  # an int from a database, a text from a server
+        newest = max(registered.latest_versions or (), key=lambda version: int(version.version), default=None)
+        if newest is not None and number in (None, str(newest.version)) and _usable(newest):
+            chosen[registered.name] = RegistryModel.of(newest)
+        else:
+            wanted[registered.name] = number
+    for version in _versions(client, list(wanted)):
+        if version.name not in chosen and _usable(version) and wanted[version.name] in (None, str(version.version)):
+            chosen[version.name] = RegistryModel.of(version)
+    return chosen
+
+
+def _versions(client: MlflowClient, names: Sequence[str]) -> Iterator[ModelVersion]:
+    """Yield all versions of some models, newest first."""
+    for first in range(0, len(names), NAMES_PER_SEARCH):
+        wanted = f"name IN {listed(names[first : first + NAMES_PER_SEARCH])}"
+        token: str | None = None
+        while True:
+            page = client.search_model_versions(
+                wanted, max_results=VERSIONS_PAGE, order_by=["version_number DESC"], page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                break
+
+
+def _usable(version: ModelVersion) -> bool:
+    return ARTIFACT not in version.tags and str(version.status) == "READY"
+
+
+def _some(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - NUM_NAMED} more" if len(known) > NUM_NAMED else ""
+    return f"{', '.join(known[:NUM_NAMED])}{more}" if known else "none"
+
+
+def _registry_error(message: str) -> SourceError:
+    return SourceError(message, code="CP-REGISTRY")
+
+
 def _download(client: MlflowClient, model: RegistryModel, staging: Path) -> Path:
-    """Where a version's files lie now, under `staging`."""
+    """Download a version's files below `staging`; return their folder."""
     from mlflow.artifacts import download_artifacts, list_artifacts
 
     location = client.get_model_version_download_uri(model.name, model.version)
-    if location.startswith(SCHEME):  # a logged model, which only the tracking side can resolve
+    if location.startswith(SCHEME):  # a logged model, which only the tracking server can resolve
         location = client.get_logged_model(location.removeprefix(SCHEME)).artifact_location
     try:
         folder = download_artifacts(
             artifact_uri=location, dst_path=str(staging), tracking_uri=client.tracking_uri, registry_uri=client.tracking_uri
         )
-    except Exception as error:  # every storage has its own; whether it answers tells a lost model from a lost storage
+    except Exception as error:  # every storage has its own errors; a listing separates missing files from a missing storage
         if MLMODEL in {item.path for item in list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)}:
             raise
-        raise not_there(f"the files of {model.model_uri} are gone from {location}; log the model again") from error
+        raise _registry_error(f"the files of {model.model_uri} are gone from {location}; log the model again") from error
     if not (Path(folder) / MLMODEL).is_file():
-        raise not_there(f"{model.model_uri} holds no {MLMODEL} file in {location}; log the model again")
+        raise _registry_error(f"{model.model_uri} has no {MLMODEL} file in {location}; log the model again")
     return Path(folder)

@@ -197,7 +197,7 @@ def test_status_of_a_campaign_that_runs_that_died_and_that_ended(tmp_path: Path)
     assert "0 of 3 outcomes: none yet" in text
     assert "its driver is dead: `python -m jobs.optimize c.yaml --campaign c --store " in text
     unknown = status("d", "--store", str(tmp_path))
-    assert (unknown.returncode, "knows no campaign 'd'; it knows: c" in unknown.stderr) == (2, True)
+    assert (unknown.returncode, "has no campaign 'd'; it has: c" in unknown.stderr) == (2, True)
     assert status("c", "--store", str(tmp_path / "none")).returncode == 3
 
 

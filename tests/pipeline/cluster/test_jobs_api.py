@@ -211,4 +211,4 @@ def test_a_campaign_with_neither_job_nor_record_is_unknown(dashboard: Dashboard,
     assert shown(tmp_path, dashboard.address).exit_code == 3
     Store.open(str(tmp_path / "store"), create=True)
     done = shown(tmp_path, dashboard.address)
-    assert (done.exit_code, "knows no campaign 'c'; it knows: none" in done.output) == (2, True), done.output
+    assert (done.exit_code, "has no campaign 'c'; it has: none" in done.output) == (2, True), done.output

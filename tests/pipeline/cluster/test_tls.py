@@ -1,4 +1,4 @@
-"""Whether a driver and a server will understand each other: servers of sockets alone, with TLS and without."""
+"""TLS agreement of a driver and a server: plain socket servers with and without TLS."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def served(wrap: Callable[[socket.socket], socket.socket], answer: bytes = SETTINGS) -> Iterator[int]:
-    """A server that answers whatever it is told first; its port."""
+def served(wrap: Callable[[socket.socket], socket.socket], greeting: bytes = SETTINGS) -> Iterator[int]:
+    """The port of a server that sends its settings first, as gRPC does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     with contextlib.suppress(ssl.SSLError, ConnectionError), wrap(server.accept()[0]) as line:
-                        line.recv(64)
-                        line.sendall(answer)
-                        line.recv(64)
+                        line.sendall(greeting)
+                        line.recv(1024)
 
         threading.Thread(target=serve, daemon=True).start()
         yield server.getsockname()[1]
@@ -59,22 +58,22 @@ def check(port: int, environ: dict[str, str]) -> None:
     check_tls("127.0.0.1", port, limit_s=3.0, environ=environ)
 
 
-def test_those_that_agree_are_let_pass(own: dict[str, str]) -> None:
+def test_matching_sides_pass(own: dict[str, str]) -> None:
     with served(plain) as port:
         check(port, {})
     with served(secured(own)) as port:
         check(port, own)
 
 
-def test_a_server_that_says_nothing_is_left_to_ray() -> None:
-    with served(plain, answer=b"") as port:
+def test_a_silent_server_is_left_to_ray() -> None:
+    with served(plain, greeting=b"") as port:
         check_tls("127.0.0.1", port, limit_s=0.2, environ={})
 
 
-def test_one_that_speaks_tls_alone_is_told(own: dict[str, str]) -> None:
+def test_a_single_side_with_tls_is_an_error(own: dict[str, str]) -> None:
     with (
         served(secured(own)) as port,
-        pytest.raises(InfrastructureError, match=r"set that here too, and RAY_TLS_SERVER_CERT") as caught,
+        pytest.raises(InfrastructureError, match=r"set RAY_USE_TLS=1 here too, and RAY_TLS_SERVER_CERT") as caught,
     ):
         check(port, {})
     assert caught.value.code == "CP-RAY-TLS"
@@ -82,7 +81,7 @@ def test_one_that_speaks_tls_alone_is_told(own: dict[str, str]) -> None:
         check(port, own)
 
 
-def test_certificates_of_another_authority_are_refused_by_both_sides(own: dict[str, str], tmp_path: Path) -> None:
+def test_certificates_of_another_authority_are_rejected(own: dict[str, str], tmp_path: Path) -> None:
     other = certificates(tmp_path / "other")
     with served(secured(own)) as port:
         with pytest.raises(
@@ -94,13 +93,13 @@ def test_certificates_of_another_authority_are_refused_by_both_sides(own: dict[s
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_missing_is_named(own: dict[str, str], tmp_path: Path, name: str) -> None:
+def test_missing_files_are_named(own: dict[str, str], tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").touch()
     with served(plain) as port:
         without = {key: value for key, value in own.items() if key != name}
-        with pytest.raises(InfrastructureError, match=rf"RAY_USE_TLS is set, and {name} is not set; Ray needs"):
+        with pytest.raises(InfrastructureError, match=rf"RAY_USE_TLS is set, but {name} is not set; Ray needs"):
             check(port, without)
-        with pytest.raises(InfrastructureError, match=rf"and {name} is '/nowhere', which is no file"):
+        with pytest.raises(InfrastructureError, match=rf"but {name} is '/nowhere', which is not a file"):
             check(port, {**own, name: "/nowhere"})
-        with pytest.raises(InfrastructureError, match=r"are no certificate, its key and an authority in PEM"):
+        with pytest.raises(InfrastructureError, match=r"are not a certificate, its key and an authority in PEM"):
             check(port, {**own, name: str(tmp_path / "empty")})

@@ -1,4 +1,4 @@
-"""Reaching MLflow, and making its database."""
+"""Connecting to MLflow, and creating its database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.tracking.connection import resolve
 from pipeline.tracking.projection import Projection
 
 
-def test_a_closed_port_is_told_quickly_with_the_uri_and_the_remedy() -> None:
+def test_a_closed_port_fails_fast() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -27,7 +27,7 @@ def test_a_closed_port_is_told_quickly_with_the_uri_and_the_remedy() -> None:
     assert time.monotonic() - started < 10
 
 
-def test_a_file_that_is_no_database_is_told_quickly(tmp_path: Path) -> None:
+def test_an_invalid_database_fails_fast(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("this is no database" * 100)
     started = time.monotonic()
     with pytest.raises(InfrastructureError, match="not a database"):
@@ -35,8 +35,8 @@ def test_a_file_that_is_no_database_is_told_quickly(tmp_path: Path) -> None:
     assert time.monotonic() - started < 10
 
 
-def test_a_folder_is_refused_and_passwords_stay_secret() -> None:
-    with pytest.raises(UsageError, match="name sqlite:///mlflow"):
+def test_folders_are_rejected_and_passwords_hidden() -> None:
+    with pytest.raises(UsageError, match="expected sqlite:///mlflow"):
         Projection.open("./mlruns", "folder")
     with pytest.raises(InfrastructureError) as caught:
         Projection.open("postgresql+missing://me:secret@127.0.0.1:1/mlflow", "secret")
@@ -44,19 +44,20 @@ def test_a_folder_is_refused_and_passwords_stay_secret() -> None:
     assert "me:***@" in str(caught.value)
 
 
-def test_a_relative_database_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_database_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve("sqlite:///sub/mlflow.db") == f"sqlite:///{tmp_path}/sub/mlflow.db"
     assert resolve(f"sqlite:///{tmp_path}/mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
     assert resolve("http://host:5000") == "http://host:5000"
 
 
-def test_a_database_whose_making_is_killed_is_made_by_the_next_start(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_killed_database_creation_is_repeated(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     code = "import sys; from pipeline.tracking.projection import Projection; Projection.open(sys.argv[1], 'killed')"
     maker = subprocess.Popen([sys.executable, "-c", code, uri], start_new_session=True)
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob(".mlflow.db.*")):  # some tables are there, others not
+    while not any(path.stat().st_size for path in tmp_path.glob(".mlflow.db.*")):
         assert time.monotonic() < deadline
         time.sleep(0.001)
     os.killpg(maker.pid, signal.SIGKILL)
@@ -67,7 +68,8 @@ def test_a_database_whose_making_is_killed_is_made_by_the_next_start(tmp_path: P
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
-def test_processes_that_make_the_database_together_do_not_break_it(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pipeline.tracking.projection import Projection\n"
@@ -81,10 +83,10 @@ def test_processes_that_make_the_database_together_do_not_break_it(tmp_path: Pat
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_importing_the_projection_imports_no_mlflow() -> None:
+def test_imports_are_lazy() -> None:
     code = (
         "import sys\n"
-        "import pipeline.tracking.projection, pipeline.tracking.registry\n"
+        "import pipeline.tracking.projection, pipeline.tracking.process, pipeline.tracking.source_models\n"
         "assert not {'mlflow', 'torch', 'matplotlib'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

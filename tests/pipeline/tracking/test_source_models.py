@@ -1,4 +1,4 @@
-"""Models of a real MLflow registry as sources: what is chosen, what is downloaded, and what its MLmodel says."""
+"""Models of a real MLflow registry as sources: version, download, and MLmodel."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +28,16 @@ from freezer.errors import CatalogError, InfrastructureError, SourceError, Usage
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.parse import declared_spec
 from freezer.store.store import NAME
-from pipeline.tracking import registry_search
+from pipeline.tracking import source_models
 from pipeline.tracking.mlmodel import Described, describe
-from pipeline.tracking.registry_search import RegistryModel
-from pipeline.tracking.source_models import download, list_registry, resolve_model, slug
+from pipeline.tracking.source_models import RegistryModel, download, list_registry, resolve_model, slug
 from tests.models import Mlp, seeded
+from tests.pipeline.shown import empty_database
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 FROZEN = {"coldpress.artifact": "sha256:" + 64 * "a"}
 REQUIREMENTS = ["torch"]
-"""Given, mlflow does not go and find out what a model needs, which takes seconds."""
+"""Keeps mlflow from inferring requirements, which takes seconds."""
 
 
 class Bag(nn.Module):
@@ -56,15 +53,16 @@ class Bag(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database of its own, and the tracking URI that mlflow.pytorch.log_model goes to."""
+def uri(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database, set as the tracking URI of mlflow.pytorch.log_model."""
     before, level = os.environ.get("MLFLOW_TRACKING_URI"), logging.getLogger("mlflow").level
     folder = tmp_path_factory.mktemp("registry")
     logging.getLogger("mlflow").setLevel(logging.ERROR)
-    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    database = empty_database(template, folder)
+    mlflow.set_tracking_uri(database)
     mlflow.create_experiment("sources", artifact_location=(folder / "artifacts").as_uri())
     mlflow.set_experiment("sources")
-    yield f"sqlite:///{folder}/mlflow.db"
+    yield database
     logging.getLogger("mlflow").setLevel(level)
     mlflow.set_tracking_uri(before)
 
@@ -101,7 +99,7 @@ def scripted(model: nn.Module) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def registry(uri: str, client: MlflowClient, log: Callable[..., str]) -> str:
-    """A registry of models whose versions are what they are, and no more than a path."""
+    """A registry of models whose versions have tags but no files."""
     versions: dict[str, list[dict[str, str]]] = {
         "digits": [{"n": "1"}, {"n": "2"}, FROZEN],
         "Credit Risk": [{}],
@@ -144,7 +142,7 @@ def test_a_uri_means_one_version(registry: str, text: str, version: str) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("models:/digits/3", r"models:/digits/3 is a frozen artifact \(tag coldpress.artifact\).*name the model that it was made"),
+        ("models:/digits/3", r"models:/digits/3 is a frozen artifact \(tag coldpress.artifact\).*name the model it was made"),
         ("models:/digits@cpu-x86-64-v4", "models:/digits/3 is a frozen artifact"),
         ("models:/digits-frozen", "all versions of model 'digits-frozen' are frozen artifacts"),
         ("models:/digits/9", "model 'digits' has no version '9'; it has 3, 2, 1$"),
@@ -153,19 +151,19 @@ def test_a_uri_means_one_version(registry: str, text: str, version: str) -> None
         ('models:/it\'s "quoted"@x', "no alias 'x'; it has none$"),
         ("models:/digit", "no registered model 'digit'; it has digits, .*Credit Risk, digits-frozen, empty"),
         ("models:/empty", "has no version that is ready; log one"),
-        ("models:/", "names no registered model; expected models:/NAME@ALIAS"),
-        ("models:/digits@", "names no registered model"),
-        ("models:/digits/1/data", "names no registered model"),
-        ("runs:/1234/model", "names no registered model"),
+        ("models:/", "is not a registered model; expected models:/NAME@ALIAS"),
+        ("models:/digits@", "is not a registered model"),
+        ("models:/digits/1/data", "is not a registered model"),
+        ("runs:/1234/model", "is not a registered model"),
     ],
 )
-def test_what_is_no_source_is_said_with_what_there_is(registry: str, text: str, message: str) -> None:
+def test_an_unusable_uri_lists_alternatives(registry: str, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message) as caught:
         resolve_model(registry, text)
     assert caught.value.code == "CP-REGISTRY"
 
 
-def test_a_version_that_is_not_ready_is_no_source(registry: str, tmp_path: Path) -> None:
+def test_a_version_that_is_not_ready_is_rejected(registry: str, tmp_path: Path) -> None:
     shutil.copy(registry.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
     copy = f"sqlite:///{tmp_path}/mlflow.db"
     with sqlite3.connect(tmp_path / "mlflow.db") as connection:
@@ -176,7 +174,7 @@ def test_a_version_that_is_not_ready_is_no_source(registry: str, tmp_path: Path)
     assert {model.name: model.version for model in list_registry(copy, None, None)}["digits"] == "1"
 
 
-def test_mlflow_that_is_down_is_infrastructure(tmp_path: Path) -> None:
+def test_unreachable_mlflow_is_an_infrastructure_error(tmp_path: Path) -> None:
     down = "http://127.0.0.1:9"
     model = RegistryModel(name="m", version="1", run_id=None, tags={}, model_uri="models:/m/1")
     for call in (
@@ -189,7 +187,7 @@ def test_mlflow_that_is_down_is_infrastructure(tmp_path: Path) -> None:
     assert not (tmp_path / "m").exists()
 
 
-def test_a_registry_is_listed_in_the_order_of_names_without_what_is_frozen(registry: str) -> None:
+def test_list_registry_orders_by_name_and_omits_frozen(registry: str) -> None:
     found = list(list_registry(registry, None, None))
     assert [(model.name, model.version) for model in found] == [("Credit Risk", "1"), ("digits", "2"), ('it\'s "quoted"', "1")]
     assert found[1].tags == {"n": "2"}
@@ -208,23 +206,23 @@ def test_a_registry_is_listed_in_the_order_of_names_without_what_is_frozen(regis
         ("name = 'nothing'", None, {}),
     ],
 )
-def test_a_registry_is_cut_by_filter_and_alias(
+def test_list_registry_applies_filter_and_alias(
     registry: str, filter_string: str | None, alias: str | None, expected: dict[str, str]
 ) -> None:
     assert {model.name: model.version for model in list_registry(registry, filter_string, alias)} == expected
 
 
 @pytest.mark.parametrize("text", ["bogus", "name =", "foo = 'x'", "name LIKE 'a%' OR name = 'b'", "'", "name = 3"])
-def test_a_bad_filter_is_the_catalogs_error_with_mlflows_words(registry: str, text: str) -> None:
-    with pytest.raises(CatalogError, match=r"MLflow does not understand the filter.*(Invalid|Expected)") as caught:
+def test_an_invalid_filter_is_a_catalog_error(registry: str, text: str) -> None:
+    with pytest.raises(CatalogError, match=r"MLflow rejects the filter.*(Invalid|Expected)") as caught:
         list(list_registry(registry, text, None))
     assert caught.value.code == "CP-REGISTRY-FILTER"
 
 
-def test_a_registry_of_many_pages_is_listed_whole_with_few_requests(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_search, "MODELS_PAGE", 2)
-    monkeypatch.setattr(registry_search, "VERSIONS_PAGE", 1)
-    monkeypatch.setattr(registry_search, "SEARCH_CHARS", 10)
+def test_list_registry_pages_with_few_requests(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_models, "MODELS_PAGE", 2)
+    monkeypatch.setattr(source_models, "VERSIONS_PAGE", 1)
+    monkeypatch.setattr(source_models, "NAMES_PER_SEARCH", 1)
     assert [model.name for model in list_registry(registry, None, None)] == ["Credit Risk", "digits", 'it\'s "quoted"']
     monkeypatch.undo()
     requests: list[str] = []
@@ -248,9 +246,10 @@ def fetched(uri: str, name: str, tmp_path: Path) -> Path:
     return download(uri, resolve_model(uri, f"models:/{name}"), tmp_path / "model")
 
 
-def test_a_download_is_whole_or_not_at_all(uri: str, client: MlflowClient, log: Callable[..., str], tmp_path: Path) -> None:
+def test_a_download_is_atomic(uri: str, client: MlflowClient, log: Callable[..., str], tmp_path: Path) -> None:
     log("whole", input_example=X)
     model = resolve_model(uri, "models:/whole")
+    assert len(str(model.run_id)) == 32
     dest = tmp_path / "model"
     dest.mkdir()
     assert download(uri, model, dest) == dest
@@ -260,17 +259,12 @@ def test_a_download_is_whole_or_not_at_all(uri: str, client: MlflowClient, log: 
         download(uri, model, dest)
     location = Path(client.get_model_version_download_uri("whole", "1").removeprefix("file://"))
     (location / "MLmodel").rename(location / "hidden")
-    with pytest.raises(SourceError, match=r"models:/whole/1 holds no MLmodel file.*log the model again"):
+    with pytest.raises(SourceError, match=r"models:/whole/1 has no MLmodel file.*log the model again"):
         download(uri, model, tmp_path / "again")
     shutil.rmtree(location)
     with pytest.raises(SourceError, match="the files of models:/whole/1 are gone from"):
         download(uri, model, tmp_path / "again")
     assert list(tmp_path.iterdir()) == [dest]
-
-
-def test_a_version_made_by_a_run_names_it(uri: str, log: Callable[..., str]) -> None:
-    log("of-a-run")
-    assert len(str(resolve_model(uri, "models:/of-a-run").run_id)) == 32
 
 
 # What it is
@@ -287,7 +281,7 @@ def test_an_exported_program_knows_its_inputs(uri: str, log: Callable[..., str],
     torch.testing.assert_close(program.module()(torch.from_numpy(X)), seeded(Mlp)(torch.from_numpy(X)))
 
 
-def test_torchscript_is_told_from_a_pickle_without_opening_either(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+def test_torchscript_and_pickle_are_distinguished(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     log("either", scripted(seeded(Mlp)), input_example=X)
     log("either", seeded(Mlp), input_example=X)
     first = describe(download(uri, resolve_model(uri, "models:/either/1"), tmp_path / "1"))
@@ -303,7 +297,7 @@ def test_torchscript_is_told_from_a_pickle_without_opening_either(uri: str, log:
     assert describe(tmp_path / "2").kind == "pickle"
 
 
-def test_describing_runs_nothing_of_a_pickle(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+def test_describe_never_unpickles(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     log("evil", Evil(str(tmp_path / "was here")))
     folder = fetched(uri, "evil", tmp_path)
     assert describe(folder).needs_trust
@@ -323,7 +317,7 @@ class Evil(nn.Module):
         return os.mkdir, (self.path,)
 
 
-def test_code_that_a_model_was_logged_with_is_named(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+def test_logged_code_is_found(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("VALUE = 1\n")
     log("with-code", code_paths=[str(tmp_path / "helper.py")])
     found = describe(fetched(uri, "with-code", tmp_path))
@@ -331,7 +325,7 @@ def test_code_that_a_model_was_logged_with_is_named(uri: str, log: Callable[...,
     assert (found.code[0] / "helper.py").is_file()
 
 
-def test_names_dtypes_shapes_and_ranges_come_from_signature_and_example(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+def test_inputs_of_a_logged_model_are_derived(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     ids, weights = np.array([[3, 9, 1]]), np.ones((1, 3), np.float32)
     inputs = Schema([tensor("int64", (-1, -1), "ids"), tensor("float32", (-1, -1), "weights")])
     log("named", scripted(Bag()), signature=ModelSignature(inputs), input_example={"ids": ids, "weights": weights})
@@ -435,7 +429,7 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
         (None, [1.0, 2.0], (None, {}, None)),
     ],
 )
-def test_inputs_are_told_as_far_as_they_can_be(saved: Callable[..., Path], specs: Any, example: Any, expected: Any) -> None:
+def test_inputs_are_derived_from_signature_and_example(saved: Callable[..., Path], specs: Any, example: Any, expected: Any) -> None:
     found = describe(saved(specs, example))
     assert fields(found) == expected
     if found.inputs is not None:
@@ -447,12 +441,12 @@ def test_inputs_are_told_as_far_as_they_can_be(saved: Callable[..., Path], specs
 @pytest.mark.parametrize(
     ("specs", "example", "message"),
     [
-        ([tensor("float32", (-1, -1))], None, r"'input_0' has the shape \[-1, -1\], and no input example says what axis 1 is"),
-        ([tensor("str", (-1,), "text")], None, "'text' is of dtype str, which torch has no tensors of"),
-        ([tensor("uint16", (2,), "x")], None, "'x' is of dtype uint16"),
+        ([tensor("float32", (-1, -1))], None, r"'input_0' has shape \[-1, -1\], and no input example gives the size of axis 1"),
+        ([tensor("str", (-1,), "text")], None, "'text' has dtype str, which torch does not support"),
+        ([tensor("uint16", (2,), "x")], None, "'x' has dtype uint16"),
     ],
 )
-def test_inputs_that_cannot_be_told_are_to_be_written(saved: Callable[..., Path], specs: Any, example: Any, message: str) -> None:
+def test_ambiguous_inputs_are_an_error(saved: Callable[..., Path], specs: Any, example: Any, message: str) -> None:
     folder = saved(specs, example)
     with pytest.raises(SourceError, match=f"{message}.*; write `inputs:`") as caught:
         describe(folder)
@@ -460,18 +454,18 @@ def test_inputs_that_cannot_be_told_are_to_be_written(saved: Callable[..., Path]
     assert describe(folder, inputs=False).inputs is None
 
 
-def test_an_example_that_cannot_be_read_matters_only_where_inputs_are_asked_for(saved: Callable[..., Path]) -> None:
+def test_a_damaged_example_matters_only_for_inputs(saved: Callable[..., Path]) -> None:
     folder = saved([tensor("float32", (-1, 4))], X)
     (folder / "input_example.json").write_text('[[1, 2], "a"')
     with pytest.raises(SourceError, match=r"the input example cannot be read: JSONDecodeError.*write `inputs:`"):
         describe(folder)
     assert describe(folder, inputs=False).samples is None
     (folder / "input_example.json").write_text("[[[1, 2, 3, 4]]]")
-    with pytest.raises(SourceError, match=r"\[-1, 4\], and the input example's \[1, 1, 4\]|cannot be read"):
+    with pytest.raises(SourceError, match=r"\[-1, 4\], but the input example has \[1, 1, 4\]|cannot be read"):
         describe(folder)
 
 
-def test_other_flavors_are_refused_by_name(uri: str, tmp_path: Path) -> None:
+def test_other_flavors_are_rejected(uri: str, tmp_path: Path) -> None:
     class Doubling(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         def predict(self, context: Any, model_input: list[float]) -> list[float]:
             return [2 * value for value in model_input]
@@ -483,15 +477,15 @@ def test_other_flavors_are_refused_by_name(uri: str, tmp_path: Path) -> None:
     assert caught.value.code == "CP-REGISTRY-FLAVOR"
 
 
-def test_damage_is_told_by_what_is_missing(saved: Callable[..., Path]) -> None:
+def test_damaged_files_are_reported(saved: Callable[..., Path]) -> None:
     folder = saved(None)
     text = (folder / "MLmodel").read_text()
     (folder / "MLmodel").write_text(text.replace("model_data: data", "model_data: ../elsewhere"))
-    with pytest.raises(SourceError, match=r"'../elsewhere', which lies outside of the model's folder"):
+    with pytest.raises(SourceError, match=r"'../elsewhere', which is outside of the model's folder"):
         describe(folder)
     (folder / "MLmodel").write_text(text)
     (folder / "data" / "model.pth").unlink()
-    with pytest.raises(SourceError, match=r"holds neither model.pt2 nor model.pth"):
+    with pytest.raises(SourceError, match=r"has neither model.pt2 nor model.pth"):
         describe(folder)
     (folder / "MLmodel").write_text("a: [")
     with pytest.raises(SourceError, match="MLmodel cannot be read"):
@@ -515,7 +509,7 @@ def test_damage_is_told_by_what_is_missing(saved: Callable[..., Path]) -> None:
         ("x" * 256, "x" * 100 + "-"),
     ],
 )
-def test_a_name_that_is_none_gets_a_digest(name: str, start: str) -> None:
+def test_an_invalid_name_gets_a_digest(name: str, start: str) -> None:
     assert slug(name) == start + hashlib.sha256(name.encode()).hexdigest()[:8]
     assert NAME.fullmatch(slug(name))
 
@@ -527,15 +521,3 @@ def test_slugs_are_names_and_differ_where_names_do() -> None:
     slugs = {slug(name) for name in names}
     assert len(slugs) == len(names)
     assert all(NAME.fullmatch(made) for made in slugs)
-
-
-def test_importing_sources_imports_no_mlflow() -> None:
-    code = (
-        "import sys\nimport pipeline.tracking.source_models\nassert not {'mlflow', 'torch', 'pandas', 'numpy'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_model_is_a_value(registry: str) -> None:
-    model = resolve_model(registry, "models:/digits/1")
-    assert replace(model, version="2", tags={"n": "2"}, model_uri="models:/digits/2") == resolve_model(registry, "models:/digits")

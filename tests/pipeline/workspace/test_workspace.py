@@ -149,7 +149,7 @@ def test_a_ledger_in_a_bucket_is_read_by_every_machine(bucket: str, tmp_path: Pa
             second.refresh()
             assert second.find("build", "late") is not None
     assert len(part_paths(ledger_folder(other))) == 1
-    with pytest.raises(UsageError, match="knows no campaign 'one'"):
+    with pytest.raises(UsageError, match="has no campaign 'one'"):
         History(other).record("one")
 
 
