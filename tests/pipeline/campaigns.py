@@ -73,7 +73,14 @@ class Judged:
             self._after(index + 1)
 
 
-def entry(name: str, folder: Path, *, tags: Mapping[str, str], registered_name: str | None, speedup_min: float) -> Entry:
+def entry(
+    name: str,
+    folder: Path,
+    *,
+    tags: Mapping[str, str] | None = None,
+    registered_name: str | None = None,
+    speedup_min: float = 1.05,
+) -> Entry:
     """An entry with a source of its own."""
     (folder / "mod.py").write_text("def make(): ...\n")
     return Entry(
@@ -87,7 +94,7 @@ def entry(name: str, folder: Path, *, tags: Mapping[str, str], registered_name: 
         recipes=("torchscript-frozen",),
         files=(),
         search_path=(str(folder),),
-        tags=tags,
+        tags=tags or {},
         registered_name=registered_name,
     )
 
@@ -112,16 +119,16 @@ def plan_of(
     return make_plan(request, finished, digests or FileDigests(store.root / "digests.json"))
 
 
-def judged(item: Item, verdict: str, store: Store, artifact: Artifact) -> Outcome:
-    """An outcome as a judge gives it, with its artifact where judges leave theirs."""
-    if verdict == "published":
+def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = None) -> Outcome:
+    """An outcome as a judge returns it; its artifact is put where judges put theirs."""
+    if artifact is not None:
         folder = judged_folder(str(store.root), item.judge.digest, item.entry.name)
         staging = folder.with_name("staging")
         shutil.copytree(artifact.folder, staging)
         folder.mkdir(parents=True)
         write_artifact(artifact.manifest, staging, folder / "artifact")
     failed = verdict == "failed"
-    recipe = next(iter(item.builds))
+    recipe = next(iter(item.builds), "none")
     report = CandidateReport(
         recipe=recipe,
         build_key="b",
@@ -173,11 +180,12 @@ def run_judged(
         plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
         display = LineDisplay(Console(file=io.StringIO()))
-        executor = Judged(
-            plan,
-            lambda item: judged(item, models[item.entry.name][item.device_class], store, artifacts[item.device_class]),
-            after,
-        )
+
+        def made_by_judge(item: Item) -> Outcome:
+            verdict = models[item.entry.name][item.device_class]
+            return judged(item, verdict, store, artifacts[item.device_class] if verdict == "published" else None)
+
+        executor = Judged(plan, made_by_judge, after)
         with ExitStack() as held:
             tracker: Tracker | TrackerProcess
             if apart:

@@ -1,12 +1,15 @@
-"""An empty MLflow for each test that wants one."""
+"""An empty store, ledger and MLflow for each test that needs one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
+from freezer.store.store import Store
+from pipeline.ledger.ledger import Ledger
 from tests.pipeline.shown import empty_database
 
 
@@ -22,3 +25,14 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uri(template: Path, tmp_path: Path) -> str:
     """Of an empty database."""
     return empty_database(template, tmp_path / "mlflow")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def ledger(store: Store) -> Iterator[Ledger]:
+    with Ledger(store, "c") as opened:
+        yield opened

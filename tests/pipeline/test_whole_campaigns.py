@@ -41,10 +41,10 @@ CATALOG = """
 defaults: {{recipes: [torchscript-frozen]}}
 models:
   - {{name: good, source: "python:campaign_models:good", inputs: [{{shape: [batch, 16]}}], dims: {{batch: {{min: 1, max: 8}}}}}}
-  - {{name: halves, source: "python:campaign_models:halves", inputs: {{x: {{shape: [2, 64]}}}}}}
-  - {{name: drifting, source: "python:campaign_models:random_weights", inputs: [{{shape: [1, 16]}}]}}
-  - {{name: raises, source: "python:campaign_models:raises", inputs: [{{shape: [1, 16]}}]}}
-  - {{name: hangs, source: "python:campaign_models:hangs", inputs: [{{shape: [1, 16]}}], limits: {{timeout_s: 5}}}}
+  - {{name: drifting, source: "python:campaign_models:random_weights", inputs: [{{shape: [1, 16]}}], device_classes: [portable]}}
+  - {{name: raises, source: "python:campaign_models:raises", inputs: [{{shape: [1, 16]}}], device_classes: [portable]}}
+  - {{name: hangs, source: "python:campaign_models:hangs", inputs: [{{shape: [1, 16]}}], device_classes: [portable],
+     limits: {{timeout_s: 5}}}}
 """
 
 SHIPPED = """
@@ -94,83 +94,71 @@ def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
 
 
+Finished = tuple[Path, subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A finished campaign of good and bad models."""
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A finished campaign of a good and three bad models."""
     folder = tmp_path_factory.mktemp("campaign")
     write_catalog(folder, CATALOG.format())
     return folder, run(drive(folder), folder)
 
 
-def test_a_failure_is_one_outcome_while_the_others_finish(
-    campaign: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+def test_failures_are_outcomes_while_other_models_finish(campaign: Finished) -> None:
     folder, done = campaign
     assert done.returncode == 1, done.stdout + done.stderr
     found = outcomes(folder)
-    assert len(found) == 10
-    assert found["good", "portable"]["verdict"] == "published"
+    assert set(found) == {("good", str(LEVEL)), *((name, PORTABLE) for name in ("good", "drifting", "raises", "hangs"))}
+    assert found["good", PORTABLE]["verdict"] == "published"
     assert found["good", str(LEVEL)]["verdict"] in ("published", "kept-eager")
-    assert found["halves", "portable"]["verdict"] == "published"
     expected = {
-        "drifting": "CP-WEIGHTS-DIFFER: .* other weights",
+        "drifting": "CP-WEIGHTS-DIFFER: ",
         "raises": "CP-SOURCE: .* ValueError: no weights at hand",
-        "hangs": "CP-TIMEOUT: did not end within 5 s",
+        "hangs": "CP-TIMEOUT: ",
     }
     for model, reason in expected.items():
-        outcome = found[model, "portable"]
-        assert outcome["verdict"] == "failed", model
+        outcome = found[model, PORTABLE]
+        assert (outcome["verdict"], outcome["artifact"]) == ("failed", None), model
         assert re.match(reason, outcome["reason"]), model
-        assert outcome["artifact"] is None
 
 
-def test_the_json_is_as_the_contract_says(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_json_report_has_the_documented_fields(campaign: Finished) -> None:
     folder, _ = campaign
     report = json.loads((folder / "out.json").read_text())
     assert list(report) == ["campaign", "started", "finished", "exit_code", "outcomes"]
     assert (report["campaign"], report["exit_code"]) == ("test", 1)
-    good = outcomes(folder)["good", "portable"]
+    good = outcomes(folder)["good", PORTABLE]
     assert list(good) == [
         *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
         *("latency_ms", "artifact", "version", "build_s", "judge_s"),
     ]
     assert list(good["drift"]) == ["error_ratio", "max_abs_err", "sqnr_db", "margin"]
     assert list(good["latency_ms"]) == ["eager_p50", "p50", "p90", "p99"]
-    assert good["version"] == 1
+    assert (good["version"], good["cached"], good["num_threads"]) == (1, False, len(os.sched_getaffinity(0)))
     assert good["artifact"].startswith("sha256:")
-    assert good["num_threads"] == len(os.sched_getaffinity(0))
-    assert not good["cached"]
 
 
-def test_a_finished_campaign_builds_nothing_again(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_campaign_leaves_no_files_or_processes(campaign: Finished) -> None:
     folder, _ = campaign
-    before = Store.open(str(folder / "store")).version("good")
-    shutil.copy(folder / "out.json", folder / "first.json")
-    done = run(drive(folder, "another"), folder)
-    found = outcomes(folder)
-    assert found["good", "portable"]["cached"]
-    assert found["raises", "portable"]["cached"], "a failure of the model is kept until its key changes"
-    assert not found["hangs", "portable"]["cached"], "a failure of the circumstances is tried again"
-    assert " built good" not in done.stdout
-    assert "unchanged: published" in done.stdout
-    assert Store.open(str(folder / "store")).version("good") == before
-    (folder / "first.json").replace(folder / "out.json")
+    work = folder / "store" / ".coldpress"
+    assert list((work / "staging").iterdir()) == []
+    assert not (work / "judged").exists() or list((work / "judged").iterdir()) == []
+    assert [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])] == []
 
 
-def test_the_store_serves_what_was_published(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_store_serves_the_published_model(campaign: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = campaign
     model = freezer.load("good", store=str(folder / "store"), threads=len(os.sched_getaffinity(0)))
-    sys.path.insert(0, str(folder))
-    try:
-        from campaign_models import good  # type: ignore[import-not-found]
-    finally:
-        sys.path.remove(str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    from campaign_models import good  # type: ignore[import-not-found]
+
     x = torch.randn(5, 16)
     with torch.no_grad():
         torch.testing.assert_close(model(x), good().eval()(x))
 
 
-def test_mlflow_serves_the_same_by_alias(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_mlflow_serves_it_by_alias(campaign: Finished) -> None:
     folder, _ = campaign
     script = f"""
 import mlflow, numpy as np
@@ -187,13 +175,20 @@ print(sorted(set(runs["tags.coldpress.kind"])), (runs["tags.coldpress.model"] ==
     assert "campaign" in done.stdout
 
 
-def test_nothing_is_left_behind(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_finished_work_is_reused_by_another_campaign(campaign: Finished) -> None:
     folder, _ = campaign
-    work = folder / "store" / ".coldpress"
-    assert list((work / "staging").iterdir()) == []
-    assert not (work / "judged").exists() or list((work / "judged").iterdir()) == []
-    mine = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
-    assert mine == []
+    before = Store.open(str(folder / "store")).version("good")
+    done = run(drive(folder, "another"), folder)
+    found = outcomes(folder)
+    assert {model: outcome["cached"] for (model, name), outcome in found.items() if name == PORTABLE} == {
+        "good": True,
+        "drifting": True,
+        "raises": True,  # a failure of the model is kept until its key changes
+        "hangs": False,  # a failure of the circumstances is retried
+    }
+    assert " built good" not in done.stdout
+    assert "unchanged: published" in done.stdout
+    assert Store.open(str(folder / "store")).version("good") == before
 
 
 def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 120) -> str:
@@ -225,24 +220,20 @@ def built_in(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_driver_loses_nothing_and_repeats_no_finished_build(tmp_path: Path, how: signal.Signals) -> None:
+def test_interrupted_campaign_repeats_no_finished_build(tmp_path: Path) -> None:
     slow_catalog(tmp_path, 3)
     command = [sys.executable, "-u", *drive(tmp_path)[1:], PORTABLE]
     with subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         first = wait_for(process, " built m1")
-        process.send_signal(how)
+        process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=60)[0]
-    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    assert process.returncode == 130
     done = built_in(first + (rest or ""))
     assert done
-    time.sleep(5)  # the cluster of a driver that was killed ends by itself
     again = run([*drive(tmp_path), PORTABLE], tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert built_in(again.stdout).isdisjoint(done)
-    found = outcomes(tmp_path)
-    assert {name: outcome["verdict"] for name, outcome in found.items()} == {(f"m{i}", PORTABLE): "published" for i in range(3)}
-    assert list((tmp_path / "store" / ".coldpress" / "staging").iterdir()) == []
+    assert {outcome["verdict"] for outcome in outcomes(tmp_path).values()} == {"published"}
     store = Store.open(str(tmp_path / "store"))
     assert [store.versions(f"m{i}") for i in range(3)] == [[1], [1], [1]]
 
@@ -273,53 +264,23 @@ def silent_mlflow() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_interrupts", [1, 2])
-def test_an_interrupt_while_mlflow_is_waited_for_keeps_the_report_and_says_what_is_left_to_do(
-    tmp_path: Path, silent_mlflow: str, num_interrupts: int
-) -> None:
-    """The first of two interrupts a model that hangs, and then MLflow is waited for; so it is after the last outcome."""
-    bad, hanging = CATALOG.format().splitlines()[-2:]
-    models = [bad.replace("raises, ", "failing, "), *([hanging.replace("timeout_s: 5", "timeout_s: 600")] * (num_interrupts - 1))]
-    write_catalog(tmp_path, "\n".join(["defaults: {recipes: [torchscript-frozen]}", "models:", *models]))
+def test_interrupt_while_mlflow_hangs_keeps_the_report(tmp_path: Path, silent_mlflow: str) -> None:
+    (failing,) = (line.replace("raises, ", "failing, ") for line in CATALOG.format().splitlines() if "raises, " in line)
+    write_catalog(tmp_path, f"models:\n{failing}\n")
     places = ["--store", str(tmp_path / "store"), "--tracking-uri", silent_mlflow, "--json", str(tmp_path / "out.json")]
     command = [sys.executable, "-u", "-m", "jobs.optimize", "catalog.yaml", *places, "--device-class", PORTABLE]
     with subprocess.Popen(
         command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         said = wait_for(process, "outcome failing portable failed")
-        for _ in range(num_interrupts):
-            time.sleep(12)  # what an interrupted task may take to end, and more
-            assert process.poll() is None, said
-            process.send_signal(signal.SIGINT)
+        time.sleep(12)  # an interrupted task may take longer than the grace period to end
+        process.send_signal(signal.SIGINT)
         said += process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
-    replay = f"python -m jobs.replay catalog --store {tmp_path}/store --tracking-uri {silent_mlflow}"
-    assert f"the store and the ledger are complete, and `{replay}` brings it up to date" in said
+    assert f"`python -m jobs.replay catalog --store {tmp_path}/store --tracking-uri {silent_mlflow}`" in said
     assert "Traceback" not in said
     report = json.loads((tmp_path / "out.json").read_text())
     assert (report["exit_code"], [item["model"] for item in report["outcomes"]]) == (130, ["failing"])
-    shown = run([sys.executable, "-m", "jobs.status", "catalog", "--store", str(tmp_path / "store")], tmp_path).stdout
-    assert f"1 of {num_interrupts} outcomes: 1 failed" in shown
-    assert ("finished, exit code 1" if num_interrupts == 1 else "interrupted, exit code 130") in shown
-
-
-@pytest.mark.slow
-def test_mlflow_that_is_down_stops_nothing_and_is_caught_up_later(tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
-    command = [*drive(tmp_path), PORTABLE]
-    (tracking,) = (i for i, word in enumerate(command) if word.startswith("sqlite:"))
-    down = [*command[:tracking], "http://127.0.0.1:9", *command[tracking + 1 :]]
-    done = run(down, tmp_path)
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert Store.open(str(tmp_path / "store")).versions("good") == [1]
-    places = ["--store", str(tmp_path / "store"), "--tracking-uri", command[tracking]]
-    for logged, unchanged in ((len(outcomes(tmp_path)), 0), (0, len(outcomes(tmp_path)))):
-        replayed = run([sys.executable, "-m", "jobs.replay", "test", *places], tmp_path)
-        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-        assert f"campaign test: {logged} outcomes logged, {unchanged} already there" in replayed.stdout
-    script = "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1]); print(len(mlflow.MlflowClient().search_model_versions()))"
-    count = run([sys.executable, "-W", "ignore", "-c", script, command[tracking]], tmp_path)
-    assert int(count.stdout) >= 1, count.stderr
 
 
 def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -328,39 +289,37 @@ def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, *arguments], folder)
 
 
-def write_bad_entry(folder: Path) -> None:
-    """A catalog of a good entry and a bad one."""
-    text = CATALOG.format().split("  - {name: halves")[0] + '  - {name: Bad, source: "python:campaign_models:good"}\n'
-    write_catalog(folder, text)
+BAD_ENTRY = '  - {name: Bad, source: "python:campaign_models:good"}\n'
+ONE_MODEL = CATALOG.format().split("  - {name: drifting")[0]
 
 
-def test_bad_entries_stop_everything_unless_told_to_keep_going(tmp_path: Path) -> None:
-    write_bad_entry(tmp_path)
-    done = optimize(tmp_path)
-    assert done.returncode == 2
-    assert "CP-ENTRY-NAME: catalog.yaml:" in done.stderr
-    assert "entry 'Bad', field 'name'" in done.stderr
-    assert not (tmp_path / "store").exists(), "nothing was started"
-    explained = optimize(tmp_path, "--keep-going", "--explain", "--json", str(tmp_path / "new" / "folder" / "out.json"))
-    assert explained.returncode == 0, explained.stderr
-    assert json.loads((tmp_path / "new" / "folder" / "out.json").read_text())["exit_code"] == 0
-    assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
-    assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
+def test_bad_entries_and_options_are_refused_before_any_work(tmp_path: Path) -> None:
+    write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
+    bad = optimize(tmp_path)
+    unwritable = optimize(tmp_path, "--json", str(tmp_path / "catalog.yaml" / "out.json"))
+    assert (bad.returncode, unwritable.returncode) == (2, 2)
+    assert "CP-ENTRY-NAME: catalog.yaml:" in bad.stderr
+    assert "entry 'Bad', field 'name'" in bad.stderr
+    assert unwritable.stderr.startswith("CP-USAGE: --json ")
+    assert not (tmp_path / "store").exists()
+    unreachable = optimize(tmp_path, "--keep-going", "--address", "127.0.0.1:9")
+    assert unreachable.returncode == 3
+    assert "Ray at 127.0.0.1:9 cannot be reached" in unreachable.stderr
 
 
 @pytest.mark.slow
-def test_the_good_entries_run_where_one_is_told_to_keep_going(tmp_path: Path) -> None:
-    write_bad_entry(tmp_path)
+def test_keep_going_runs_the_good_entries(tmp_path: Path) -> None:
+    write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
     going = optimize(tmp_path, "--keep-going", "--device-class", PORTABLE, "--json", str(tmp_path / "out.json"))
     assert going.returncode == 1, going.stderr
     found = outcomes(tmp_path)
-    assert found["good", "portable"]["verdict"] == "published"
+    assert found["good", PORTABLE]["verdict"] == "published"
     assert found["Bad", "auto"]["verdict"] == "failed"
     assert found["Bad", "auto"]["reason"].startswith("CP-ENTRY-NAME: catalog.yaml:")
 
 
-def test_explain_only_reads_and_works_beside_the_driver_of_the_campaign(tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
+    write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
     store = Store.open(str(tmp_path / "store"), create=True)
     with staging_folder(str(store.root)) as mine:
         killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", "~999999999~"))
@@ -370,35 +329,21 @@ def test_explain_only_reads_and_works_beside_the_driver_of_the_campaign(tmp_path
             ledger.append("campaign", "catalog", model="", device_class="", data=record.to_json())
             (ledger.folder / ".catalog@half.partial").touch()
             before = {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"}
-            explained = optimize(tmp_path, "--explain", "--device-class", PORTABLE)
+            explained = optimize(tmp_path, "--keep-going", "--explain", "--json", str(tmp_path / "new" / "folder" / "out.json"))
             assert explained.returncode == 0, explained.stdout + explained.stderr
-            assert "good portable: build portable; judge (never done)" in explained.stdout
-            ledger.check()  # the lease is this process's still
+            assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
+            assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
+            assert json.loads((tmp_path / "new" / "folder" / "out.json").read_text())["exit_code"] == 0
+            ledger.check()  # this process still holds the lease
             assert {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"} == before
         assert {path.name for path in mine.parent.iterdir()} == {mine.name, killed.name}
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_a_report_that_could_not_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG.format())
-    done = optimize(tmp_path, "--json", str(tmp_path / "catalog.yaml" / "out.json"))
-    assert done.returncode == 2
-    assert re.search(r"^CP-USAGE: --json .*/catalog\.yaml is no folder; name a path within one$", done.stderr, re.MULTILINE)
-    assert not (tmp_path / "store").exists(), "nothing was started"
-
-
-def test_a_class_that_no_node_serves_is_an_error_before_any_work(tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
-    done = optimize(tmp_path, "--device-class", "cuda-sm90")
-    assert done.returncode == 3
-    assert "no node serves cuda-sm90" in done.stderr
-    assert "built" not in done.stdout
-
-
 @pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4, to be told to be a lesser one")
 @pytest.mark.slow
 def test_a_worker_told_to_be_of_a_lesser_class_builds_and_judges_under_its_limits(tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
+    write_catalog(tmp_path, ONE_MODEL)
     done = optimize(tmp_path, "--device-class", "cpu-x86-64-v3", "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcomes(tmp_path)
@@ -478,10 +423,3 @@ def test_a_campaign_joins_a_cluster_that_shares_nothing_with_it_but_the_store(tm
         unseen = optimize(folder, "--address", head, "--store", str(folder / "store"))
         assert unseen.returncode == 3
         assert "CP-STORE-UNSHARED: 1 node(s) do not see the store" in unseen.stderr
-
-
-def test_a_cluster_that_does_not_answer_is_infrastructure(tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG.format().split("  - {name: halves")[0])
-    done = optimize(tmp_path, "--address", "127.0.0.1:9")
-    assert done.returncode == 3
-    assert "Ray at 127.0.0.1:9 cannot be reached" in done.stderr

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def good(width: int = 16) -> nn.Module:
@@ -41,19 +41,6 @@ def hangs() -> nn.Module:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(3600)
     return nn.Identity()
-
-
-class Halves(nn.Module):
-    """Answers in float16 whatever it is given, so no float64 reference can be had."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Half of x."""
-        return (x.to(torch.float16) / 2).to(torch.float16)
-
-
-def halves() -> nn.Module:
-    """A model whose float64 run is impossible."""
-    return Halves()
 
 
 def good_until(flag: str) -> nn.Module:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from rich.console import Console
 from freezer.store.store import Store
 from pipeline.cluster.nodes import Done, Handle
 from pipeline.failures.classify import CODES
-from pipeline.failures.policy import MOST_STARTS, is_missed
+from pipeline.failures.policy import MOST_STARTS
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.item import Item, Plan
 from pipeline.records.failure import Failure
@@ -29,28 +28,17 @@ from tests.steps import HERE
 ONE, OTHER = "torchscript-frozen", "torchscript-exact"
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-@pytest.fixture
-def ledger(place: Store) -> Iterator[Ledger]:
-    with Ledger(place, "c") as opened:
-        yield opened
-
-
-def plan_of(place: Store, ledger: Ledger, *, lift: bool = False) -> Plan:
+def plan_of(store: Store, ledger: Ledger, *, lift: bool = False) -> Plan:
     """Of one model for this machine's class, by two recipes."""
-    model = campaigns.entry("m", place.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    model = campaigns.entry("m", store.root.parent)
     model = replace(model, recipes=(ONE, OTHER))
-    plan = campaigns.plan_of([model], place, ledger, lift_quarantine=lift)
+    plan = campaigns.plan_of([model], store, ledger, lift_quarantine=lift)
     return replace(plan, items=plan.items[:1])
 
 
-def start(place: Store, ledger: Ledger, ends: Sequence[Done], plan: Plan) -> tuple[Outcome, Fake, list[str]]:
+def start(store: Store, ledger: Ledger, ends: Sequence[Done], plan: Plan) -> tuple[Outcome, Fake, list[str]]:
     """A start of a campaign, whose outcome is kept as the publisher does."""
-    [(item, outcome)], cluster, notes = executed(place, ledger, list(ends), plan)
+    [(item, outcome)], cluster, notes = executed(store, ledger, list(ends), plan)
     data = {"outcome": outcome.to_json(), "parts": {}}
     if not outcome.cached:
         ledger.append("outcome", item.judge.digest, model="m", device_class=HERE, data=data)
@@ -68,9 +56,9 @@ def judged(verdict: str = "kept-eager") -> Done:
     return Done(handle=Handle(0), value=JudgeResult(key="", verdict=verdict, reason="because", **failed))
 
 
-def in_store(place: Store, item: Item, recipe: str) -> None:
+def in_store(store: Store, item: Item, recipe: str) -> None:
     """What a build leaves."""
-    (place.root / ".coldpress" / "candidates" / item.builds[recipe].digest).mkdir(parents=True)
+    (store.root / ".coldpress" / "candidates" / item.builds[recipe].digest).mkdir(parents=True)
 
 
 def explained(plan: Plan) -> str:
@@ -80,84 +68,78 @@ def explained(plan: Plan) -> str:
     return said.getvalue()
 
 
-def first_start(place: Store, ledger: Ledger, failure: str, code: str | None = None) -> Item:
+def first_start(store: Store, ledger: Ledger, failure: str, code: str | None = None) -> Item:
     """One recipe is built, the other fails, and the model is judged without it."""
-    plan = plan_of(place, ledger)
+    plan = plan_of(store, ledger)
     ends = [built(ONE), built(OTHER, failure, code), judged()]
-    outcome, _, _ = start(place, ledger, ends, plan)
+    outcome, _, _ = start(store, ledger, ends, plan)
     assert outcome.verdict == "kept-eager"
-    in_store(place, plan.items[0], ONE)
+    in_store(store, plan.items[0], ONE)
     return plan.items[0]
 
 
-def test_what_timed_out_is_built_by_the_next_start_and_judged_with_the_others(place: Store, ledger: Ledger) -> None:
-    first_start(place, ledger, "timeout")
-    plan = plan_of(place, ledger)
+def test_what_timed_out_is_built_by_the_next_start_and_judged_with_the_others(store: Store, ledger: Ledger) -> None:
+    first_start(store, ledger, "timeout")
+    plan = plan_of(store, ledger)
     (item,) = plan.items
     assert (item.finished, item.missed) == (None, (OTHER,))
     assert f"m {HERE}: build {OTHER}; judge if it is built ({OTHER} failed (timeout); retrying, start 2 of 3)" in explained(plan)
-    outcome, cluster, _ = start(place, ledger, [built(OTHER), judged()], plan)
+    outcome, cluster, _ = start(store, ledger, [built(OTHER), judged()], plan)
     assert cluster.started == [f"build m {HERE} {OTHER}", f"judge m {HERE}"]
     assert not outcome.cached
-    in_store(place, item, OTHER)
-    again = plan_of(place, ledger).items[0]
+    in_store(store, item, OTHER)
+    again = plan_of(store, ledger).items[0]
     assert (again.why, again.finished is None) == ("unchanged", False)
 
 
-def test_what_fails_again_is_not_judged_again_and_is_given_up_after_some_starts(place: Store, ledger: Ledger) -> None:
-    first_start(place, ledger, "timeout")
+def test_what_fails_again_is_not_judged_again_and_is_given_up_after_some_starts(store: Store, ledger: Ledger) -> None:
+    first_start(store, ledger, "timeout")
     for _ in range(MOST_STARTS - 1):
-        outcome, cluster, _ = start(place, ledger, [built(OTHER, "timeout")], plan_of(place, ledger))
+        outcome, cluster, _ = start(store, ledger, [built(OTHER, "timeout")], plan_of(store, ledger))
         assert cluster.started == [f"build m {HERE} {OTHER}"]
         assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
-    given_up = plan_of(place, ledger)
+    given_up = plan_of(store, ledger)
     assert given_up.items[0].finished is not None
     assert f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts; retried only with --lift-quarantine)" in explained(given_up)
-    lifted = plan_of(place, ledger, lift=True)
+    lifted = plan_of(store, ledger, lift=True)
     assert lifted.items[0].missed == (OTHER,)
-    _, cluster, _ = start(place, ledger, [built(OTHER), judged()], lifted)
+    _, cluster, _ = start(store, ledger, [built(OTHER), judged()], lifted)
     assert len(cluster.started) == 2
 
 
 @pytest.mark.parametrize("verdict", ["failed", "unstable"])
-def test_what_was_found_before_stands_where_judging_again_comes_to_nothing(place: Store, ledger: Ledger, verdict: str) -> None:
-    first_start(place, ledger, "timeout")
-    outcome, _, notes = start(place, ledger, [built(OTHER), judged(verdict)], plan_of(place, ledger))
+def test_what_was_found_before_stands_where_judging_again_comes_to_nothing(store: Store, ledger: Ledger, verdict: str) -> None:
+    first_start(store, ledger, "timeout")
+    outcome, _, notes = start(store, ledger, [built(OTHER), judged(verdict)], plan_of(store, ledger))
     assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     assert notes[-1].endswith("keeping the previous result")
-    in_store(place, plan_of(place, ledger).items[0], OTHER)
-    _, cluster, _ = start(place, ledger, [judged()], plan_of(place, ledger))
+    in_store(store, plan_of(store, ledger).items[0], OTHER)
+    _, cluster, _ = start(store, ledger, [judged()], plan_of(store, ledger))
     assert cluster.started == [f"judge m {HERE}"]
 
 
-def test_what_was_built_again_is_judged_by_the_next_start_where_this_one_was_killed_before(place: Store, ledger: Ledger) -> None:
-    item = first_start(place, ledger, "timeout")
+def test_what_was_built_again_is_judged_by_the_next_start_where_this_one_was_killed_before(store: Store, ledger: Ledger) -> None:
+    item = first_start(store, ledger, "timeout")
     ledger.append(
         "build", item.builds[OTHER].digest, model="m", device_class=HERE, data={"recipe": OTHER, "failure": None, "wall_s": 1.0}
     )
-    in_store(place, item, OTHER)
-    plan = plan_of(place, ledger)
+    in_store(store, item, OTHER)
+    plan = plan_of(store, ledger)
     assert f"({OTHER} was built since, and never judged)" in explained(plan)
-    outcome, cluster, _ = start(place, ledger, [judged("rejected")], plan)
+    outcome, cluster, _ = start(store, ledger, [judged("rejected")], plan)
     assert cluster.started == [f"judge m {HERE}"]
     assert (outcome.verdict, outcome.cached) == ("rejected", False)
-    assert plan_of(place, ledger).items[0].why == "unchanged"
+    assert plan_of(store, ledger).items[0].why == "unchanged"
 
 
 @pytest.mark.parametrize(
     ("failure", "code", "missed"),
     [("capture", "CP-CAPTURE", False), ("crash", "CP-CRASH", False), ("error", "CP-ERROR", True), ("source", "CP-FETCH", True)],
 )
-def test_what_the_model_did_is_not_missed(place: Store, ledger: Ledger, failure: str, code: str, missed: bool) -> None:
+def test_what_the_model_did_is_not_missed(store: Store, ledger: Ledger, failure: str, code: str, missed: bool) -> None:
     attempts = 2 if failure == "crash" else 1
-    plan = plan_of(place, ledger)
+    plan = plan_of(store, ledger)
     ends = [built(ONE), *[built(OTHER, failure, code)] * attempts, judged()]
-    start(place, ledger, ends, plan)
-    assert bool(plan_of(place, ledger).items[0].missed) == missed
-    assert bool(plan_of(place, ledger, lift=True).items[0].missed) == (missed or failure == "crash")
-
-
-def test_what_had_too_little_memory_is_missed_when_there_is_more() -> None:
-    memory = Failure(kind="memory", code="CP-MEMORY", tried_bytes=5)
-    assert is_missed(memory, num_starts=9, memory_bytes=6)
-    assert not is_missed(memory, num_starts=1, memory_bytes=5)
+    start(store, ledger, ends, plan)
+    assert bool(plan_of(store, ledger).items[0].missed) == missed
+    assert bool(plan_of(store, ledger, lift=True).items[0].missed) == (missed or failure == "crash")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Plan
 from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key, source_key
-from pipeline.records.figures import Figures
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import Outcome
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records
 from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
@@ -115,6 +113,7 @@ def test_more_threads_than_the_workers_have_are_refused_before_any_work(tmp_path
 # A worker's tasks, and MLflow
 
 
+@pytest.mark.slow
 def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "entry": several(),
@@ -143,23 +142,3 @@ def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> N
     assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[3]["p50"]
     assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[3]["eager_p50"]
     assert record.metrics["speedup/threads 2 batch 1"] == record.metrics["speedup/value"] == candidate.figures.speedup
-
-
-def test_one_cell_is_told_by_the_plain_metrics_alone() -> None:
-    row: Mapping[str, Any] = {"threads": 2, "point": {}, "payload": "payloads/all.pt", "eager_p50": 2.0, "p50": 1.0, "speedup": 2.0}
-    figures = Figures(latency_ms={"p50": 1.0}, speedup=2.0)
-    report = CandidateReport(recipe="torchscript-frozen", build_key="b", figures=figures, points=(row,))
-    outcome = Outcome(
-        model="m",
-        device_class=HERE,
-        verdict="published",
-        reason=None,
-        num_threads=2,
-        source="s",
-        source_key="",
-        judge_key="",
-        recipe="torchscript-frozen",
-        candidates=(report,),
-    )
-    (record,) = run_records(outcome, "c")
-    assert set(record.metrics) == {"latency_ms/p50", "speedup/value", "build_s/total"}

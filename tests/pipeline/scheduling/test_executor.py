@@ -89,19 +89,8 @@ class Standing(Fleet):
         """They are there."""
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-@pytest.fixture
-def ledger(store: Store) -> Iterator[Ledger]:
-    with Ledger(store, "c") as opened:
-        yield opened
-
-
 def planned(store: Store, ledger: Ledger, names: str) -> Plan:
-    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in names]
+    entries = [entry(name, store.root.parent) for name in names]
     return plan_of(entries, store, ledger, device_classes=("portable",), classes=("portable",))
 
 
@@ -133,7 +122,7 @@ def test_an_outcome_is_handed_out_before_the_next_judge_starts_where_the_driver_
 
 @pytest.mark.parametrize("shipping", [False, True], ids=["nothing to bring", "code to ship"])
 def test_other_nodes_are_given_builds_while_the_drivers_own_judges(store: Store, ledger: Ledger, shipping: bool) -> None:
-    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in "abcdefgh"]
+    entries = [entry(name, store.root.parent) for name in "abcdefgh"]
     plan, workers = plan_of(entries, store, ledger), Workers()
     for item in plan.items:
         for key in item.builds.values() if item.device_class == "portable" else ():
@@ -173,7 +162,7 @@ def test_a_backlog_waits_when_another_campaign_takes_its_turn_meanwhile(
     store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board, clock = DictBoard(), Clock()
-    entries = [entry(name, store.root.parent, tags={}, registered_name=None, speedup_min=1.05) for name in "ab"]
+    entries = [entry(name, store.root.parent) for name in "ab"]
     plan = plan_of(entries, store, ledger, recipes=("portable",), classes=("portable", HERE))
     plan = replace(plan, items=tuple(item for item in plan.items if not item.builds))
     workers, other = Workers(), Turns(board, Clock())
@@ -245,7 +234,7 @@ def test_what_a_build_was_seen_to_use_is_asked_for_by_the_judge_and_by_the_next_
             ]
 
     roomy = replace(HOME, memory_bytes=64 * 10**9)
-    made = entry("a", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    made = entry("a", store.root.parent)
     for recipe in ("portable", "torchscript-frozen"):
         plan = plan_of([made], store, ledger, recipes=(recipe,), device_classes=("portable",), classes=("portable",))
         list(outcomes(plan, store, ledger, Large(), [roomy]))
@@ -267,7 +256,7 @@ def test_a_file_that_has_changed_since_it_was_planned_is_not_loaded(store: Store
 
         start_alone = start
 
-    made = entry("a", store.root.parent, tags={}, registered_name=None, speedup_min=1.05)
+    made = entry("a", store.root.parent)
     made = replace(made, source=parse_source(f"torchscript:{model}", folder=tmp_path))
     plan = plan_of([made], store, ledger, device_classes=("portable",), classes=("portable",))
     model.write_bytes(b"as it is now")

@@ -105,12 +105,6 @@ def test_builds_ask_for_a_core_each_up_to_a_doubling_of_what_is_there(here: Here
     assert here.asked() == {Ask(device_class=V4): 8}
 
 
-def test_judges_ask_for_the_cores_that_they_take(here: Here) -> None:
-    here.fleet.have(node("a", V4))
-    here.wait_for([Task(V4) for _ in range(50)])
-    assert here.asked() == {Ask(device_class=V4, num_cpus=4): 2}
-
-
 def test_where_the_last_node_left_in_the_judging_tail_another_is_asked_for(here: Here) -> None:
     here.fleet.have(node("a", V4))
     here.wait_for([Task(V4) for _ in range(3)])

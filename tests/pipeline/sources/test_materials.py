@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -19,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from freezer.errors import InfrastructureError, SourceError
+from freezer.errors import SourceError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.inputs import Dim
 from pipeline.catalog.catalog import Catalog, read_catalog, read_registry
@@ -65,11 +64,12 @@ from tests.models import mlp
 from mlflow.models import infer_signature
 mlflow.set_tracking_uri(sys.argv[1])
 x = np.ones((2, 4), np.float32)
-for name, form in (("exported", "pt2"), ("Old One", "pickle"), ("frozen", "pickle")):
+signature = infer_signature(x, np.ones((2, 3), np.float32))
+for name, form in (("exported", "pt2"), ("Old One", "pickle")):
     with mlflow.start_run():
-        signature = infer_signature(x, np.ones((2, 3), np.float32))
-        mlflow.pytorch.log_model(mlp(), name="model", registered_model_name=name, serialization_format=form, input_example=x,
-                                 signature=signature)
+        logged = mlflow.pytorch.log_model(mlp(), name="model", registered_model_name=name, serialization_format=form,
+                                          input_example=x, signature=signature, pip_requirements=["torch"])
+mlflow.register_model(logged.model_uri, "frozen")
 client = mlflow.MlflowClient()
 client.set_registered_model_alias("exported", "champion", 1)
 client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
@@ -331,7 +331,7 @@ def elsewhere(entry: Entry, folder: Path) -> str:
     script = """
 import pickle, sys
 from pathlib import Path
-from freezer.freezing.models.samples import read_samples
+from freezer.runtime.tensor_files import read_samples
 from freezer.freezing.models.sources import find_function
 from freezer.freezing.models.loaders import load_source
 entry = pickle.loads(Path(sys.argv[1]).read_bytes())
@@ -360,13 +360,6 @@ def test_a_neighbour_that_does_not_parse_is_the_failure_of_its_entry(tmp_path: P
     with pytest.raises(SourceError, match=r"source python:importing:make: SyntaxError: .*unparsed\.py") as caught:
         Materials(tmp_path / "store", "sqlite://", digests, shipping=True).ready(entry)
     assert classify(caught.value).code == "CP-FETCH"
-
-
-def test_a_full_disk_is_told_as_such_and_a_finer_code_is_kept() -> None:
-    full = SourceError("cannot be copied", code="CP-FETCH")
-    full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    assert classify(full).code == "CP-DISK"
-    assert classify(InfrastructureError("gone", code="CP-TRACKING")).code == "CP-TRACKING"
 
 
 @pytest.mark.parametrize("same_folder", [True, False])
