@@ -1,8 +1,8 @@
-"""The policy: what is done about every kind of failure. All of it is decided in the tables below, and nowhere else.
+"""The retry policy: what happens after each kind of failure. These tables decide it, and nothing else.
 
-A failure is of a child (classify.py: `crash`, `timeout`, ...), of the model (a FreezeError's kind: `capture`, `build`, ...), of a
-candidate that a judge finds damaged (`damage`), or of the cluster (Ray's exceptions, by their names). docs/operate.md has the same
-as a table for people; a test holds the two equal.
+A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError: `capture`, `build`, ...), from a
+judge that finds a candidate damaged (`damage`), or from the cluster (Ray's exceptions, by name). docs/operate.md shows the same
+table; a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from pipeline.failures.classify import GPU_MEMORY, NODE_MEMORY, classify
 from pipeline.records.failure import Failure
 
 Kept = Literal["never", "memory", "quarantine", "key"]
-"""What the next campaign does, see Decision; the less it takes to try again, the further to the front."""
+"""What the next campaign does, see Decision; in order of how soon it retries."""
 
 MOST_ATTEMPTS = 5
-"""Of one build or judge in one campaign, whatever befalls it."""
+"""Limit for one build or judge in one campaign, over all kinds of failure."""
 
 MOST_STARTS = 3
-"""Of campaigns, in which a recipe is tried that the circumstances keep from being built, where others were judged without it."""
+"""Limit of campaign starts that retry a recipe which circumstances prevented, when others were judged without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What is done about one kind of failure.
+    """What happens after one kind of failure.
 
     Attributes:
-        attempts: in one campaign, the first among them; 1 means that it is final.
-        elsewhere: the next attempt is on another node, where another serves the class.
-        more_memory: the next attempt has more memory kept free for it.
-        later: the next attempt comes after what else waits.
-        rebuild: what is damaged or gone is built again before the next attempt.
-        kept: what the next campaign does. `never`: it tries again. `key`: it takes the failure over until the key changes.
-            `memory`: it does so until more memory may be used, too. `quarantine`: until a person lifts it, too.
+        attempts: number of attempts in one campaign; 1 means that the first failure is final.
+        elsewhere: retry on another node, if another serves the class.
+        more_memory: reserve more memory for the retry.
+        later: retry after the other waiting tasks.
+        rebuild: build damaged or missing candidates again before the retry.
+        kept: what the next campaign does. `never`: it retries. `key`: it takes the failure over until the key changes.
+            `memory`: or until more memory may be used. `quarantine`: or until a person lifts it.
     """
 
     attempts: int = 1
@@ -59,16 +59,16 @@ POLICY: Mapping[str, Decision] = {
     "freeze": FINAL,
     "output": FINAL,
     "processes": FINAL,
-    # The model, or what lies under it: a person is to look at it.
+    # The model, or the libraries below it: a person should look at it.
     "crash": Decision(attempts=2, elsewhere=True, kept="quarantine"),
     "memory": Decision(kept="memory"),
-    # The circumstances: another time it may go well.
+    # The circumstances: a retry may succeed.
     "timeout": Decision(),
     "error": Decision(),
     "disk": Decision(attempts=2, elsewhere=True, later=True),
     "damage": Decision(attempts=2, rebuild=True),
     "infrastructure": Decision(attempts=3, elsewhere=True, later=True),
-    # The cluster. The outcome is `failed: infrastructure` in the end, but for `node-memory`, which is `failed: memory`.
+    # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed: memory`.
     "node": Decision(attempts=3, elsewhere=True),
     "worker": Decision(attempts=3, elsewhere=True),
     "node-memory": Decision(attempts=2, more_memory=True),
@@ -80,18 +80,18 @@ POLICY: Mapping[str, Decision] = {
 """By kind of failure."""
 
 BY_CODE: Mapping[str, Decision] = {
-    # What could not be had from elsewhere.
+    # Something could not be fetched.
     "CP-FETCH": Decision(),
     "CP-FETCH-DIGEST": Decision(),
     "CP-REGISTRY": Decision(),
-    # How a worker is set up.
+    # The setup of a worker.
     "CP-OBJDUMP": Decision(),
     "CP-ENVIRONMENT": Decision(),
-    # The machine had no more, though the entry set no limit, or a larger one.
+    # The machine had no more memory, though the limit of the entry allowed it.
     NODE_MEMORY: Decision(attempts=2, more_memory=True, kept="memory"),
     GPU_MEMORY: Decision(attempts=2, elsewhere=True, later=True),
 }
-"""By code, where it says more than the kind."""
+"""By code, where that is more specific than the kind."""
 
 RAY: Mapping[str, str] = {
     "NodeDiedError": "node",
@@ -104,16 +104,16 @@ RAY: Mapping[str, str] = {
     "ObjectStoreFullError": "object",
     "RuntimeEnvSetupError": "set-up",
     "TaskCancelledError": "cancelled",
-    "TaskUnschedulableError": "node",  # tasks are bound to their nodes: it is gone
+    "TaskUnschedulableError": "node",  # tasks are bound to their nodes
     "RayTaskError": "task",
 }
-"""Ray's exceptions, by name, and the kinds of failure that they are; a subclass is what its base is, any other `infrastructure`."""
+"""Kinds of failure by the names of Ray's exceptions. A subclass has the kind of its base; any other is `infrastructure`."""
 
 LIFT = "--lift-quarantine"
 
 
 def decide(kind: str, code: str | None = None) -> Decision:
-    """What is done about a failure; of a kind that no table knows it is final, and tried again by the next campaign."""
+    """Return what happens after a failure. One of an unknown kind is final, and the next campaign retries it."""
     return BY_CODE.get(code or "") or POLICY.get(kind, Decision())
 
 
@@ -123,11 +123,11 @@ def retry_rank(failure: Failure) -> int:
 
 
 def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str:
-    """The kind of failure that an exception of Ray's is.
+    """Return the kind of failure of one of Ray's exceptions.
 
     Args:
-        error: what Ray raised.
-        cause: of a task that raised: what it raised.
+        error: exception that Ray raised.
+        cause: exception that the task raised, if it did.
     """
     if cause is not None and (kind := classify(cause).kind) in ("disk", "memory"):
         return "node-memory" if kind == "memory" else kind
@@ -135,17 +135,17 @@ def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str
 
 
 def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> int:
-    """How often a task may still be tried.
+    """Return how many attempts a task has left.
 
     Args:
-        before: the kinds of all its failures in this campaign, in order, the last one included.
+        before: kinds of all its failures in this campaign, including the last one.
         kind, code: of the last one.
     """
     return max(0, min(decide(kind, code).attempts - before.count(kind), MOST_ATTEMPTS - len(before)))
 
 
 def memory_for_next(asked_bytes: int, used_bytes: int) -> int:
-    """How much memory to keep free for another attempt: twice what was kept for the last, or what it used."""
+    """Return the memory to reserve for another attempt: twice what was reserved for the last, or what it used."""
     return 2 * max(asked_bytes, used_bytes)
 
 
@@ -185,7 +185,7 @@ def is_missed(failure: Failure, *, num_starts: int, memory_bytes: int | None = N
 
 
 def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
-    """What is added to the message of a failure that is final: how often it was tried, and what the next campaign does."""
+    """Return what to add to the message of a final failure: the number of attempts, and what the next campaign does."""
     words = [f"tried {num_attempts} times"] if num_attempts > 1 else []
     if decide(kind, code).kept == "quarantine":
         words.append(f"quarantined: tried again when the model, its recipe or the toolchain changes, or with {LIFT}")

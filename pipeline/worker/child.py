@@ -1,4 +1,4 @@
-"""The child: where an item's code runs. It is set up so that nothing of it stays behind, and hands its result over by a pipe."""
+"""The child process that runs an item's code. It leaves nothing behind, and sends its result through a pipe."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TEMPORARY = {
     "TORCH_EXTENSIONS_DIR": "extensions",
     "PYTORCH_KERNEL_CACHE_PATH": "kernels",
 }
-"""Where Python, the compilers and torch write beside what they are told to: by variable, the folder within the child's own.
+"""Folders for temporary files and caches, by environment variable, relative to the child's own folder.
 
-A lock that a killed child leaves in a shared one would make the next child wait for ever (torch.utils.cpp_extension's does).
+In a shared folder, a lock that a killed child leaves would block the next child forever (torch.utils.cpp_extension has one).
 """
 
 
@@ -51,35 +51,35 @@ class End:
     wall_s: float = 0.0
 
 
-def run_child(payload: bytes, keeper: int, scratch: Path, output: int, result: int, data_bytes: int | None) -> NoReturn:
-    """In the child: run the function, hand over its End, and leave.
+def run_child(payload: bytes, supervisor: int, scratch: Path, output: int, result: int, data_bytes: int | None) -> NoReturn:
+    """In the child: run the function, send its End, and exit.
 
     Args:
-        payload: the pickled function and arguments.
-        keeper: the process to die with.
-        scratch: for temporary files.
-        output: a pipe for all that is printed.
-        result: a pipe for 8 bytes of length and the pickled End.
-        data_bytes: see keeper.Bounds.
+        payload: pickled function and arguments.
+        supervisor: process to die with.
+        scratch: folder for temporary files.
+        output: pipe for stdout and stderr.
+        result: pipe for 8 bytes of length and the pickled End.
+        data_bytes: see supervisor.Bounds.
     """
     try:
         own = os.getpid()
         os.setsid()
-        die_with(keeper)
+        die_with(supervisor)
         _redirect(output)
         _bound(data_bytes)
         _own_temporary(scratch)
         end = _run(payload)
-        if os.getpid() == own:  # a fork of the user's comes by here too
-            _hand_over(end, result)
+        if os.getpid() == own:  # not in a fork by the user's code
+            _send(end, result)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(0)  # no atexit handlers, no destructors of the user's code, never back into the keeper's
+        os._exit(0)  # no atexit handlers, no destructors of the user's code
 
 
 def _redirect(output: int) -> None:
-    """Send stdout and stderr of Python and of all else into the log, and have crashes and SIGUSR2 print a traceback there."""
+    """Redirect stdout and stderr to the log, and print a traceback there on a crash or SIGUSR2."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -92,11 +92,10 @@ def _redirect(output: int) -> None:
 
 
 def _bound(data_bytes: int | None) -> None:
-    """Leave no core file, go first when memory runs out, and be refused memory beyond all measure at once.
+    """Write no core file, be the OOM killer's first choice, and limit private memory.
 
-    RLIMIT_DATA counts private writable mappings, touched or not: what malloc gives, and stacks of threads. RLIMIT_AS would count
-    torch's libraries and mapped weights too. What is resident is for the keeper to watch; this is for what would be resident
-    before it looks again.
+    RLIMIT_DATA counts private writable mappings: malloc and stacks of threads. RLIMIT_AS would also count torch's libraries and
+    mapped weights. The supervisor watches resident memory; this limit stops what would be resident before it looks again.
     """
     oom_score(1000)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -109,28 +108,28 @@ def _bound(data_bytes: int | None) -> None:
 def _own_temporary(scratch: Path) -> None:
     for name, folder in TEMPORARY.items():
         os.environ[name] = str(scratch / folder)
-    tempfile.tempdir = None  # else what it found before the fork
+    tempfile.tempdir = None  # it was cached before the fork
 
 
 def _run(payload: bytes) -> End:
     try:
-        function, args = pickle.loads(payload)  # of this Coldpress's own worker
+        function, args = pickle.loads(payload)  # from this Coldpress's own worker
         return End(value=function(*args))
-    except BaseException as error:  # whatever the user's code raises is this item's failure
+    except BaseException as error:  # any exception of the user's code is this item's failure
         _print_traceback()
         return End(failure=classify(error))
 
 
 def _print_traceback() -> None:
-    with contextlib.suppress(Exception):  # the user's code may have closed stderr, or made its own
+    with contextlib.suppress(Exception):  # the user's code may have closed or replaced stderr
         traceback.print_exc()
 
 
-def _hand_over(end: End, result: int) -> None:
-    """Send an End; one that cannot be sent is an error of its own."""
+def _send(end: End, result: int) -> None:
+    """Send an End. One that cannot be pickled is an error of its own."""
     try:
         data = pickle.dumps(end)
-    except BaseException as error:  # of whatever the user's code has put in
+    except BaseException as error:  # of the user's objects
         _print_traceback()
         found = classify(error)
         why = f"its result cannot be pickled: {found.message}"

@@ -1,11 +1,11 @@
-"""Isolation: a function in a child process with limits, so that a crash, a hang or an exception is one typed result.
+"""Run a function in a child process with limits, so that a crash, a hang or an exception is one typed result.
 
-The child is forked from a forkserver that has torch imported already, which takes half a second instead of several. The forkserver
-inherits the environment of this process, so a class's instruction-set limits, set when the worker started, hold in every child.
-Between the two stands a keeper (supervisor.py), which watches the limits and ends all that the child has started.
+The child is forked from a forkserver that has imported torch, which takes half a second instead of several. The forkserver
+inherits the environment of this process, so the instruction-set limits of a device class hold in every child. A supervisor
+process between the two (supervisor.py) watches the limits and ends everything that the child started.
 
-A worker ends by SIGKILL or os._exit, which clean nothing up. So the socket that its forkserver listens at loses its name as soon as
-it is there: the worker reaches it by a handle, and no file is left to remove.
+A worker ends by SIGKILL or os._exit, which clean nothing up. So the socket of its forkserver loses its name as soon as it exists:
+the worker reaches it by a handle, and no file is left behind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
 from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY, classify
 from pipeline.records.failure import Failure
 from pipeline.worker.child import End
-from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, SupervisorReport, keep
+from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, SupervisorReport, supervise
 from pipeline.workspace.processes import KILL_WAIT_S, adopting, children, descendants, kill
 from pipeline.workspace.staging import remove_tree
 
@@ -48,39 +48,36 @@ PRELOAD = [
     "pipeline.worker.supervisor",
 ]
 START_LIMIT_S = 300.0
-"""Until a child must have started. The first one of a worker waits until its forkserver has imported torch, which takes seconds, or
-a minute from a cold disk; that is no item's fault, and counts against none of its limits."""
+"""Limit for the start of a child. The first one of a worker waits until its forkserver has imported torch: seconds, or a minute
+from a cold disk. That time does not count against the limits of the item."""
 LISTENER, ABANDONED_S = "coldpress-fork-", 3600.0
-"""How the folder is called in which a forkserver's socket has a name for some milliseconds, and the age at which one was left by a
-worker that was killed within them."""
-PROBE = "coldpress-probe-"
-"""How the folder of a task that has no store is called; it lives for minutes."""
+"""Prefix of the folder in which a forkserver's socket has a name for some milliseconds, and the age at which a leftover is
+removed."""
 GRACE_S = 60.0
-"""Beyond an item's time, until a keeper that says nothing is taken for dead."""
+"""Time beyond an item's limit after which a silent supervisor counts as dead."""
 LOG_TAIL_LINES = 20
 _TAIL_BYTES = 20_000
 _LINE_CHARACTERS = 400
 _TRACE = "(most recent call first):"
-"""How faulthandler begins."""
+"""First words of a traceback by faulthandler."""
 _HANDLES = "/proc/self/fd/"
 _UNKNOWN_STATUS = 255
-"""What multiprocessing says of a process whose forkserver died first."""
+"""Exit code that multiprocessing reports if the forkserver of a process died first."""
 VMSTAT = Path("/proc/vmstat")
 SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
-"""What a process may ask for beyond its limit of resident memory: stacks of threads, arenas, and what it never touches."""
+"""Private memory that a process may map beyond its limit of resident memory: stacks of threads, arenas, untouched pages."""
 
 _starting = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """How much an item may use.
+    """Memory that an item may use.
 
     Attributes:
-        limit_bytes: resident memory of the child and its children together.
-        asked: whether its entry says so; else it is what one item may have of this machine.
-        bounds_requests: whether one process may not ask for much more than that either: right of all but CUDA, whose
-            processes reserve more than there is.
+        limit_bytes: resident memory of the child and its own children.
+        asked: whether the entry sets it; otherwise it is a share of this machine.
+        bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more than the machine has.
     """
 
     limit_bytes: int
@@ -89,7 +86,7 @@ class Memory:
 
     @property
     def data_bytes(self) -> int | None:
-        """See keeper.Bounds."""
+        """See supervisor.Bounds."""
         spare = SPARE_BYTES + SPARE_BYTES_PER_CPU * (os.cpu_count() or 1)
         return self.limit_bytes + spare if self.bounds_requests else None
 
@@ -97,15 +94,15 @@ class Memory:
 def run_isolated(
     function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, timeout_s: float, memory: Memory
 ) -> End:
-    """Run a function in a child process of its own; nothing that the child starts survives this call.
+    """Run a function in a child process. Nothing that the child starts survives this call.
 
     Args:
-        function: importable by name, not of the main module; its result must pickle.
-        args: that pickle.
-        folder: where the child's temporary files go.
-        log: where all that the child prints goes.
-        timeout_s: wall time, from the moment that the child has started.
-        memory: what it may use.
+        function: importable by name, not from the main module; its result must pickle.
+        args: arguments that pickle.
+        folder: for the child's temporary files.
+        log: file for the child's output.
+        timeout_s: wall time from the start of the child.
+        memory: memory that it may use.
 
     Raises:
         InfrastructureError: no child could be started.
@@ -114,22 +111,22 @@ def run_isolated(
     context.set_forkserver_preload(PRELOAD)
     make_folder(log.parent)
     bounds = Bounds(timeout_s=timeout_s, memory_bytes=memory.limit_bytes, data_bytes=memory.data_bytes)
-    own, keepers = context.Pipe()
+    own, supervisors = context.Pipe()
     payload = pickle.dumps((function, args))
-    process = context.Process(target=keep, args=(payload, str(folder), str(log), bounds, keepers), daemon=False)
+    process = context.Process(target=supervise, args=(payload, str(folder), str(log), bounds, supervisors), daemon=False)
     oom_kills = _oom_kills()
     before: set[int] = set()
     kept: SupervisorReport | None = None
     with adopting():
         try:
             _start(process)
-            keepers.close()
+            supervisors.close()
             _expect_start(own)
             before = set(children(os.getpid()))
             kept = _hear(own, timeout_s + GRACE_S)
         finally:
-            keepers.close()
-            own.close()  # a keeper that is still at work ends everything now
+            supervisors.close()
+            own.close()  # a supervisor that still runs ends everything now
             reaped = _end(process)
             if kept is None or kept.left or not reaped:
                 _kill_adopted(before)
@@ -145,10 +142,10 @@ def run_isolated(
 
 
 def _start(process: ForkServerProcess) -> None:
-    """Start a keeper. A forkserver that hangs while it starts up would be waited for without end, so a thread waits for it.
+    """Start a supervisor from a thread: multiprocessing waits forever for a forkserver that hangs while it starts.
 
     Raises:
-        InfrastructureError: the keeper did not start within START_LIMIT_S, or its forkserver died.
+        InfrastructureError: it did not start within START_LIMIT_S, or its forkserver died.
     """
     failed: list[BaseException] = []
     given_up = threading.Event()
@@ -178,10 +175,10 @@ def _start(process: ForkServerProcess) -> None:
 
 
 def _start_forkserver() -> None:
-    """Have this process's forkserver run, with a socket that is in no folder.
+    """Start this process's forkserver, with a socket that has no name.
 
-    multiprocessing would leave the socket, and its folder, to the end of this process. Linux connects to a socket by a handle on
-    its file (O_PATH), which needs no name. An abstract socket has none either, but any user of the machine could connect to it.
+    multiprocessing would keep the socket and its folder until this process ends. Linux connects to a socket by a handle on its file
+    (O_PATH), without a name. An abstract socket has no name either, but any user of the machine could connect to it.
     """
     server: Any = forkserver._forkserver
     settings: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
@@ -202,7 +199,7 @@ def _start_forkserver() -> None:
 
 @contextlib.contextmanager
 def _short_name_of_a_folder() -> Iterator[str]:
-    """A temporary folder by a handle: a socket's path may have 108 characters, and a long TMPDIR leaves it too few."""
+    """Yield a temporary folder as a handle: a socket's path has at most 108 characters, and TMPDIR may be long."""
     with tempfile.TemporaryDirectory(prefix=LISTENER) as folder:
         handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -212,8 +209,7 @@ def _short_name_of_a_folder() -> Iterator[str]:
 
 
 def _remove_abandoned_folders() -> None:
-    base = Path(tempfile.gettempdir())
-    for folder in (*base.glob(f"{LISTENER}*"), *base.glob(f"{PROBE}*")):
+    for folder in Path(tempfile.gettempdir()).glob(f"{LISTENER}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_S:
                 remove_tree(folder)
@@ -221,7 +217,7 @@ def _remove_abandoned_folders() -> None:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Hide this process's main module: multiprocessing would run it again in each keeper, and Ray's takes a second."""
+    """Hide the main module: multiprocessing would run it again in each supervisor, and Ray's takes a second."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -230,14 +226,14 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _expect_start(keeper: Connection) -> None:
-    """Wait for a keeper's first word.
+def _expect_start(supervisor: Connection) -> None:
+    """Wait until a supervisor has started.
 
     Raises:
-        InfrastructureError: it said nothing within START_LIMIT_S, or died.
+        InfrastructureError: it sent nothing within START_LIMIT_S, or died.
     """
     started = time.monotonic()
-    if _hear(keeper, START_LIMIT_S) is None:
+    if _hear(supervisor, START_LIMIT_S) is None:
         if time.monotonic() - started >= START_LIMIT_S:
             raise _did_not_start()
         raise InfrastructureError("a child process could not be started (it died at once); look at this node's memory")
@@ -250,19 +246,19 @@ def _did_not_start() -> InfrastructureError:
     )
 
 
-def _hear(keeper: Connection, limit_s: float) -> Any:
-    """What a keeper says next; None of one that died or said nothing in time."""
+def _hear(supervisor: Connection, limit_s: float) -> Any:
+    """Return the next message of a supervisor; None if it died or sent nothing in time."""
     with contextlib.suppress(EOFError, OSError):
-        if keeper.poll(limit_s):
-            return keeper.recv()
+        if supervisor.poll(limit_s):
+            return supervisor.recv()
     return None
 
 
 def _end(process: ForkServerProcess) -> bool:
-    """Wait until a keeper is gone; one that does not go is killed with all that is below it.
+    """Wait until a supervisor has ended. Kill one that does not, with everything below it.
 
     Returns:
-        Whether its forkserver has reaped it; one that died leaves it to this process.
+        Whether its forkserver has reaped it; a forkserver that died leaves it to this process.
     """
     if process.pid is None:
         return True
@@ -278,7 +274,7 @@ def _end(process: ForkServerProcess) -> bool:
 
 
 def _kill_adopted(before: set[int]) -> None:
-    """Kill what a dead keeper has left to this process: its children now, though it started none of them."""
+    """Kill the children that this process adopted from a dead supervisor."""
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:
         found = [pid for pid in children(os.getpid()) if pid not in before and _is_of_another_session(pid)]
@@ -332,7 +328,7 @@ def _passed(kept: SupervisorReport, timeout_s: float, memory: Memory) -> Failure
         case "processes":
             found = f"had {kept.num_processes} processes at a time, expected at most {MAX_PROCESSES}"
             return _stopped("processes", f"{found}; start fewer while the model loads and runs")
-        case "keeper":
+        case "supervisor":
             number, text = kept.error
             kind = "disk" if classify(OSError(number, text)).kind == "disk" else "infrastructure"
             return _stopped(kind, f"the process that watches it could not go on ({text}); look at this node's disk and processes")
@@ -381,7 +377,7 @@ def _stopped(kind: str, message: str) -> Failure:
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since this machine started; 0 where it does not tell."""
+    """Return how many processes the OOM killer has killed since the boot; 0 if the kernel does not count them."""
     with contextlib.suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
@@ -389,7 +385,7 @@ def _oom_kills() -> int:
 
 
 def log_tail(log: Path) -> str:
-    """The last lines of a log; of a long traceback at its end the calls that count, the innermost."""
+    """Return the last lines of a log; of a long traceback at its end, the innermost calls."""
     lines = [line[:_LINE_CHARACTERS] for line in _last_of(log).splitlines()]
     traces = [number for number, line in enumerate(lines) if line.endswith(_TRACE)]
     if traces and len(lines) - traces[-1] > LOG_TAIL_LINES // 2:

@@ -1,9 +1,9 @@
-"""The keeper of one item: a process between a worker and the child that does the work. It watches limits, and outlives nobody.
+"""The supervisor of one item: a process between a worker and the child. It watches limits, and ends with both.
 
-    worker -> forkserver -> keeper -> child -> compilers, and whatever else the model starts
+    worker -> forkserver -> supervisor -> child -> compilers, and anything else the model starts
 
-The keeper alone holds the pipes of the child's output and result, adopts every orphan of the child, and ends all of them when the
-child has ended, has passed a limit, or when the worker is gone (by kill -9, too). It runs no code of the item.
+The supervisor holds the pipes for the child's output and result, and adopts every orphan of the child. It ends all of them when
+the child has ended, has passed a limit, or when the worker is gone (also by kill -9). It runs none of the item's code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,31 +33,31 @@ from pipeline.workspace.processes import (
     set_subreaper,
     tree_bytes,
 )
-from pipeline.workspace.staging import leads_to_abandoned, remove_tree
+from pipeline.workspace.staging import remove_tree
 
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
 RESULT_LIMIT_BYTES = 64 * 1024 * 1024
 MAX_PROCESSES = 100
-"""Of one item at a time. A build runs a handful of compilers."""
+"""Limit of processes of one item at a time. A build runs a handful of compilers."""
 FREE_BYTES = 1_000_000_000
-"""Left on the disk of the staging folder, or 2% of a small one. An item that holds more than this when less is left is stopped."""
+"""Free space to keep on the disk of the staging folder, or 2% of a small disk. If less is left, an item that uses more is
+stopped."""
 TRACE_WAIT_S = 0.3
-"""How long a child that is stopped for its time may take to say where it is."""
-SCRATCH = "coldpress-tmp-"
+"""Time for a child that timed out to print its traceback."""
 _CHUNK = 1 << 20
 
-Stop = Literal["timeout", "memory", "output", "processes", "disk", "result", "worker", "keeper"]
+Stop = Literal["timeout", "memory", "output", "processes", "disk", "result", "worker", "supervisor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """What a child may use.
+    """Limits of a child.
 
     Attributes:
         timeout_s: wall time.
-        memory_bytes: resident memory of the child and all that it starts.
-        data_bytes: private memory that one process may ask for at all; None of CUDA's, which reserve more than there is.
+        memory_bytes: resident memory of the child and everything it starts.
+        data_bytes: private memory that one process may map; None for CUDA, which maps more than the machine has.
     """
 
     timeout_s: float
@@ -68,14 +67,14 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorReport:
-    """What a keeper tells the worker: plain values alone.
+    """Report of a supervisor to its worker.
 
     Attributes:
-        stopped: the bound that was passed; None of a child that ended by itself.
-        status: as os.waitpid gives it; None where the child could not be reaped.
-        result: what the child handed over, whole; or None.
-        error: number and text of what stopped the keeper itself.
-        num_processes: how many there were when it was stopped.
+        stopped: limit that was passed; None if the child ended by itself.
+        status: wait status of the child; None if it could not be reaped.
+        result: bytes that the child sent, if complete.
+        error: errno and text of an error of the supervisor itself.
+        num_processes: number of processes when it was stopped.
         left: processes that could not be killed.
     """
 
@@ -89,11 +88,11 @@ class SupervisorReport:
     left: tuple[int, ...] = ()
 
 
-def keep(payload: bytes, folder: str, log: str, bounds: Bounds, worker: Connection) -> None:
-    """In the keeper: run the child to its end, and tell the worker."""
+def supervise(payload: bytes, folder: str, log: str, bounds: Bounds, worker: Connection) -> None:
+    """In the supervisor: run the child to its end, and report to the worker."""
     os.setsid()
     set_subreaper(True)
-    oom_score(0)  # the child and its compilers go first, so that somebody is left to tell
+    oom_score(0)  # the OOM killer takes the child and its compilers first
     _let_go_of_the_forkserver()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -102,17 +101,17 @@ def keep(payload: bytes, folder: str, log: str, bounds: Bounds, worker: Connecti
     try:
         with _scratch(Path(folder)) as scratch:
             kept = _ChildWatch(payload, Path(folder), scratch, log, bounds, worker).run()
-    except (OSError, subprocess.SubprocessError) as error:  # a full disk, no process left to be had; no fault of the item
+    except (OSError, subprocess.SubprocessError) as error:  # a full disk, or no free process: not a fault of the item
         kill_descendants()
         why = ((error.errno or 0) if isinstance(error, OSError) else 0, str(error))
-        kept = kept or SupervisorReport(stopped="keeper", status=None, result=None, peak_bytes=0, wall_s=0.0, error=why)
+        kept = kept or SupervisorReport(stopped="supervisor", status=None, result=None, peak_bytes=0, wall_s=0.0, error=why)
     with contextlib.suppress(OSError):  # the worker is gone
         worker.send(kept)
     os._exit(0)
 
 
 def _let_go_of_the_forkserver() -> None:
-    """Hold nothing that keeps a forkserver of a dead worker alive; a child that wants a forkserver starts its own, below itself."""
+    """Close what keeps the forkserver of a dead worker alive. A child that needs a forkserver starts its own."""
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
@@ -121,28 +120,21 @@ def _let_go_of_the_forkserver() -> None:
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """The child's folder for temporary files, within `folder`, under a name short enough for the sockets that are made there."""
+    """Make the child's folder for temporary files, and yield it by a handle of this process.
+
+    Staging folders have names of over 100 characters, and the path of a socket, as multiprocessing makes them, has at most 108.
+    """
     make_folder(folder / "tmp")
-    base = Path(tempfile.gettempdir())
-    for old in base.glob(f"{SCRATCH}*"):  # of keepers that were killed together with their worker
-        with contextlib.suppress(OSError):
-            if old.lstat().st_uid == os.getuid() and leads_to_abandoned(old, folder):
-                old.unlink()
-    link = Path(tempfile.mktemp(prefix=SCRATCH, dir=base))
+    handle = os.open(folder / "tmp", os.O_PATH | os.O_DIRECTORY)
     try:
-        link.symlink_to((folder / "tmp").absolute())
-    except OSError:  # a full disk takes no long link; what makes no socket does without a short name
-        link = (folder / "tmp").absolute()
-    try:
-        yield link
+        yield Path(f"/proc/{os.getpid()}/fd/{handle}")
     finally:
-        if link.is_symlink():
-            link.unlink(missing_ok=True)
+        os.close(handle)
         remove_tree(folder / "tmp")
 
 
 class _ChildWatch:
-    """One child under watch."""
+    """Watches one child."""
 
     def __init__(self, payload: bytes, folder: Path, scratch: Path, log: str, bounds: Bounds, worker: Connection) -> None:
         self._folder, self._bounds, self._worker = folder, bounds, worker
@@ -154,12 +146,12 @@ class _ChildWatch:
         self._status: int | None = None
         output, child_output = os.pipe()
         result, child_result = os.pipe()
-        keeper = os.getpid()
+        supervisor = os.getpid()
         self._child = os.fork()
         if self._child == 0:
             for handle in (self._log, output, result, worker.fileno()):
                 os.close(handle)
-            run_child(payload, keeper, scratch, child_output, child_result, bounds.data_bytes)
+            run_child(payload, supervisor, scratch, child_output, child_result, bounds.data_bytes)
         os.close(child_output)
         os.close(child_result)
         self._started = time.monotonic()
@@ -169,10 +161,10 @@ class _ChildWatch:
             os.set_blocking(handle, False)
 
     def run(self) -> SupervisorReport:
-        """Watch until the end, then end everything."""
+        """Watch the child until its end, then end everything below this process."""
         stopped = self._until_the_end()
         wall_s = time.monotonic() - self._started
-        if stopped in ("timeout", "memory"):  # not of too many processes: each would be one more before it is killed
+        if stopped in ("timeout", "memory"):  # not with too many processes: looking at them takes too long
             self._note_what_runs(stopped)
         self._take(kill_descendants())
         left = tuple(children(os.getpid()))
@@ -188,15 +180,13 @@ class _ChildWatch:
         )
 
     def _until_the_end(self) -> Stop | None:
-        """Read what the child writes, and look at its bounds every POLL_S seconds; the bound that was passed, or None."""
+        """Read the child's pipes, and check its limits every POLL_S seconds; return the limit that was passed, or None."""
         poller = select.poll()
         pipes = {self._output, self._result_pipe}
         for handle in pipes:
             poller.register(handle, select.POLLIN)
         poller.register(self._worker.fileno(), select.POLLHUP)
-        ended = _pidfd(self._child)
-        if ended is not None:
-            poller.register(ended, select.POLLIN)
+        poller.register(os.pidfd_open(self._child), select.POLLIN)
         looked = 0.0
         while self._status is None and self._whole_result() is None:
             for handle, _ in poller.poll(POLL_S * 1000):
@@ -214,7 +204,7 @@ class _ChildWatch:
         return None
 
     def _passed(self, now: float) -> Stop | None:
-        """The bound that is passed now."""
+        """Return the limit that is passed now."""
         pids = descendants(os.getpid())
         self._peak = max(self._peak, tree_bytes(self._child, pids))
         self._num_processes = len(pids)
@@ -227,7 +217,7 @@ class _ChildWatch:
         return "disk" if _fills_the_disk(self._folder) else None
 
     def _read(self, handle: int) -> Stop | None:
-        """Take in what is in a pipe; the bound that this passes."""
+        """Read a pipe; return the limit that this passes."""
         try:
             data = os.read(handle, _CHUNK)
         except BlockingIOError:
@@ -246,7 +236,7 @@ class _ChildWatch:
         return "output" if self._logged > LOG_LIMIT_BYTES else None
 
     def _drain(self) -> None:
-        """Take in what the dead have left in their pipes."""
+        """Read what ended processes have left in the pipes."""
         for handle in tuple(self._open):
             while handle in self._open:
                 before = (self._logged, len(self._result))
@@ -254,7 +244,7 @@ class _ChildWatch:
                     break
 
     def _whole_result(self) -> bytes | None:
-        """The result, once all of it is there: 8 bytes that tell its length come first."""
+        """Return the result once it is complete; 8 bytes of length come first."""
         if len(self._result) < 8:
             return None
         length = int.from_bytes(self._result[:8], "big")
@@ -265,7 +255,7 @@ class _ChildWatch:
             self._status = ended[self._child]
 
     def _note_what_runs(self, stopped: Stop) -> None:
-        """Write into the log what was running, and for a timeout where the child's Python was."""
+        """Log the processes that were running, and on a timeout the child's traceback."""
         if stopped == "timeout":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGUSR2)  # faulthandler prints the traceback, see child.py
@@ -282,16 +272,16 @@ class _ChildWatch:
 
 
 def _fills_the_disk(folder: Path) -> bool:
-    """Whether next to nothing is left on the disk of a folder that itself holds more than that."""
+    """Whether the disk of a folder is nearly full and the folder uses more than the space that is left."""
     try:
         disk = os.statvfs(folder)
     except OSError:
         return False  # the child removed it
     least = min(FREE_BYTES, disk.f_blocks * disk.f_frsize // 50)
-    return disk.f_bavail * disk.f_frsize < least and _holds_more(folder, least)
+    return disk.f_bavail * disk.f_frsize < least and _uses_more(folder, least)
 
 
-def _holds_more(folder: Path, num_bytes: int) -> bool:
+def _uses_more(folder: Path, num_bytes: int) -> bool:
     held = 0
     for above, _, names in os.walk(folder):
         for name in names:
@@ -300,14 +290,6 @@ def _holds_more(folder: Path, num_bytes: int) -> bool:
         if held > num_bytes:
             return True
     return False
-
-
-def _pidfd(pid: int) -> int | None:
-    """A handle that is readable when the process ends; None before Linux 5.3, where POLL_S is waited at most."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
 
 
 def _write(handle: int, data: bytes) -> None:

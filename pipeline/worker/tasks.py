@@ -1,11 +1,10 @@
-"""Tasks: what runs on a worker. Each runs its heavy half in an isolated child, and leaves its results in the store.
+"""The tasks that run on a worker. Each runs its heavy half in a sandboxed child, and writes its result into the store.
 
-    probe    what a class's workers build with
-    build    one recipe, one model, one class     -> STORE/.coldpress/candidates/<build_key>/
+    build    one recipe, one model, one class      -> STORE/.coldpress/candidates/<build_key>/
     judge    all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>-<model>/
 
-A result is moved to its name in one step, so a task that is started again finds it whole or not at all. Nothing here imports ray,
-and torch only in the children.
+A result is moved to its name atomically, so a repeated task finds it whole or not at all. Nothing here imports ray; only children
+import torch.
 """
 
 from __future__ import annotations
@@ -47,12 +46,10 @@ if TYPE_CHECKING:
     from freezer.freezing.validation.judge import Judgement, Trial
 
 NICENESS = (-10, 0)
-"""Tried in this order: before all others where the process may be, else no worse than others."""
-
+"""Nice values to try, in order: before all other processes if that is allowed, else no worse than they are."""
 
 MAX_LISTED_IN_LEDGER = 10
-"""Names in each list of a report that the ledger keeps; the manifest keeps more."""
-
+"""Length of each list of a report in the ledger; the manifest has longer ones."""
 
 REMOVED = Failure(
     kind="error",
@@ -62,7 +59,7 @@ REMOVED = Failure(
 
 
 def build(request: BuildRequest) -> BuildResult:
-    """Build a candidate, unless the store has it."""
+    """Build a candidate, unless the store contains it."""
     place = workplace(request.store)
     if place.has("candidates", request.key):
         return BuildResult(key=request.key, recipe=request.recipe, cached=True)
@@ -92,13 +89,13 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
     folder.mkdir()
     subject = load_subject(request.entry, target)
     recipe = RECIPES[request.recipe]
-    # This process ends with the build. Inductor needs the memory of a large model; the others rather another way after a failure.
+    # Inductor needs the memory of a large model, which this process does not use afterwards. Recipes with other ways keep it.
     discard = is_large(subject.model) and all(lowering == "inductor" for _, lowering in recipe.ways)
     build_candidate(subject, recipe, target, folder, discard=discard)
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
-    """Judge the candidates, unless the store has the result of an undisturbed judge of the same ones."""
+    """Judge the candidates, unless the store contains an undisturbed judge's result for the same ones."""
     place, name = workplace(request.store), judged_name(request.key, request.entry.name, request.failures)
     done = _judged(place, name)
     if done is not None:
@@ -130,31 +127,31 @@ def judge(request: JudgeRequest) -> JudgeResult:
 
 
 def _judged(place: Workplace, name: str) -> JudgeResult | None:
-    """A result that lies in the store."""
+    """Return a result in the store, if there is one."""
     done = place.read("judged", name, "result.json")
     return None if done is None else JudgeResult.from_json(json.loads(done))
 
 
 def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) -> str | None:
-    """Have the candidates of a judge on this machine.
+    """Fetch the candidates of a judge to this machine.
 
     Returns:
-        What is wrong with one, if anything is: it is gone, or not what was built. It is removed, so that it is built again.
+        How a candidate is damaged, or None. A damaged one is removed, so that it is built again.
     """
     for recipe, key in request.builds.items():
         folder = _candidate_here(request, staging, key, brought=place.remote is not None)
         try:
-            damage = damage_of(folder) if place.bring("candidates", key, folder) else f"the candidate of {recipe} is gone"
+            damage = damage_of(folder) if place.bring("candidates", key, folder) else f"the candidate of {recipe} is missing"
         except IntegrityError as error:
             damage = str(error)
         if damage is not None:
             place.drop("candidates", key)
-            return f"{damage}, which the store's disk did, or somebody"
+            return f"{damage}; the store's disk is faulty, or somebody changed it"
     return None
 
 
 def _candidate_here(request: JudgeRequest, staging: Path, key: str, *, brought: bool) -> Path:
-    """Where a judge finds a candidate: in the store's folder, or in its own where the store is in a bucket."""
+    """Return where a judge finds a candidate: in the store's folder, or for a bucket in its own."""
     return staging / "candidates" / key if brought else candidate_folder(request.store, key)
 
 
@@ -195,7 +192,7 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
 
 
 def load_subject(entry: Entry, target: Target | None = None) -> Subject:
-    """The subject of an entry, on the device of a target if one is given; see `freezer.freezing.freeze.load_subject`."""
+    """Return the subject of an entry, on the device of the target if given; see `freezer.freezing.freeze.load_subject`."""
     from freezer.freezing.freeze import load_subject as load
     from freezer.freezing.models.subject import SubjectOptions
     from freezer.runtime.devices import CPU
@@ -211,7 +208,7 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
 
 
 def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
-    """A judgement as the ledger keeps it."""
+    """Return a judgement as the ledger stores it."""
     best = judgement.best
     eager = judgement.eager_latency_ms
     latency_ms = {"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None
@@ -266,7 +263,7 @@ def _figures(trial: Trial) -> Figures:
 
 def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path) -> End:
     place = workplace(request.store)
-    log = own_path(place.root / WORK, f"{request.key}.log")  # another may be at the same work at the same time
+    log = own_path(place.root / WORK, f"{request.key}.log")  # another worker may do the same work
     limits = request.entry.limits
     memory = memory_limit(limits, cuda=device_class(request.device_class).kind == "cuda")
     end = run_isolated(child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
@@ -275,9 +272,9 @@ def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path) -
 
 
 def come_first() -> int:
-    """Run this process, and all threads that it starts from now on, at the best niceness that it may have; which that is.
+    """Give this process and its new threads the best allowed nice value, and return it.
 
-    Ray runs workers at 15 unless it is told otherwise, and a process without the right to may not go back from there.
+    Ray runs workers at 15 by default, and an unprivileged process cannot lower that.
     """
     for wanted in NICENESS:
         if os.getpriority(os.PRIO_PROCESS, 0) <= wanted:

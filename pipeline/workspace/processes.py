@@ -1,7 +1,10 @@
-"""Processes: what a process has started, the memory of that, and its end. Reads Linux's /proc; imports no torch.
+"""Process trees on Linux: find, measure and end everything that a process has started. Imports no torch.
 
-A subreaper is the parent of all processes that lose theirs below it. So whatever its children start, by `setsid` and forking twice
-too, stays among its descendants, and it can kill and reap every one.
+A subreaper becomes the parent of every orphan below it. So processes that its children start stay among its descendants, even after
+`setsid` and a double fork, and it can kill and reap each of them.
+
+Children are read from /proc/PID/task/*/children. psutil looks at every process of the machine instead: 13 ms against 0.04 ms with
+148 processes, ten times a second next to a judge that measures latency.
 """
 
 from __future__ import annotations
@@ -17,22 +20,19 @@ from pathlib import Path
 import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
-"""Whether the kernel lists the children of each thread: much quicker than to look at every process of the machine."""
 
 KILL_WAIT_S = 30.0
-"""How long killed processes are waited for; one that the kernel does not let go (a dead network disk) is left then."""
+"""Time to wait for killed processes. One that the kernel does not release (a dead network disk) is left behind."""
 
 
 def set_subreaper(on: bool) -> None:
-    """Make this process the parent of all orphans below it, or stop being that."""
+    """Make this process the parent of all orphans below it, or stop."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Be a subreaper for a while."""
+    """Be a subreaper inside the block."""
     set_subreaper(True)
     try:
         yield
@@ -41,28 +41,24 @@ def adopting() -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when the thread that forked it ends; leave at once if it did already."""
+    """Have the kernel kill this process when the thread that forked it ends; exit if it has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started or adopted; zombies among them."""
-    if not _LISTS_CHILDREN:
-        with contextlib.suppress(psutil.Error):
-            return [process.pid for process in psutil.Process(pid).children()]
-        return []
+    """Return the processes that a process has started or adopted, including zombies."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += map(int, _read(f"{thread}/children").split())
+                found += map(int, (thread / "children").read_text().split())
     return found
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, parents before their children. One that is forked at this moment may be missing."""
+    """Return all processes below one, parents first. A process that is being forked may be missing."""
     found = children(pid)
     for child in found:
         found += children(child)
@@ -70,22 +66,29 @@ def descendants(pid: int) -> list[int]:
 
 
 def tree_bytes(child: int, pids: Sequence[int]) -> int:
-    """Resident memory of processes, in bytes. A copy of `child` that has not begun its own program shares it: it is not counted."""
-    sizes = {pid: size for pid in pids if (size := _sizes(pid)) is not None}
-    whole = sizes[child][0] if child in sizes else None
-    return sum(resident for pid, (mapped, resident) in sizes.items() if pid == child or mapped != whole) * _PAGE
+    """Return the resident memory of processes, in bytes.
+
+    A fork of `child` that has not started its own program shares the memory of `child`: it is not counted.
+    """
+    sizes = {}
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            sizes[pid] = psutil.Process(pid).memory_info()
+    whole = sizes[child].vms if child in sizes else None
+    return sum(size.rss for pid, size in sizes.items() if pid == child or size.vms != whole)
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process on one line, or its name."""
-    with contextlib.suppress(OSError):
-        words = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip() or f"[{_read(f'/proc/{pid}/comm').strip()}]"
-        return " ".join(words.split())
-    return "[gone]"
+    """Return the command line of a process on one line, or its name."""
+    try:
+        process = psutil.Process(pid)
+        return " ".join(" ".join(process.cmdline()).split()) or f"[{process.name()}]"
+    except psutil.Error:
+        return "[gone]"
 
 
 def reap() -> dict[int, int]:
-    """The children of this process that have ended, with how: as os.waitpid tells it. The rest of them goes on."""
+    """Reap the children of this process that have ended; return their wait statuses by pid."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -94,10 +97,10 @@ def reap() -> dict[int, int]:
 
 
 def kill_descendants() -> dict[int, int]:
-    """Kill and reap everything below this process, a subreaper; the children that ended, with how.
+    """Kill and reap everything below this process, a subreaper; return the wait statuses of its children by pid.
 
-    Killed processes leave their own children to this one, and a killed process forks no more: so each round finds fewer, until the
-    kernel says that there is no child.
+    This process adopts the children of killed processes, and killed processes fork no more: each round finds fewer, until no
+    child is left.
     """
     ended: dict[int, int] = {}
     deadline, wait_s = time.monotonic() + KILL_WAIT_S, 0.002
@@ -112,48 +115,37 @@ def kill_descendants() -> dict[int, int]:
 
 
 def kill(pids: Collection[int]) -> None:
-    """Kill processes; those that are gone, or another user's, are passed over."""
+    """Kill processes. Ignore those that have ended or belong to another user."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def oom_score(value: int) -> None:
-    """Say how soon the kernel takes this process when memory runs out: 1000 is first. Lowering it may not be allowed."""
+    """Set how soon the OOM killer takes this process: 1000 is first. Lowering it may not be allowed."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(value))
 
 
-def _sizes(pid: int) -> tuple[int, int] | None:
-    """Mapped and resident pages of a process."""
-    try:
-        mapped, resident = _read(f"/proc/{pid}/statm").split()[:2]
-    except (OSError, ValueError):
-        return None
-    return int(mapped), int(resident)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
 def boot_id() -> str:
-    """The id of this boot of this machine; empty where the kernel shows none."""
+    """Return the id of this boot of this machine; empty if the kernel has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def process_namespace() -> str:
-    """The process namespace, as the kernel names it: within a boot, a pid means one process of one namespace."""
+    """Return the kernel's name of the process namespace. Within a boot, it makes a pid unique."""
     with contextlib.suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return ""
 
 
 def process_started(pid: int) -> int | None:
-    """When a process of this namespace started, in clock ticks since the boot; None of one that is not there, or is a zombie."""
+    """Return the start of a process of this namespace, in clock ticks since the boot; None if it has ended or is a zombie.
+
+    Leases store this number, so it comes from /proc and not from psutil, which converts it to seconds.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""Staging: folders for work under way, in the store and among the machine's temporary files, which are gone afterwards.
+"""Staging folders for work in progress, in the store and in the machine's temporary folder.
 
-Whatever a model has made of them, and however their process ends: what one that was killed has left, the next removes.
+They are removed afterwards, whatever a model left in them. Folders of killed processes are removed by the next one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from freezer.files.atomic import WAITS_S, is_transient, make_folder, move, retried
+from freezer.files.atomic import WAITS_S, make_folder, move, retried
 from freezer.store.store import WORK
 from pipeline.workspace.processes import boot_id, process_namespace, process_started
 
 REMOVE_LIMIT_S = 60.0
 
 ABANDONED_S = 8 * 86_400.0
-"""Without a change, until a folder is nobody's whose owner cannot be looked at: longer than an entry's timeout_s may be."""
+"""Age at which an unchanged folder of an unknown owner is removed: longer than an entry's timeout_s may be."""
 
 TEMPORARY = "coldpress-mlflow-"
-"""How the names of folders begin in which artifacts are laid out for MLflow, and MLflow puts what it is about to send."""
+"""Prefix of temporary folders in which artifacts for MLflow are laid out."""
 
 
 @contextlib.contextmanager
 def staging_folder(store: str) -> Iterator[Path]:
-    """A folder in the store, gone afterwards; what workers of this machine that were killed have left goes now."""
+    """Yield a new folder in the store and remove it afterwards. Remove those of killed workers of this machine first."""
     root = Path(store) / WORK / "staging"
     make_folder(root)
     remove_abandoned(store)
@@ -45,10 +45,10 @@ def staging_folder(store: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder among the machine's temporary files, gone afterwards; what killed processes of this user left there goes now.
+    """Yield a new temporary folder and remove it afterwards. Remove those of killed processes of this user first.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: the disk is full.
     """
     base = Path(tempfile.gettempdir())
     for old in base.glob(f"{TEMPORARY}*~*"):
@@ -64,7 +64,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def temporary_place() -> str:
-    """Where this process's temporary files are, to be told to people; its own folder there is gone by the time they look."""
+    """Return the folder of this process's temporary files, for messages; not its own folder there, which is removed soon."""
     if tempfile.tempdir is None:
         return "of this machine"
     folder = Path(tempfile.tempdir)
@@ -72,34 +72,27 @@ def temporary_place() -> str:
 
 
 def own_path(work: Path, name: str) -> Path:
-    """A path of this process's own among the staging folders: what lies there goes when the process has been killed."""
+    """Return a path among the staging folders that belongs to this process, and is removed after it was killed."""
     return work / "staging" / f"{_owner_prefix()}{os.getpid()}~{name}"
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder whatever a model has made of it: folders that may not be read, or nested beyond Python's depth."""
+    """Remove a folder, even with unreadable folders in it, or nested deeper than Python's recursion limit."""
     for wait_s in (0.0, *WAITS_S):
         time.sleep(wait_s)
-        if not _leaves_for_a_moment(folder):
-            break
-    if folder.exists():
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(folder)], check=False, capture_output=True, timeout=REMOVE_LIMIT_S)
 
 
-def _leaves_for_a_moment(folder: Path) -> bool:
-    """Remove what can be removed of a folder; whether more of it may go in a moment."""
-    failed: list[BaseException] = []
-    with contextlib.suppress(RecursionError):
-        shutil.rmtree(folder, onerror=lambda *found: failed.append(found[2][1]))
-    return any(isinstance(error, OSError) and is_transient(error) for error in failed)
-
-
 def remove_abandoned(store: str) -> None:
-    """Remove what workers and drivers that were killed have left among the staging folders.
+    """Remove the staging folders of killed workers and drivers.
 
-    Of this boot of this machine, or container, it is known who lives. Any other folder is left until nothing in it has changed for
-    ABANDONED_S: it may be another machine's, or of one that will never be again, as pods are.
+    Only owners of this boot of this machine or container can be checked. Folders of others, such as former pods, are removed after
+    ABANDONED_S without a change.
     """
     for folder in (Path(store) / WORK / "staging").glob("*~*"):
         alive = _owner_lives(folder.name)
@@ -107,29 +100,10 @@ def remove_abandoned(store: str) -> None:
             remove_tree(folder)
 
 
-def leads_to_abandoned(link: Path, ours: Path) -> bool:
-    """Whether a link leads into a staging folder that is nobody's any more.
-
-    One whose owner lives is left, unless that is the owner of `ours` and it leads nowhere: another may have mounted the store
-    elsewhere. One of an owner that nobody knows must be old, and lead nowhere.
-
-    Raises:
-        OSError: it is gone, or none.
-    """
-    name = link.readlink().parent.name
-    match _owner_lives(name):
-        case False:
-            return True
-        case True:
-            return name.rpartition("~")[0] == ours.name.rpartition("~")[0] and not link.exists()
-        case _:
-            return link.lstat().st_mtime < time.time() - ABANDONED_S and not link.exists()
-
-
 def _owner_lives(name: str) -> bool | None:
-    """Whether the owner of a staging folder of that name lives; None where it is not of this boot of this machine, or container.
+    """Whether the owner of a staging folder lives; None if it is not of this boot of this machine or container.
 
-    A file that is being written there has a dot before its name.
+    A file that is being written has a dot before its name.
     """
     mine, name = _owner_prefix(), name.removeprefix(".")
     pid = name.removeprefix(mine).partition("~")[0] if name.startswith(mine) else ""
@@ -137,13 +111,13 @@ def _owner_lives(name: str) -> bool | None:
 
 
 def _owner_prefix() -> str:
-    """Of names of the folders of this boot of this machine; containers have processes of their own, so these count too."""
+    """Return the prefix of folder names of this boot of this machine and process namespace."""
     digits = re.sub(r"\D", "", process_namespace())
     return f"{platform.node()}~{boot_id()}~{digits}~"
 
 
 def _is_unchanged_since(since: float, folder: Path) -> bool:
-    """Whether a folder, or file, has not changed since a time in seconds since the epoch, nor anything within it."""
+    """Whether a folder or file and everything in it is unchanged since a time, in seconds since the epoch."""
     with contextlib.suppress(OSError, RecursionError):
         if os.lstat(folder).st_mtime >= since:
             return False
@@ -155,7 +129,7 @@ def _is_unchanged_since(since: float, folder: Path) -> bool:
 
 
 def move_whole(source: Path, dest: Path) -> bool:
-    """Move a folder to its name in one step; when another worker was first, its folder stays. False if the child removed it."""
+    """Move a folder to its name atomically. A folder that is there already stays. Return False if the source was removed."""
     make_folder(dest.parent)
     try:
         move(source, dest)

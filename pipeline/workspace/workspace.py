@@ -1,13 +1,13 @@
-"""Workplace: where the work of a campaign lies, and how it travels between machines that share no folder.
+"""Where the work of a store is, and how it travels between machines that share no folder.
 
-Of a store in a folder that all machines see, work lies in the store itself, and nothing travels. Of one in a bucket each machine
-works in a folder of its own, and what others need goes through the bucket:
+The work of a store in a folder is in the store itself. For a store in a bucket, each machine works in its own folder, and the
+bucket carries what others need:
 
-    STORE/.coldpress/<kind>/<key>/...      the files of a folder: candidates (build -> judge), judged (judge -> driver), sources
-    STORE/.coldpress/<kind>/<key>.json     its marker, written last: all files with digest and size. Without it there is no folder
+    STORE/.coldpress/<kind>/<key>/...      files of a folder: candidates (build -> judge), judged (judge -> driver), sources
+    STORE/.coldpress/<kind>/<key>.json     marker, written last: all files with digest and size. No marker, no folder
     STORE/.coldpress/logs/<key>.log        the whole log of a build or judge
 
-What is brought is compared with the digests of its marker before it gets its name.
+Files that are fetched are compared with the digests of the marker before the folder gets its name.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Kind = Literal["candidates", "judged", "sources"]
 
 
 class Workplace:
-    """Where the work of one store lies on this machine. Make one with `workplace`.
+    """The work of one store on this machine. Open one with `workplace`.
 
     Args:
-        root: the store's folder, or this machine's folder for the work of a store in a bucket.
-        remote: the bucket; None of a folder.
+        root: the store's folder, or this machine's folder for a store in a bucket.
+        remote: the bucket; None for a folder.
     """
 
     def __init__(self, root: Path, remote: RemoteFiles | None) -> None:
@@ -45,24 +45,24 @@ class Workplace:
         self._listed: dict[Kind, set[str]] = {}
 
     def folder(self, kind: Kind, key: str) -> Path:
-        """Where a folder of work lies on this machine, if it is there."""
+        """Return the path of a folder of work on this machine."""
         return self.root / WORK / kind / key
 
     def has(self, kind: Kind, key: str) -> bool:
-        """Whether a folder of work is there, for all machines.
+        """Whether a folder of work exists, for all machines.
 
         Raises:
-            StoreUnreachableError: that cannot be told.
+            StoreUnreachableError: the bucket cannot be read.
         """
         if self.remote is None:
             return self.folder(kind, key).is_dir()
         return self._marker(kind, key) is not None
 
     def had(self, kind: Kind, key: str) -> bool:
-        """The same as `has`, of a bucket by its listing when this was first asked: for questions about thousands of keys.
+        """As `has`, but a bucket is listed once, at the first call: for thousands of keys.
 
         Raises:
-            StoreUnreachableError: that cannot be told.
+            StoreUnreachableError: the bucket cannot be read.
         """
         if self.remote is None:
             return self.has(kind, key)
@@ -75,11 +75,11 @@ class Workplace:
         return key in self._listed[kind]
 
     def read(self, kind: Kind, key: str, name: str) -> bytes | None:
-        """A file of a folder of work; None where the folder is not there.
+        """Return the content of a file in a folder of work; None if there is no such folder.
 
         Raises:
-            StoreUnreachableError: it cannot be read.
-            OSError: of a local folder.
+            StoreUnreachableError: the bucket cannot be read.
+            OSError: the local folder cannot be read.
         """
         if self.remote is None:
             folder = self.folder(kind, key)
@@ -97,14 +97,14 @@ class Workplace:
             raise self._unreachable(error) from error
 
     def keep(self, made: Path, kind: Kind, key: str) -> bool:
-        """Give a folder that was made to all machines, whole or not at all; when another was first, its folder stays.
+        """Store a folder for all machines, atomically. One that is stored already stays.
 
         Args:
-            made: the folder, on this machine; a local store takes it, of a bucket's it stays.
-            kind, key: what it is.
+            made: the folder on this machine. A local store moves it; a bucket copies it.
+            kind, key: name to store it under.
 
         Returns:
-            False if there is no such folder: the model's code has removed it.
+            False if there is no such folder: the model's code removed it.
 
         Raises:
             StoreUnreachableError: the bucket cannot be written.
@@ -125,10 +125,10 @@ class Workplace:
         return True
 
     def bring(self, kind: Kind, key: str, dest: Path) -> bool:
-        """Have a folder of work at `dest`, on this machine; one that is there stays. False where there is none to bring.
+        """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such folder.
 
         Raises:
-            IntegrityError: a file is not what its marker says.
+            IntegrityError: a file differs from its marker.
             StoreUnreachableError: the bucket cannot be read.
         """
         if self.remote is None or dest.is_dir():
@@ -151,15 +151,15 @@ class Workplace:
             remove_tree(partial)
 
     def drop(self, kind: Kind, key: str, *, listed: bool = False) -> None:
-        """Remove a folder of work, for all machines: its marker first.
+        """Remove a folder of work for all machines, the marker first.
 
         Args:
-            kind, key: what it is.
-            listed: of a bucket, only if it was there when `had` first looked, or was brought here.
+            kind, key: its name.
+            listed: in a bucket, remove it only if it was listed by `had`, or was fetched here.
         """
         here = self.folder(kind, key)
         known = here.is_dir()
-        if known:  # in one step: nobody finds half of it, when this process is killed either
+        if known:  # atomically, even if this process is killed
             aside = own_path(self.root / WORK, f"drop-{uuid.uuid4().hex}")
             with contextlib.suppress(OSError):
                 make_folder(aside.parent)
@@ -178,11 +178,11 @@ class Workplace:
                     self.remote.remove(f"{WORK}/{kind}/{key}/{name}")
 
     def keep_log(self, log: Path, dest: Path) -> None:
-        """Give a log to all machines; one that cannot be given is lost.
+        """Store a finished log for all machines. A log that cannot be stored is lost.
 
         Args:
-            log: that is written no more; it is moved.
-            dest: where it goes, in the store; of a bucket the last part counts.
+            log: file to move.
+            dest: path in the store; in a bucket only its name is used.
         """
         with contextlib.suppress(OSError):
             if self.remote is None:
@@ -190,7 +190,7 @@ class Workplace:
                 move(log, dest)
             else:
                 self.remote.put(f"{WORK}/logs/{dest.name}", log)
-        with contextlib.suppress(OSError):  # it lies among the staging folders
+        with contextlib.suppress(OSError):  # it is among the staging folders
             remove(log)
 
     def _marker(self, kind: Kind, key: str) -> dict[str, Any] | None:
@@ -203,7 +203,9 @@ class Workplace:
         except OSError as error:
             raise self._unreachable(error) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(f"{self.remote.where(path)} is damaged ({error}); delete it, and it is made again") from None
+            raise IntegrityError(
+                f"{self.remote.where(path)} is damaged ({error}); delete it, and the next campaign makes it again"
+            ) from None
         return files
 
     def _fetch(self, path: str, dest: Path) -> None:
@@ -211,7 +213,7 @@ class Workplace:
         try:
             self.remote.fetch(path, dest)
         except FileNotFoundError:
-            raise IntegrityError(f"{self.remote.where(path)} is missing, which its marker names") from None
+            raise IntegrityError(f"{self.remote.where(path)} is missing, but its marker names it") from None
         except OSError as error:
             raise self._unreachable(error) from error
 
@@ -222,14 +224,14 @@ class Workplace:
 
 @functools.cache
 def workplace(store: str) -> Workplace:
-    """The workplace of a store on this machine.
+    """Return the workplace of a store on this machine.
 
     Args:
         store: its path, or the URI of a bucket.
 
     Raises:
         StoreUnreachableError: the bucket cannot be reached.
-        MissingDependencyError: it needs pyarrow, which is not installed.
+        MissingDependencyError: the bucket needs pyarrow, which is not installed.
     """
     if urlsplit(store).scheme not in SCHEMES:
         return Workplace(Path(store), None)

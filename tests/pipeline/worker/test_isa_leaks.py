@@ -1,4 +1,4 @@
-"""A worker that links code in which the device class does not have: `failed: isa_leak`, named, and kept."""
+"""A worker whose compiler links instructions that the device class lacks: `failed: isa_leak`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __m128i smuggled(__m128i a) { return _mm_sha1msg1_epu32(a, a); }
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="smuggles an instruction of x86-64")
-def test_an_instruction_that_is_smuggled_in_fails_the_build_by_name(tmp_path: Path) -> None:
+def test_foreign_instruction_fails_the_build(tmp_path: Path) -> None:
     real, shim, code = shutil.which("g++"), tmp_path / "bin" / "g++", tmp_path / "smuggled.cpp"
     assert real is not None
     code.write_text(SMUGGLED)

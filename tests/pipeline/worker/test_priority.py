@@ -1,4 +1,4 @@
-"""How a judge comes before other processes, in real ones."""
+"""The priority of judges, in real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGIN = "import os; from pipeline.worker.tasks import come_first; os.setpriority
     ("before", "user", "after"),
     [(15, 0, -10), (0, 0, -10), (-15, 0, -15), (15, NOBODY, 15), (0, NOBODY, 0), (-5, NOBODY, -5)],
 )
-def test_a_judge_comes_before_others_as_far_as_it_may(before: int, user: int, after: int) -> None:
+def test_judge_takes_the_best_allowed_niceness(before: int, user: int, after: int) -> None:
     code = BEGIN.format(before, f"os.setuid({user})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == after

@@ -1,4 +1,4 @@
-"""Builds and judges whose model goes wrong: what a worker's task gives back, and what it leaves in the store."""
+"""Results of builds and judges whose model fails, and what they leave in the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.pipeline.worker.test_tasks import MODELS, entry
 from tests.steps import HERE, QUICK
 
 
-def test_a_judge_that_hangs_or_eats_memory_is_one_typed_outcome(tmp_path: Path) -> None:
+def test_judge_that_hangs_or_uses_too_much_memory(tmp_path: Path) -> None:
     flag, store = tmp_path / "flag", str(tmp_path / "store")
     source = parse_source("python:campaign_models:good_until", folder=MODELS, search_path=(str(MODELS),), args={"flag": str(flag)})
     common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": store}
@@ -43,7 +43,7 @@ def test_a_judge_that_hangs_or_eats_memory_is_one_typed_outcome(tmp_path: Path) 
     assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
 
 
-def test_a_damaged_model_file_is_a_failure_of_its_source(tmp_path: Path) -> None:
+def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
     (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04" + bytes(1000))
     source = parse_source("torchscript:damaged.pt", folder=tmp_path)
     request = BuildRequest(

@@ -1,4 +1,4 @@
-"""What a worker's tasks leave in the store: a build and a judge in their isolated children, without Ray."""
+"""A build and a judge in their sandboxed children, without Ray, and what they write into the store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def entry() -> Entry:
 
 
 def broken() -> Entry:
-    """An entry whose model raises when it is made."""
+    """An entry whose factory raises."""
     return replace(entry(), source=parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),)))
 
 
@@ -56,7 +56,7 @@ def kind_of(result: BuildResult | JudgeResult) -> str | None:
 
 
 def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
-    """A judge that fails for good."""
+    """A judge that always fails."""
     return JudgeRequest(
         key="j",
         entry=broken(),
@@ -69,7 +69,7 @@ def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
     )
 
 
-def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) -> None:
+def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     common = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
     built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))  # type: ignore[arg-type]
     assert built.failure is None, built.failure
@@ -90,23 +90,23 @@ def test_a_judge_tells_what_freezing_did_and_what_was_not_built(tmp_path: Path) 
     assert len(freezing.reports["payloads/all.pt"].constants) == 24
 
 
-def test_a_judge_that_failed_for_good_is_not_done_again(tmp_path: Path) -> None:
+def test_final_failure_is_read_back(tmp_path: Path) -> None:
     candidate_folder(str(tmp_path), "b").mkdir(parents=True)
     request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
     first = judge(request)
     assert (first.verdict, kind_of(first), first.has_artifact) == ("failed", "source", False)
     assert first.judge_s > 0
-    assert judge(request) == first, "to the microsecond: it was read"
+    assert judge(request) == first, "with the same duration: it was read"
 
 
 def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> None:
-    """A result of the model `good`, as a judge leaves it."""
+    """Write a result of the model `good`, as a judge does."""
     folder = judged_folder(str(store), result.key, "good", missing)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(flat_json(result)))
 
 
-def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_path: Path) -> None:
+def test_missing_recipes_make_another_result(tmp_path: Path) -> None:
     both = of_a_broken_model(tmp_path, {"torchscript-frozen": "b", "inductor-frozen": "c"})
     for key in ("b", "c"):
         candidate_folder(str(tmp_path), key).mkdir(parents=True)
@@ -116,10 +116,10 @@ def test_a_result_that_was_reached_without_a_recipe_is_another_than_with_it(tmp_
     again = judge(both)
     assert kind_of(again) == "source", "it was judged"
     assert judge(both) == again
-    assert judged_folder(str(tmp_path), "j", "good", ["inductor-frozen"]).is_dir(), "it may be another campaign's"
+    assert judged_folder(str(tmp_path), "j", "good", ["inductor-frozen"]).is_dir(), "another campaign may need it"
 
 
-def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_judges_return_the_stored_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     candidate_folder(str(tmp_path), "b").mkdir(parents=True)
     faster = JudgeResult(key="j", verdict="published", reason="of another campaign", has_artifact=True)
     isolated = pipeline.worker.tasks._isolated
@@ -133,7 +133,7 @@ def test_of_two_judges_at_once_both_say_what_is_published(tmp_path: Path, monkey
     assert judge(request) == faster
 
 
-def test_two_builds_of_one_key_at_a_time_have_a_log_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
     request = BuildRequest(key="b", recipe="torchscript-frozen", entry=broken(), **common)
     run, logs = run_isolated, []

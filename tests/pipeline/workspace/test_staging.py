@@ -1,4 +1,4 @@
-"""Staging folders: gone afterwards, and gone soon when their worker was killed."""
+"""Staging folders are removed afterwards, and those of killed workers by the next one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.workspace.staging import ABANDONED_S, move_whole, remove_abandoned
 
 
 def a_dead_process() -> str:
-    """A pid that is nobody's."""
+    """A pid without a process."""
     return subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -25,7 +25,7 @@ def staged(store: Path) -> list[str]:
     return sorted(path.name for path in (store / ".coldpress" / "staging").iterdir())
 
 
-def test_a_workers_next_folder_removes_what_killed_workers_of_its_machine_left(tmp_path: Path) -> None:
+def test_folders_of_killed_workers_are_removed(tmp_path: Path) -> None:
     dead = a_dead_process()
     with staging_folder(str(tmp_path)) as mine:
         (mine / "kept").touch()
@@ -47,8 +47,8 @@ def test_a_workers_next_folder_removes_what_killed_workers_of_its_machine_left(t
 
 
 @pytest.mark.parametrize("boot", ["11111111-2222-3333-4444-555555555555~", ""])
-def test_what_may_be_of_another_machine_with_this_hosts_name_stays_while_it_changes(tmp_path: Path, boot: str) -> None:
-    """Another machine's folder, or this one's before it was started anew; or one that an earlier release has named."""
+def test_foreign_folders_are_removed_when_old(tmp_path: Path, boot: str) -> None:
+    """Of another machine with the same host name, of an earlier boot, or named by an earlier release."""
     dead, long_ago = a_dead_process(), time.time() - ABANDONED_S - 3600
     with staging_folder(str(tmp_path)) as mine:
         namespace = mine.name.split("~")[2]
@@ -68,9 +68,7 @@ def test_what_may_be_of_another_machine_with_this_hosts_name_stays_while_it_chan
     assert staged(tmp_path) == [running.name]
 
 
-def test_a_temporary_folder_removes_what_killed_processes_left_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with temporary_folder() as living, temporary_folder() as mine:
         assert mine.stat().st_mode & 0o777 == 0o700
@@ -80,7 +78,7 @@ def test_a_temporary_folder_removes_what_killed_processes_left_and_nothing_else(
         for folder in (killed, *kept):
             (folder / "artifact").mkdir(parents=True)
         monkeypatch.setattr(tempfile, "tempdir", str(mine))
-        assert temporary_place() == str(tmp_path), "what is told to people"
+        assert temporary_place() == str(tmp_path)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         with temporary_folder() as another:
             assert sorted(tmp_path.iterdir()) == sorted([another, *kept])
@@ -88,7 +86,7 @@ def test_a_temporary_folder_removes_what_killed_processes_left_and_nothing_else(
     assert temporary_place() == str(tmp_path)
 
 
-def test_a_zombies_folder_is_abandoned(tmp_path: Path) -> None:
+def test_folder_of_a_zombie_is_removed(tmp_path: Path) -> None:
     with staging_folder(str(tmp_path)) as mine, subprocess.Popen(["true"]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
         (mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{zombie.pid}~"))).mkdir()
@@ -97,7 +95,7 @@ def test_a_zombies_folder_is_abandoned(tmp_path: Path) -> None:
         assert staged(tmp_path) == [mine.name]
 
 
-def test_a_result_that_cannot_be_moved_at_once_is_moved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_move_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, answers = os.replace, iter([errno.ESTALE, errno.EIO])
 
     def replace(source: Path, dest: Path) -> None:
@@ -109,4 +107,3 @@ def test_a_result_that_cannot_be_moved_at_once_is_moved_later(tmp_path: Path, mo
     (tmp_path / "result").mkdir()
     assert move_whole(tmp_path / "result", tmp_path / "candidates" / "key")
     assert (tmp_path / "candidates" / "key").is_dir()
-    assert not (tmp_path / "result").exists()
