@@ -1,7 +1,7 @@
-"""The files of a store, wherever it is: what the OCI layout needs of a place, and a local folder as such a place. Imports no torch.
+"""The files of a store: the protocol that the OCI layout needs, and its implementation for a local folder. Imports no torch.
 
-Paths are relative to the store, with `/` between their parts; `` is the store itself. What cannot be done raises OSError, and
-FileNotFoundError where there is no such file.
+Paths are relative to the store and use `/`; `` is the store itself. Methods raise OSError, and
+FileNotFoundError for a missing file.
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ from freezer.files.digest import verify_file
 
 
 class RemoteError(OSError):
-    """The place that holds a store did not do what it was asked; never raised of a local file."""
+    """A bucket failed; never raised for local files."""
 
 
 class StoreFiles(Protocol):
-    """A place that holds a store. What is written appears whole or not at all, and is durable when the call returns."""
+    """The place of a store. Written files appear whole or not at all, and are durable when the call returns."""
 
     @property
     def exact(self) -> bool:
-        """Whether a lock keeps all others out; else it only makes it unlikely that two write at once."""
+        """Whether locks are exclusive; otherwise they are advisory."""
         ...
 
     def where(self, path: str = "") -> str:
-        """A path as people are told it: absolute, or a URI."""
+        """A path for messages: absolute, or a URI."""
         ...
 
     def read(self, path: str) -> bytes:
-        """The content of a file."""
+        """Read a file."""
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file into a folder that was prepared, in the place of one that is there."""
+        """Write or replace a file in a prepared folder."""
         ...
 
     def put(self, path: str, source: Path) -> None:
-        """Write a file that has a local one's content, in the place of one that is there; the local one stays as it is."""
+        """Write or replace a file with the content of a local one."""
         ...
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
-        """Whether a file is there and, as far as the place can tell without carrying it over a network, has that content."""
+        """Whether a file exists and, as far as can be checked without downloading it, has this content."""
         ...
 
     def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
-        """A local file that stands for one of the store; its digest is the caller's to verify. Read it, never write it."""
+        """A read-only local copy of a file; the caller verifies its digest."""
         ...
 
     def fetch(self, path: str, dest: Path) -> None:
-        """Copy a file to a local one that is not there yet; its digest is the caller's to verify."""
+        """Copy a file to a new local one; the caller verifies its digest."""
         ...
 
     def folders_with(self, name: str) -> list[str]:
-        """The folders directly in the store that hold a file of that name, sorted."""
+        """Top-level folders that contain a file of this name, sorted."""
         ...
 
     def prepare(self, folder: str) -> None:
-        """Make a folder ready to be written into: there, and without what writers that were killed had begun; under its lock."""
+        """Make a folder and remove partial files of killed writers, under its lock."""
         ...
 
     def locked(self, name: str) -> AbstractContextManager[None]:
-        """Keep all others that lock the same name out, as far as `exact` says."""
+        """Exclude others that lock the same name, as far as `exact` says."""
         ...
 
 
 class LocalFiles:
-    """A store in a local folder. Locks are exact wherever the file system shares them.
+    """A store in a local folder. Locks are exclusive wherever the file system shares them.
 
     Args:
         root: of the store.
-        work: the folder in it that is no model: it holds the locks, and what lies in it is linked into the store, not copied.
+        work: folder for locks and work files; files in it are linked into the store instead of copied.
     """
 
     exact = True
@@ -85,24 +85,24 @@ class LocalFiles:
         self._root, self._work = root, root / work
 
     def where(self, path: str = "") -> str:
-        """A path as people are told it."""
+        """An absolute path."""
         return str(self._root / path)
 
     def read(self, path: str) -> bytes:
-        """The content of a file."""
+        """Read a file."""
         return (self._root / path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, in the place of one that is there."""
+        """Write or replace a file."""
         write_whole(self._root / path, data, mode=0o644)
 
     def put(self, path: str, source: Path) -> None:
-        """Link a file that this store's own workers made; copy any other, which its owner may change later."""
+        """Link a file of the work folder; copy any other, which its owner may change later."""
         keep = link_whole if self._work in source.parents else copy_whole
         keep(source, self._root / path, mode=0o444)
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
-        """Whether a file is there and has that content, by its digest."""
+        """Whether a file has this digest."""
         try:
             verify_file(self._root / path, digest=digest, size_bytes=size_bytes)
         except IntegrityError:
@@ -118,18 +118,18 @@ class LocalFiles:
         shutil.copyfile(self._root / path, dest)
 
     def folders_with(self, name: str) -> list[str]:
-        """The folders directly in the store that hold a file of that name, sorted."""
+        """Top-level folders that contain a file of this name, sorted."""
         return sorted(path.parent.name for path in self._root.glob(f"*/{name}"))
 
     def prepare(self, folder: str) -> None:
-        """Make a folder if it is not there, and remove its hidden files."""
+        """Make a folder, and remove its hidden files."""
         make_folder(self._root / folder)
         for path in (self._root / folder).glob(".*"):
             remove(path)
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Keep all others that lock the same name out."""
+        """Exclude others that lock the same name."""
         locks = self._work / "locks"
         make_folder(locks)
         with retried(lambda: (locks / name).open("a")) as file:

@@ -1,10 +1,10 @@
-"""The files of a store in a bucket (s3://, gs://). Imports pyarrow when one is opened, and no torch.
+"""The files of a store in a bucket (s3://, gs://). Imports pyarrow when a bucket is opened, and no torch.
 
-An object appears whole: what is small is one request, what is large is put together by its last one. A writer that is killed leaves
-nothing; one that an exception stopped may leave a truncated object under a digest, which has another size, and is written again.
+Objects appear whole: small ones in one request, large ones with their last part. A killed writer leaves nothing. An exception may
+leave a truncated object under a digest; its size is wrong, so it is written again.
 
-S3 has no lock, and pyarrow no conditional write. So locks are advisory: whoever wants one writes an object, waits until any other
-that saw none would have written too, and has it if the object is still its own. Whoever relies on one reads back what it wrote.
+S3 has no locks and pyarrow no conditional write, so locks are advisory: write a lock object, wait until any other process that saw
+none would have written too, and own the lock if the object is unchanged. Callers read back what they wrote under a lock.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from freezer.store.blob_cache import cached
 
 CHUNK_BYTES = 8 << 20
 NUM_READS = 50
-"""Of an object that others write meanwhile, until one is whole."""
+"""Attempts at reading an object while others replace it."""
 
 NUM_AT_ONCE = 16
-"""Requests that only ask whether something is there."""
+"""Concurrent requests for the existence of objects."""
 
 WRITTEN_ONCE = ("/blobs/", ".arrow")
-"""In paths of objects whose content never changes."""
+"""Parts of the paths of objects that never change."""
 
 GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
-"""What S3's servers say of an object that is not there."""
+"""Error texts of S3 servers for a missing object."""
 
 SETTLE_S = 0.5
-"""Between the write of a lock and the look whether it stayed: longer than another's look and write take."""
+"""Time between writing a lock and reading it back; longer than another process needs to read and write it."""
 
 POLL_S = 0.5
 EXPIRY_S = 30.0
-"""After which a lock that stayed the same is taken for one whose holder died; holders have it for some requests' time only."""
+"""Age of a lock whose holder must be dead; locks are held for a few requests only."""
 
 PATIENCE_S = 180.0
-"""How long to wait for others that have a lock one after the other."""
+"""Longest wait for a lock."""
 
 
 class RemoteFiles:
@@ -54,10 +54,10 @@ class RemoteFiles:
 
     Args:
         bucket: the place.
-        work: the folder in it that is no model; locks are objects there.
+        work: folder for locks and work files.
 
     Raises:
-        StoreUnreachableError: the bucket cannot be reached, or is not there.
+        StoreUnreachableError: the bucket does not exist or cannot be reached.
     """
 
     exact = False
@@ -67,57 +67,57 @@ class RemoteFiles:
         self._is_s3 = bucket.where.startswith("s3:")
         name = bucket.base.partition("/")[0]
         try:
-            with self._told():
+            with self._reaching():
                 found = self._fs.get_file_info(name)
         except OSError as error:
             raise StoreUnreachableError(f"store {bucket.uri!r} cannot be reached: {error}") from error
         if found.type.name == "NotFound":
-            raise StoreUnreachableError(f"store {bucket.uri!r}: there is no bucket {name!r}; make it, or mend --store")
+            raise StoreUnreachableError(f"store {bucket.uri!r}: bucket {name!r} does not exist; make it, or fix --store")
 
     def where(self, path: str = "") -> str:
-        """A path as people are told it; the store itself by the URI that it was opened by."""
+        """A URI for messages; of the store itself the one that opened it."""
         return f"{self._bucket.where}/{path}" if path else self._bucket.uri
 
     def read(self, path: str) -> bytes:
-        """The content of an object, as one writer left it.
+        """Read an object as one writer left it.
 
-        pyarrow asks for the size and then for as many bytes: of an object that was written anew in between, for a part of it.
+        pyarrow asks for the size and then for that many bytes, which truncates an object that is replaced in between.
 
         Raises:
-            FileNotFoundError: there is none.
-            RemoteError: it cannot be read, or never had the size that its server says.
+            FileNotFoundError: the object does not exist.
+            RemoteError: it cannot be read, or its size never matches the one that the server reports.
         """
         for _ in range(NUM_READS):
-            with self._told(), self._fs.open_input_stream(self._at(path)) as stream:
+            with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
                 content: bytes = stream.read()
             if any(name in path for name in WRITTEN_ONCE) or (size := self._size(path)) == len(content):
                 return content
             if size is None:
                 raise FileNotFoundError(self.where(path))
         raise RemoteError(
-            f"{self.where(path)}: {NUM_READS} reads gave other numbers of bytes than the object is said to have; others write "
-            "it all the time, or the server unpacks it on the way: upload it without Content-Encoding"
+            f"{self.where(path)}: {NUM_READS} reads differ from the size that the server reports; other processes replace the "
+            "object all the time, or the server decompresses it: upload it without Content-Encoding"
         )
 
     def write(self, path: str, data: bytes) -> None:
-        """Write an object, in the place of one that is there."""
-        with self._told(), self._fs.open_output_stream(self._at(path)) as stream:
+        """Write or replace an object."""
+        with self._reaching(), self._fs.open_output_stream(self._at(path)) as stream:
             stream.write(data)
 
     def put(self, path: str, source: Path) -> None:
         """Upload a local file."""
-        with self._told(), source.open("rb") as file, self._fs.open_output_stream(self._at(path)) as stream:
+        with self._reaching(), source.open("rb") as file, self._fs.open_output_stream(self._at(path)) as stream:
             while chunk := file.read(CHUNK_BYTES):
                 stream.write(chunk)
         if self._size(path) != source.stat().st_size:
-            raise RemoteError(f"{self.where(path)} has not the size of what was written to it; another writes it, too: try again")
+            raise RemoteError(f"{self.where(path)} differs in size from the uploaded file; another process replaced it: try again")
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
-        """Whether an object is there and has that size; its digest is compared by whoever reads it."""
+        """Whether an object of this size exists; readers verify its digest."""
         return self._size(path) == size_bytes
 
     def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
-        """A copy in this user's cache, which is fetched unless it is there and whole."""
+        """A copy in this user's cache."""
         return cached(digest, size_bytes, lambda dest: self._download(path, dest), origin=self.where(path))
 
     def fetch(self, path: str, dest: Path) -> None:
@@ -126,43 +126,43 @@ class RemoteFiles:
         sync(dest)
 
     def folders_with(self, name: str) -> list[str]:
-        """The folders directly in the store that hold an object of that name, sorted."""
+        """Top-level folders that contain an object of this name, sorted."""
         from pyarrow.fs import FileSelector
 
-        with self._told():
+        with self._reaching():
             if self._is_s3:
                 listed = self._fs.get_file_info(FileSelector(self._bucket.base, allow_not_found=True))
                 folders = [info.base_name for info in listed if info.type.name == "Directory"]
                 with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
                     sizes = list(pool.map(lambda folder: self._size(f"{folder}/{name}"), folders))
                 return sorted(folder for folder, size in zip(folders, sizes, strict=True) if size is not None)
-            # Google's servers list objects alone, and no folder that was never made as one.
+            # Google lists no folders, only objects
             listed = self._fs.get_file_info(FileSelector(self._bucket.base, allow_not_found=True, recursive=True))
         parts = [info.path.removeprefix(f"{self._bucket.base}/").split("/") for info in listed]
         return sorted(part[0] for part in parts if len(part) == 2 and part[1] == name)
 
     def names(self, folder: str) -> list[str]:
-        """The names of the objects directly in a folder."""
+        """Names of the objects in a folder."""
         from pyarrow.fs import FileSelector
 
-        with self._told():
+        with self._reaching():
             listed = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True))
         return [info.base_name for info in listed if info.type.name == "File"]
 
     def remove(self, path: str) -> None:
-        """Delete an object, if it is there."""
-        with contextlib.suppress(FileNotFoundError), self._told():
+        """Delete an object, if it exists."""
+        with contextlib.suppress(FileNotFoundError), self._reaching():
             self._fs.delete_file(self._at(path))
 
     def prepare(self, folder: str) -> None:
-        """Do nothing: a bucket has no folders, and no object that was only begun."""
+        """Do nothing: buckets have neither folders nor partial objects."""
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Keep others that lock the same name out, as far as their clocks and this one's run alike.
+        """Exclude others that lock the same name, provided that their clocks run at the same rate.
 
         Raises:
-            RemoteError: others have it for longer than PATIENCE_S.
+            RemoteError: others hold the lock for longer than PATIENCE_S.
         """
         path = f"{self._work}/locks/{name}"
         token = self._lock(path, name)
@@ -184,9 +184,7 @@ class RemoteFiles:
                 if self._peek(path) == own:
                     return own
             if time.monotonic() > until:
-                raise RemoteError(
-                    f"{name!r} is locked by others for more than {PATIENCE_S:.0f} s: {seen!r} is in {self.where(path)}"
-                )
+                raise RemoteError(f"{name!r} is locked by others for over {PATIENCE_S:.0f} s: {self.where(path)} contains {seen!r}")
             time.sleep(POLL_S)
             found = self._peek(path)
             if found != seen:
@@ -199,17 +197,17 @@ class RemoteFiles:
             return None
 
     def _download(self, path: str, dest: Path) -> None:
-        with self._told(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
+        with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
             while chunk := stream.read(CHUNK_BYTES):
                 file.write(chunk)
 
     def _size(self, path: str) -> int | None:
-        """The size of an object, in bytes; None where there is none."""
-        with self._told():
+        """The size of an object, in bytes; None if it does not exist."""
+        with self._reaching():
             if not self._is_s3:
                 info = self._fs.get_file_info(self._at(path))
                 return int(info.size) if info.type.name == "File" else None
-            try:  # one request; get_file_info would ask for a folder of that name too
+            try:  # one request; get_file_info also asks for a folder
                 with self._fs.open_input_file(self._at(path)) as file:
                     return int(file.size())
             except FileNotFoundError:
@@ -219,8 +217,8 @@ class RemoteFiles:
         return f"{self._bucket.base}/{path}"
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Make one sentence, with a remedy, of what the servers say; what concerns a local file stays as it is."""
+    def _reaching(self) -> Iterator[None]:
+        """Turn errors of servers into a RemoteError with a remedy; errors of local files pass."""
         from pyarrow import ArrowException
 
         try:

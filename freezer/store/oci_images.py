@@ -1,4 +1,4 @@
-"""The OCI images of artifacts and of signatures, and the index that is a version, as blobs. Imports no torch."""
+"""Write artifacts, signatures and versions as OCI images and indexes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,10 @@ TITLE = "org.opencontainers.image.title"
 
 
 def write_image(layout: Layout, model: str, artifact: Artifact, *, version: int) -> dict[str, Any]:
-    """Write an artifact as an image; the descriptor of its image manifest. The artifact's folder stays as it is.
-
-    Args:
-        layout: of the model.
-        model: its name.
-        artifact: to write.
-        version: that it is first published in.
+    """Write an artifact as an image, first published in `version`, and return the descriptor of its image manifest.
 
     Raises:
-        IntegrityError: a file is not what the artifact's manifest says.
+        IntegrityError: a file differs from the artifact's manifest.
     """
     manifest = artifact.manifest
     layers = []
@@ -59,15 +53,7 @@ def write_image(layout: Layout, model: str, artifact: Artifact, *, version: int)
 def write_index(
     layout: Layout, model: str, images: Mapping[str, Mapping[str, Any]], *, version: int, source_key: str
 ) -> dict[str, Any]:
-    """Write a version's index of images; its descriptor.
-
-    Args:
-        layout: of the model.
-        model: its name.
-        images: by device class, descriptors of image manifests.
-        version: its number.
-        source_key: of the source that all were made from.
-    """
+    """Write the index of a version, whose image descriptors are given by device class, and return its descriptor."""
     index = {
         "schemaVersion": 2,
         "mediaType": MEDIA_INDEX,
@@ -79,7 +65,7 @@ def write_index(
 
 
 def write_signatures(layout: Layout, signed: Sequence[Signed]) -> dict[str, Any]:
-    """Write signatures as the image that cosign makes of them; its descriptor."""
+    """Write signatures as an image in cosign's form, and return its descriptor."""
     layers = [
         {**layout.write_blob(one.payload, MEDIA_SIGNATURE), "annotations": {ANNOTATION: b64encode(one.signature).decode()}}
         for one in signed

@@ -1,17 +1,11 @@
-"""The OCI image layout of one model: blobs by digest, and index.json that names versions by tags. Imports no torch.
-
-    oci-layout
-    index.json                tags: one per version, plus latest
-    blobs/sha256/<digest>
-
-Blobs are written first, index.json last and whole, so that a reader never sees half a version.
-"""
+"""The OCI image layout of one model: blobs by digest, and index.json that maps tags to versions. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +21,25 @@ _BLOBS = "blobs/sha256"
 
 
 class OvertakenError(OSError):
-    """Another writer of a model's tags wrote at the same time, where locks are advisory; the writer should begin again."""
+    """Another writer wrote index.json at the same time, where locks are advisory; write again."""
 
 
 class Layout:
     """The layout of one model in a store's files.
 
-    Reading methods raise StoreUnreachableError where the store cannot be read; writing ones, OSError where it cannot be written.
+    Reading methods raise StoreUnreachableError when the store cannot be read, and IntegrityError for missing or damaged blobs.
+    Writing methods raise OSError.
     """
 
     def __init__(self, files: StoreFiles, model: str) -> None:
         self._files, self._model = files, model
+        self._index = f"{model}/{INDEX}"
 
     def tags(self) -> dict[str, dict[str, Any]]:
-        """By tag, the descriptor of what it names; none of a model that was never published.
-
-        Raises:
-            IntegrityError: index.json is damaged.
-        """
-        path = f"{self._model}/{INDEX}"
-        where = self._files.where(path)
+        """Descriptors by tag; empty if the model was never published."""
+        where = self._files.where(self._index)
         try:
-            layout = json.loads(self._files.read(path))
+            layout = json.loads(self._files.read(self._index))
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -58,75 +49,45 @@ class Layout:
         try:
             return {item["annotations"][TAG]: item for item in layout["manifests"] if TAG in item.get("annotations", {})}
         except (KeyError, TypeError, AttributeError) as error:
-            raise IntegrityError(f"{where} is no OCI index: it lacks or misspells {error}") from None
+            raise IntegrityError(f"{where} is not an OCI index: {error}") from None
 
     def blob(self, descriptor: Mapping[str, Any]) -> bytes:
-        """The content of a blob.
-
-        Raises:
-            IntegrityError: it is missing, or not what its digest says.
-        """
+        """The verified content of a blob."""
         path = self._path(descriptor["digest"])
-        where = self._files.where(path)
-        try:
+        with self._reading(path):
             data = self._files.read(path)
-        except FileNotFoundError:
-            raise IntegrityError(f"{where} is missing; the store is damaged") from None
-        except OSError as error:
-            raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
         if digest_bytes(data) != descriptor["digest"]:
-            raise IntegrityError(f"{where} does not have the digest it is named by; it was changed or damaged")
+            raise IntegrityError(f"{self._files.where(path)} does not have the digest it is named by; it was changed or damaged")
         return data
 
     def local(self, *, digest: str, size_bytes: int) -> Path:
-        """A local file that stands for a blob; its digest is the caller's to verify. Read it, never write it.
-
-        Raises:
-            IntegrityError: it has to come from elsewhere, and is missing there, or is not what its digest says.
-        """
+        """A read-only local file of a blob; the caller verifies its digest."""
         path = self._path(digest)
-        try:
+        with self._reading(path):
             return self._files.local(path, digest=digest, size_bytes=size_bytes)
-        except FileNotFoundError:
-            raise IntegrityError(f"{self._files.where(path)} is missing; the store is damaged") from None
-        except OSError as error:
-            raise StoreUnreachableError(f"{self._files.where(path)} cannot be read: {error}") from error
 
     def verified(self, *, digest: str, size_bytes: int) -> Path:
-        """A local file that stands for a blob and has its digest; read it, never write it.
-
-        Raises:
-            IntegrityError: it is missing, or not what was published.
-        """
+        """A verified read-only local file of a blob."""
         path = self.local(digest=digest, size_bytes=size_bytes)
-        try:
+        with self._reading(self._path(digest)):
             verify_file(path, digest=digest, size_bytes=size_bytes)
-        except OSError as error:
-            raise StoreUnreachableError(f"{path} cannot be read: {error}") from error
         return path
 
     def fetch(self, digest: str, dest: Path) -> None:
-        """Copy a blob to a local file; its digest is the caller's to verify.
-
-        Raises:
-            IntegrityError: it is missing.
-        """
+        """Copy a blob to a local file; the caller verifies its digest."""
         dest.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._files.fetch(self._path(digest), dest)
-        except FileNotFoundError:
-            raise IntegrityError(f"blob {digest} of {self._model} is missing; the store is damaged") from None
-        except RemoteError as error:
-            raise StoreUnreachableError(f"blob {digest} of {self._model} cannot be read: {error}") from error
+        path = self._path(digest)
+        with self._reading(path, unreachable=RemoteError):  # an error of the local disk stays what it is
+            self._files.fetch(path, dest)
 
     def begin(self) -> None:
-        """Make the layout ready for a publisher; under the model's lock."""
+        """Prepare the layout for writing, under the model's lock."""
         self._files.prepare(self._model)
         self._files.prepare(f"{self._model}/{_BLOBS}")
         self._files.write(f"{self._model}/oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
 
     def write_blob(self, data: bytes, media_type: str) -> dict[str, Any]:
-        """Have bytes as a blob; their descriptor."""
+        """Store bytes as a blob, and return its descriptor."""
         digest = digest_bytes(data)
         path = self._path(digest)
         if not self._files.holds(path, digest=digest, size_bytes=len(data)):
@@ -134,10 +95,10 @@ class Layout:
         return {"mediaType": media_type, "digest": digest, "size": len(data)}
 
     def keep_file(self, source: Path, item: FileRef | Payload) -> None:
-        """Have a file of an artifact as a blob; one that is there already is trusted by its digest alone.
+        """Store a file of an artifact as a blob, unless the store has it.
 
         Raises:
-            IntegrityError: the file is not what the artifact's manifest says.
+            IntegrityError: the file differs from the artifact's manifest.
         """
         path = self._path(item.digest)
         if not self._files.holds(path, digest=item.digest, size_bytes=item.size_bytes):
@@ -145,10 +106,10 @@ class Layout:
             self._files.put(path, source)
 
     def write_tags(self, tags: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write index.json, which shows all tags at once; under the model's lock.
+        """Write index.json with all tags, under the model's lock.
 
         Raises:
-            OvertakenError: where the lock is advisory, another writer's index.json has taken the place of this one.
+            OvertakenError: where the lock is advisory, another writer has replaced index.json.
         """
         layout = {
             "schemaVersion": 2,
@@ -158,21 +119,31 @@ class Layout:
                 for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), int(tag) if tag.isdigit() else 0))
             ],
         }
-        self._files.write(f"{self._model}/{INDEX}", json_bytes(layout))
+        self._files.write(self._index, json_bytes(layout))
         if not self._files.exact:
             found = self.tags()
             lost = [tag for tag in tags if tag != "latest" and found.get(tag, {}).get("digest") != tags[tag]["digest"]]
             if lost:
-                where = self._files.where(f"{self._model}/{INDEX}")
-                raise OvertakenError(f"{where} was written by another at the same time, and lacks {', '.join(lost)}: try again")
+                where = self._files.where(self._index)
+                raise OvertakenError(f"{where} was overwritten by another writer and lacks {', '.join(lost)}; try again")
 
     def _path(self, digest: str) -> str:
         algorithm, _, value = digest.partition(":")
         if algorithm != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", value):
-            raise IntegrityError(f"{digest!r} is no sha256 digest")
+            raise IntegrityError(f"{digest!r} is not a sha256 digest")
         return f"{self._model}/{_BLOBS}/{value}"
+
+    @contextmanager
+    def _reading(self, path: str, *, unreachable: type[OSError] = OSError) -> Iterator[None]:
+        where = self._files.where(path)
+        try:
+            yield
+        except FileNotFoundError:
+            raise IntegrityError(f"{where} is missing; the store is damaged") from None
+        except unreachable as error:
+            raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """JSON as blobs hold it."""
+    """The JSON of blobs and of index.json."""
     return json.dumps(data, indent=1, sort_keys=True).encode()

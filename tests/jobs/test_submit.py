@@ -18,7 +18,8 @@ import torch
 
 import freezer
 from freezer.errors import UsageError
-from freezer.store.store import Store, one_spelling
+from freezer.store.store import Store
+from freezer.store.uri import one_spelling
 from jobs.submit import checked_options
 from pipeline.cluster import working_dir
 from pipeline.cluster.jobs_api import Job, job_prefix
@@ -165,7 +166,7 @@ def test_a_store_is_one_however_it_is_spelled(spellings: tuple[str, ...]) -> Non
 def test_a_spelling_is_of_what_is_opened(tmp_path: Path) -> None:
     for spelling in (f"{tmp_path}/s/", f"file:{tmp_path}/s", f"file://{tmp_path}//s/."):
         assert Store.open(spelling, create=True).uri == one_spelling(spelling) == str(tmp_path / "s")
-    with pytest.raises(UsageError, match="scheme 'ftp' is none of a store"):
+    with pytest.raises(UsageError, match="unknown scheme 'ftp'"):
         one_spelling("ftp://h/s")
 
 

@@ -126,7 +126,7 @@ def test_2_what_is_misused(coldpress: Run, published: Store, scripted: Frozen, t
     for arguments, message in (
         (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full"), "is not empty"),
         (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "x", "--device-class", "none"), "unknown device class"),
-        (("inspect", "mlp", "--store", "ftp://host/x"), "scheme 'ftp' is none of a store"),
+        (("inspect", "mlp", "--store", "ftp://host/x"), "unknown scheme 'ftp'"),
         (("no-such-command",), "No such command"),
         ((*freeze, "--inputs", "{"), "--inputs '{' is not JSON"),
         ((*freeze, "--inputs", "3"), "--inputs '3': expected an object"),

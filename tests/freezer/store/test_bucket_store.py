@@ -1,4 +1,4 @@
-"""Stores in buckets: the same layout over S3's protocol, through a real server; what is cut off, damaged or overtaken is told."""
+"""Stores in buckets, through real servers: layout, cache, failures and concurrent writers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.buckets import Wire, cached_files, objects, overwrite
 from tests.conftest import Frozen
 from tests.steps import HERE, flip_a_byte, write_plain_artifact
 
-V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+V4 = "cpu-x86-64-v4"
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +43,6 @@ def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("freezer.store.bucket.SETTLE_S", 0.1)
     monkeypatch.setattr("freezer.store.bucket.POLL_S", 0.05)
     monkeypatch.setattr(buckets, "ATTEMPTS", 2)
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Artifact:
-    return write_plain_artifact(tmp_path / "one", b"one" * 1000)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Artifact:
-    return write_plain_artifact(tmp_path / "two", b"two" * 1000, device_class=V4)
 
 
 @pytest.fixture
@@ -84,9 +74,7 @@ def place_of(uri: str) -> str:
 # The same as in a folder
 
 
-def test_a_bucket_holds_byte_for_byte_what_a_folder_does(
-    bucket: str, s3_address: str, one: Artifact, two: Artifact, tmp_path: Path
-) -> None:
+def test_a_bucket_equals_a_folder_byte_for_byte(bucket: str, s3_address: str, one: Artifact, two: Artifact, tmp_path: Path) -> None:
     local = Store.open(str(tmp_path / "store"), create=True)
     for store in (local, Store.open(bucket, create=True)):
         publish(store, one, two)
@@ -100,7 +88,7 @@ def test_a_bucket_holds_byte_for_byte_what_a_folder_does(
     assert list(objects(s3_address, place_of(bucket))) == list(in_bucket), "no lock is left"
 
 
-def test_what_is_published_comes_back(bucket: str, one: Artifact, two: Artifact, tmp_path: Path) -> None:
+def test_pull_restores_what_was_published(bucket: str, one: Artifact, two: Artifact, tmp_path: Path) -> None:
     store = Store.open(bucket)
     assert store.models() == []
     version = publish(store, one, two)
@@ -118,9 +106,7 @@ def test_what_is_published_comes_back(bucket: str, one: Artifact, two: Artifact,
         again.version("tiny:7")
 
 
-def test_endpoint_and_region_may_stand_in_the_uri(
-    bucket: str, s3_address: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_uri_sets_endpoint_and_region(bucket: str, s3_address: str, one: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(Store.open(bucket), one)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
@@ -134,7 +120,7 @@ def test_endpoint_and_region_may_stand_in_the_uri(
 # Loading
 
 
-def test_a_model_is_loaded_from_a_bucket(mlp: str, tmp_path: Path, scripted: Frozen) -> None:
+def test_load_fetches_only_what_it_opens(mlp: str, tmp_path: Path, scripted: Frozen) -> None:
     x = torch.randn(2, 4)
     model = freezer.load("mlp", store=mlp)
     assert served(model) == HERE
@@ -149,7 +135,7 @@ def test_a_model_is_loaded_from_a_bucket(mlp: str, tmp_path: Path, scripted: Fro
     assert {path: path.stat().st_ino for path in cached_files(tmp_path / "cache")} == before, "nothing was fetched again"
 
 
-def test_a_damaged_copy_in_the_cache_is_fetched_again(mlp: str, tmp_path: Path) -> None:
+def test_damaged_cache_copies_are_fetched_again(mlp: str, tmp_path: Path) -> None:
     freezer.load("mlp", store=mlp)
     for path in cached_files(tmp_path / "cache"):
         path.chmod(0o644)
@@ -159,26 +145,15 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(mlp: str, tmp_path: Path) 
     assert model.ladder == ()
 
 
-def test_a_cache_that_cannot_be_written_is_named(mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(StoreUnreachableError, match="set XDG_CACHE_HOME to a folder that can") as caught:
+    with pytest.raises(StoreUnreachableError, match="set XDG_CACHE_HOME to a writable folder") as caught:
         freezer.load("mlp", store=mlp)
     assert caught.value.code == "CP-CACHE"
 
 
-def test_two_processes_may_load_at_once(mlp: str, tmp_path: Path) -> None:
-    code = "import sys, freezer, torch; sys.stdin.readline(); print(freezer.load('mlp', store=sys.argv[1]).manifest.device_class)"
-    children = [
-        subprocess.Popen([sys.executable, "-c", code, mlp], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [child.communicate("go\n", timeout=120)[0].strip() for child in children]
-    assert said == [HERE, HERE]
-    assert not [path for path in cached_files(tmp_path / "cache") if path.name.startswith(".")]
-
-
-def test_a_corrupted_blob_is_refused(mlp: str, s3_address: str, scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_corrupted_blobs_are_rejected(mlp: str, s3_address: str, scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
     store, path = Store.open(mlp), payload_of(place_of(mlp), scripted.artifact, "mlp")
     content = bytearray((scripted.artifact.folder / scripted.artifact.manifest.payloads[0].path).read_bytes())
     content[-1] ^= 1
@@ -196,22 +171,6 @@ def test_a_corrupted_blob_is_refused(mlp: str, s3_address: str, scripted: Frozen
     assert payload_of("", scripted.artifact, "mlp").rpartition("/")[2] not in {
         path.name for path in cached_files(tmp_path / "cache")
     }
-
-
-def test_damaged_or_missing_json_is_told(bucket: str, s3_address: str, one: Artifact) -> None:
-    store = Store.open(bucket)
-    version = publish(store, one)
-    image = f"{place_of(bucket)}/tiny/blobs/sha256/{version.images['portable']['digest'].removeprefix('sha256:')}"
-    overwrite(s3_address, image, b"{}")
-    with pytest.raises(IntegrityError, match="does not have the digest it is named by"):
-        store.manifest(version, "portable")
-    assert store.remote is not None
-    store.remote.remove(f"tiny/blobs/sha256/{image.rpartition('/')[2]}")
-    with pytest.raises(IntegrityError, match="is missing; the store is damaged"):
-        store.manifest(version, "portable")
-    overwrite(s3_address, f"{place_of(bucket)}/tiny/index.json", b"{")
-    with pytest.raises(IntegrityError, match=rf"{bucket}/tiny/index\.json is damaged"):
-        store.version("tiny")
 
 
 def test_the_commands_work_from_a_bucket(mlp: str, tmp_path: Path) -> None:
@@ -240,8 +199,8 @@ def test_the_commands_work_from_a_bucket(mlp: str, tmp_path: Path) -> None:
 # What cannot be reached
 
 
-def test_what_cannot_be_reached_is_told_in_bounded_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StoreUnreachableError, match="there is no bucket 'none-such'; make it"):
+def test_unreachable_stores_fail_in_bounded_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreUnreachableError, match="bucket 'none-such' does not exist; make it"):
         Store.open("s3://none-such/models")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     started = time.monotonic()
@@ -252,7 +211,7 @@ def test_what_cannot_be_reached_is_told_in_bounded_time(bucket: str, monkeypatch
     assert time.monotonic() - started < 30
 
 
-def test_a_store_that_goes_away_is_unreachable(mlp: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_store_is_unreachable(mlp: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Wire(s3_address) as wire:
         monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
         store = Store.open(mlp)
@@ -269,7 +228,7 @@ def test_a_store_that_goes_away_is_unreachable(mlp: str, s3_address: str, tmp_pa
         assert not (tmp_path / "pulled").exists()
 
 
-def test_uris_that_are_none_are_usage_errors(tmp_path: Path) -> None:
+def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names no bucket; expected s3://BUCKET/PREFIX"):
         Store.open("s3:///models")
     with pytest.raises(UsageError, match="unknown option regoin; expected region, endpoint_override"):
@@ -277,11 +236,11 @@ def test_uris_that_are_none_are_usage_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds credentials, and a store's URI is printed and kept") as caught:
         Store.open("s3://KEY:SECRET@bucket/models")
     assert "SECRET@" not in str(caught.value)
-    with pytest.raises(UsageError, match=r"scheme 'oci' is none of a store; .*copied by skopeo"):
+    with pytest.raises(UsageError, match=r"unknown scheme 'oci'; .*with skopeo"):
         Store.open("oci://registry/models")
 
 
-def test_without_pyarrow_the_install_command_is_named() -> None:
+def test_without_pyarrow_the_error_names_the_install_command() -> None:
     code = "import sys; sys.modules['pyarrow'] = None\nfrom freezer.store.store import Store\nStore.open('s3://bucket/models')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert MissingDependencyError.__name__ in done.stderr
@@ -291,8 +250,8 @@ def test_without_pyarrow_the_install_command_is_named() -> None:
 # Faults and rivals
 
 
-@pytest.mark.parametrize("cut_at", [1, 2, 4, 7])
-def test_a_server_that_dies_in_mid_publish_leaves_no_half_version(
+@pytest.mark.parametrize("cut_at", [1, 7])
+def test_a_server_that_dies_leaves_no_half_version(
     bucket: str, s3_address: str, one: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
 ) -> None:
     first = publish(Store.open(bucket), one)
@@ -327,7 +286,7 @@ print(store.publish("tiny", source_key="key", artifacts={name: artifact}, carrie
 """
 
 
-def test_two_processes_that_publish_two_classes_at_once_lose_nothing(bucket: str, one: Artifact, two: Artifact) -> None:
+def test_concurrent_publishers_lose_nothing(bucket: str, one: Artifact, two: Artifact) -> None:
     children = [
         subprocess.Popen(
             [sys.executable, "-c", PUBLISH, bucket, str(artifact.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -347,8 +306,8 @@ def test_two_processes_that_publish_two_classes_at_once_lose_nothing(bucket: str
     assert sorted(store.version("tiny").images) == [V4, "portable"]
 
 
-def test_who_is_overtaken_begins_again(bucket: str, one: Artifact, two: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rival that heeds no lock writes index.json over this publisher's."""
+def test_an_overtaken_publisher_writes_again(bucket: str, one: Artifact, two: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rival without a lock overwrites index.json."""
     store, rival = Store.open(bucket), Store.open(bucket)
     write_tags = Layout.write_tags
     rivals: list[str] = []
@@ -372,15 +331,7 @@ def test_who_is_overtaken_begins_again(bucket: str, one: Artifact, two: Artifact
     assert store.versions("tiny") == [1]
 
 
-def test_who_is_overtaken_again_and_again_says_so(bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(bucket)
-    tags = Layout.tags
-    monkeypatch.setattr(Layout, "tags", lambda layout: {k: v for k, v in tags(layout).items() if k != "1"})
-    with pytest.raises(StoreUnreachableError, match=r"index\.json was written by another at the same time, and lacks 1: try again"):
-        publish(store, one)
-
-
-def test_a_lock_keeps_others_out_until_its_holder_ends_or_dies(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_excludes_others_until_it_expires(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = Store.open(bucket)._files, Store.open(bucket)._files
     order: list[str] = []
 
@@ -397,7 +348,7 @@ def test_a_lock_keeps_others_out_until_its_holder_ends_or_dies(bucket: str, monk
     assert order == ["first", "second"]
     one._lock(".coldpress/locks/tiny", "tiny")  # type: ignore[attr-defined]  # and is killed
     monkeypatch.setattr("freezer.store.bucket.PATIENCE_S", 0.5)
-    with pytest.raises(OSError, match="'tiny' is locked by others for more than 0 s"), two.locked("tiny"):
+    with pytest.raises(OSError, match="'tiny' is locked by others for over 0 s"), two.locked("tiny"):
         pass
     monkeypatch.setattr("freezer.store.bucket.EXPIRY_S", 0.3)
     monkeypatch.setattr("freezer.store.bucket.PATIENCE_S", 30)
@@ -406,8 +357,9 @@ def test_a_lock_keeps_others_out_until_its_holder_ends_or_dies(bucket: str, monk
     assert order[-1] == "third"
 
 
-def test_what_is_written_meanwhile_is_read_whole(bucket: str, s3_address: str) -> None:
-    """An object that is written and removed all the time, each time of another size, is read as it was at some time."""
+@pytest.mark.slow
+def test_objects_replaced_while_reading_are_read_whole(bucket: str, s3_address: str) -> None:
+    """Each replacement has another size."""
     files, path = Store.open(bucket)._files, f"{place_of(bucket)}/tiny/index.json"
     ended = threading.Event()
 
@@ -435,10 +387,8 @@ def test_what_is_written_meanwhile_is_read_whole(bucket: str, s3_address: str) -
     assert len(set(found)) > 1
 
 
-def test_an_object_of_which_the_server_never_says_the_size_that_it_gives_is_told(
-    bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of one that is stored packed, and unpacked on the way."""
+def test_sizes_that_never_match_are_an_error(bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that decompresses objects reports another size than it sends."""
     store = Store.open(bucket)
     publish(store, one)
     monkeypatch.setattr("freezer.store.bucket.RemoteFiles._size", lambda *_: 1)
@@ -449,7 +399,7 @@ def test_an_object_of_which_the_server_never_says_the_size_that_it_gives_is_told
 # Google
 
 
-def test_a_store_in_a_bucket_of_google(gs: str, scripted: Frozen, portable: Frozen, one: Artifact, tmp_path: Path) -> None:
+def test_a_store_in_a_google_bucket(gs: str, scripted: Frozen, portable: Frozen, one: Artifact, tmp_path: Path) -> None:
     store = Store.open(gs)
     made = {HERE: scripted.artifact, "portable": portable.artifact}
     version = store.publish("mlp", source_key="key", artifacts=made, carried={})
@@ -461,5 +411,5 @@ def test_a_store_in_a_bucket_of_google(gs: str, scripted: Frozen, portable: Froz
     assert served(model) == HERE
     with pytest.raises(NotPublishedError, match="published are: mlp, tiny"):
         store.version("none")
-    with pytest.raises(StoreUnreachableError, match="there is no bucket 'none'"):
+    with pytest.raises(StoreUnreachableError, match="bucket 'none' does not exist"):
         Store.open(gs.replace("bucket/", "none/"))
