@@ -31,8 +31,9 @@ from benchmarks.cliff_jobs import BATCH_MAX
 from benchmarks.pages import machine, markdown_table, today
 from freezer.artifact.folder import Artifact
 from freezer.errors import UsageError
+from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import DEVICE_CLASSES, best_level
-from freezer.hardware.machine import available_threads, detect
+from freezer.hardware.machine import detect
 from freezer.store.store import Store
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -128,7 +129,7 @@ def plan() -> list[Table]:
     level = best_level(here.classes)
     if level is None:
         raise UsageError(f"nothing to measure: {'; '.join(f'{name}: {why}' for name, why in here.why_not.items())}")
-    num_threads = min(2, available_threads())
+    num_threads = min(2, available_cpus())
     classes = [name for name in (V3, V4) if name in here.classes]
 
     def builds(model: str, counts: tuple[int, ...]) -> list[Build]:
@@ -200,7 +201,7 @@ def _cell(served: Process, build: Build, built_with: int | None = None, shape: L
 def measure(processes: Sequence[Process], folder: Path, repeats: int) -> dict[Process, Figure]:
     """Build all payloads in parallel, then run each process `repeats` times, in a new random order each time."""
     builds = list(dict.fromkeys(process.build for process in processes))
-    with ThreadPoolExecutor(max_workers=available_threads()) as pool:
+    with ThreadPoolExecutor(max_workers=available_cpus()) as pool:
         list(pool.map(partial(build_apart, folder=folder), builds))
     store = Store.open(str(folder / "store"), create=True)
     for model in dict.fromkeys(build.model for build in builds):

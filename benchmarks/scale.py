@@ -29,7 +29,8 @@ from typing import Any
 
 from benchmarks import children
 from benchmarks.pages import machine, markdown_table, today
-from freezer.hardware.machine import available_threads, detect
+from freezer.hardware.cgroups import available_cpus
+from freezer.hardware.machine import detect
 from tests.raylets import RayCluster
 
 PLAN_SIZES = (100, 1_000, 10_000, 100_000)
@@ -143,7 +144,7 @@ def write_catalog(folder: Path, num_entries: int) -> None:
 @contextlib.contextmanager
 def cluster_of_nodes(count: int, *, num_cpus: int | None = None) -> Iterator[str]:
     """The address of a new Ray cluster on this machine; its nodes share the CPUs."""
-    classes, each = detect().classes, num_cpus or max(1, available_threads() // count)
+    classes, each = detect().classes, num_cpus or max(1, available_cpus() // count)
     with tempfile.TemporaryDirectory(prefix="coldpress-home-") as home, RayCluster(Path(home)) as cluster:
         for _ in range(count):
             cluster.start(num_cpus=each, classes=classes)

@@ -19,9 +19,10 @@ import typer
 from rich.console import Console
 
 from freezer.errors import UsageError
+from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import PORTABLE, best_level, device_class
 from freezer.hardware.host import this_host
-from freezer.hardware.machine import available_threads, detect
+from freezer.hardware.machine import detect
 from jobs.exits import exiting
 
 LABEL = "coldpress.dev/"
@@ -133,7 +134,7 @@ def this_worker(wanted: Sequence[str]) -> Worker:
     num_gpus = _num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0
     return Worker(
         classes=classes,
-        num_cpus=available_threads(),
+        num_cpus=available_cpus(),
         num_gpus=num_gpus,
         memory_bytes=int(_memory_bytes() * MEMORY_SHARE),
         environment=_environment(classes, machine.classes),
@@ -144,7 +145,7 @@ def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str
     """Ray's workers at normal niceness, since they time things; as many kept idle as two classes need; limits of a lesser class."""
     level = best_level(classes)
     limits = device_class(level).limits if level and level != best_level(served) else {}
-    return {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_threads()), **limits}
+    return {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus()), **limits}
 
 
 def _num_visible(num_gpus: int) -> int:

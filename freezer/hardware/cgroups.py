@@ -1,8 +1,8 @@
-"""How many threads this process may use: its affinity, and the CPU quotas of its control groups. Imports no torch.
+"""CPU quotas and memory limits of this process's control groups. Imports no torch.
 
-A container with a quota of 2 CPUs on a machine of 64 sees 64 of them; torch then starts 64 threads, which the kernel stops for
-most of each period. Quotas are read from `cpu.max` (cgroup v2) or `cpu.cfs_quota_us` (v1), of the process's own group and of all
-above it.
+A container with a quota of 2 CPUs on a machine of 64 sees all 64; torch then starts 64 threads, which the kernel throttles. Limits
+are read from the process's own group and all above it: `cpu.max` and `memory.max` (cgroup v2), or `cpu.cfs_quota_us` and
+`memory.limit_in_bytes` (v1). `root` is where /proc and the control groups are looked up.
 """
 
 from __future__ import annotations
@@ -17,35 +17,26 @@ ROOT = Path("/")
 
 
 def available_cpus(root: Path = ROOT) -> int:
-    """The CPUs that this process may use, by affinity and quota; at least 1. Of a quota of 1.5 CPUs one counts.
-
-    Args:
-        root: where /proc and the control groups are looked for.
-    """
+    """Number of CPUs that this process may use, by affinity and quota, rounded down; at least 1."""
     quota = cpu_quota(root)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, allowed if quota is None else min(allowed, int(quota)))
 
 
 def thread_budget(num_threads: int, root: Path = ROOT) -> int:
-    """The threads that a process may use which is set to `num_threads`: no more than it has CPUs.
-
-    Args:
-        num_threads: what torch is set to.
-        root: as of `available_cpus`.
-    """
+    """Limit torch's number of threads to the available CPUs."""
     return max(1, min(num_threads, available_cpus(root)))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """The CPUs that quotas leave this process, as a fraction may be; None where there is no quota, or none can be read."""
+    """The smallest CPU quota, which may be a fraction; None without a readable quota."""
     quotas = [quota for folder in control_groups("cpu", root) if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Mount:
-    """A mounted hierarchy of control groups: where it is, and which group lies at its top."""
+    """A mounted hierarchy of control groups: its path, and the group at its top."""
 
     path: PurePosixPath
     top: PurePosixPath
@@ -53,13 +44,13 @@ class _Mount:
 
 
 def control_groups(controller: str, root: Path = ROOT) -> Iterator[Path]:
-    """The folders of the process's groups that may have limits of a controller, each with all above it up to the mount."""
+    """Folders of the process's groups for a controller, and of all groups above them."""
     groups = _own_groups(controller, root)
     for mount in _mounts(controller, root):
         group = groups.get(mount.unified)
         if group is None:
             continue
-        # Within a container the names in /proc/self/cgroup may be the host's, and the mount's top the process's own group.
+        # in a container, /proc/self/cgroup may name groups of the host, and the mount start at the process's own group
         below = group.relative_to(mount.top) if group.is_relative_to(mount.top) else PurePosixPath()
         base = _under(root, mount.path)
         folder = base / below if (base / below).is_dir() else base
@@ -71,7 +62,7 @@ def control_groups(controller: str, root: Path = ROOT) -> Iterator[Path]:
 
 
 def _own_groups(controller: str, root: Path) -> dict[bool, PurePosixPath]:
-    """The process's groups: of cgroup v2 under True, and of v1's controller under False."""
+    """The process's group of cgroup v2 (True) and of the v1 controller (False)."""
     found: dict[bool, PurePosixPath] = {}
     for line in _lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
@@ -84,7 +75,7 @@ def _own_groups(controller: str, root: Path) -> dict[bool, PurePosixPath]:
 
 
 def _mounts(controller: str, root: Path) -> Iterator[_Mount]:
-    """The mounted hierarchies that have a controller, or may: proc(5), mountinfo."""
+    """Mounted hierarchies that may have a controller: proc(5), mountinfo."""
     for line in _lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
         where, what = fields.split(), rest.split()
@@ -96,7 +87,7 @@ def _mounts(controller: str, root: Path) -> Iterator[_Mount]:
 
 
 def _quota(folder: Path) -> float | None:
-    """The CPUs that one group's quota allows; None where it has none."""
+    """The CPU quota of one group; None without one."""
     together = " ".join(_lines(folder / "cpu.max")).split()
     if len(together) == 2:
         return _ratio(*together)
@@ -105,7 +96,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """Of microseconds in a period; `max` and -1 are no quota."""
+    """Quota over period, both in microseconds; None for `max` and -1."""
     try:
         allowed, of = int(quota), int(period)
     except ValueError:
@@ -125,21 +116,14 @@ def _lines(path: Path) -> list[str]:
 
 
 def machine_bytes(root: Path = ROOT) -> int:
-    """The memory that this process's machine or container has, in bytes.
-
-    A container with a limit of 8 GB on a machine of 64 sees 64; beyond 8 the kernel kills. Limits are read from `memory.max`
-    (cgroup v2) or `memory.limit_in_bytes` (v1), of the process's own group and of all above it.
-
-    Args:
-        root: where /proc and the control groups are looked for.
-    """
+    """Memory of this process's machine or container, in bytes."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [limit for group in control_groups("memory", root) if (limit := _limit(group)) is not None]
     return min([physical, *limits])
 
 
 def _limit(group: Path) -> int | None:
-    """The limit of one group; None where it has none, which v2 writes as `max` and v1 as a number near 2**63."""
+    """The memory limit of one group; None without one (`max` in v2; v1 writes a number near 2**63)."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             return int((group / name).read_text())

@@ -1,9 +1,9 @@
-"""What an artifact for a GPU needs of the process that serves it, and why one is refused. Imports no torch.
+"""Requirements of artifacts for GPUs on the process that serves them. Imports no torch.
 
-capability   exactly the class's own: a kernel is made for one
-runtime      of payloads that hold compiled kernels, at least the CUDA that compiled them, as of torch
-driver       at least what that CUDA's major version needs; minor versions of CUDA run with any driver of their major
-host         the CPU class of the code that starts the kernels
+capability   exactly the class's own, since kernels are compiled for one
+runtime      for compiled kernels, at least the CUDA that compiled them, which is torch's
+driver       at least what the major version of that CUDA needs
+host         CPU class of the code that launches the kernels
 
 The reasons of refusals are `no_cuda`, `capability_mismatch`, `cuda_too_old`, `driver_too_old` and `host_mismatch`.
 """
@@ -21,13 +21,13 @@ _LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CudaHere:
-    """What a process has to serve payloads for GPUs with.
+    """CUDA in this process.
 
     Attributes:
-        devices: those that may serve, by torch's name, each with its compute capability, major * 10 + minor.
-        runtime: the CUDA that torch is built with; None without.
-        driver: version of the driver; None where NVML does not tell it.
-        why_not: why there is no device; empty where there is one.
+        devices: torch's name and compute capability (major * 10 + minor) of each usable GPU.
+        runtime: CUDA version of torch; None without CUDA.
+        driver: version of the driver; None if unknown.
+        why_not: why there is no device; empty if there is one.
     """
 
     devices: tuple[tuple[str, int], ...] = ()
@@ -64,11 +64,11 @@ def cuda_needs(made_for: DeviceClass, runtime: str | None) -> CudaNeeds | None:
 
 
 def least_driver(runtime: str | None) -> str | None:
-    """The oldest driver that runs what a CUDA made; None where that is not known."""
+    """The oldest driver for programs of a CUDA version; None if unknown."""
     return _LEAST_DRIVER.get(cuda_version(runtime)[0]) if runtime else None
 
 
 def cuda_version(text: str | None) -> tuple[int, ...]:
-    """A version's numbers; none of what is no version."""
+    """The numbers of a version; empty for None."""
     parts = (text or "").split(".")
     return tuple(int(part) for part in parts if part.isdigit())

@@ -1,11 +1,11 @@
 """Device classes: families of hardware that one artifact serves. Imports no torch.
 
-An artifact made for class `a` can run on a machine of class `m` when `can_run(a, m)`: CPU classes follow archspec's order of
+An artifact for class `a` runs on a machine of class `m` if `can_run(a, m)`: CPU classes follow archspec's order of
 microarchitectures, a CUDA class runs on exactly its compute capability, and `portable` runs anywhere.
 
-Running is not enough. Packed weights are laid out for the instruction set that oneDNN chose when they were packed, and in another
-layout they are 10 to 30 times slower, without a word. `Machine.layouts` is what oneDNN chooses in this process: another class's
-payload is served where its layouts are the same, or where oneDNN is limited to that class before its first operation.
+It also has to be fast. oneDNN packs weights for one instruction set, and silently takes 10 to 30 times as long with another layout.
+`Machine.layouts` is oneDNN's choice in this process: a payload of another class serves if its layouts are the same, or if oneDNN is
+limited to that class before its first operation.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ class DeviceClass:
     """A family of hardware, and how a build targets it.
 
     Attributes:
-        name: as used everywhere: `cpu-x86-64-v4`, `cuda-sm90`, `portable`.
-        kind: the device that a payload of this class runs on; a portable one runs on a CPU.
-        machine: `x86_64` or `aarch64`; of a CUDA class empty, since its host code has a class of its own.
-        archspec: archspec's name of the class, whose vendor and place in the order it has; None where archspec has none.
-        base: archspec's name of the baseline that code is compiled for; its features are needed, and `adds` besides.
-        adds: features above the baseline that code for the class may use, each by a flag of `flags`.
+        name: `cpu-x86-64-v4`, `cuda-sm90`, `portable`.
+        kind: device that payloads run on; portable ones run on a CPU.
+        machine: `x86_64` or `aarch64`; empty for CUDA, whose host code has a class of its own.
+        archspec: archspec's name of the class; None if archspec has none.
+        base: archspec's name of the baseline that code is compiled for.
+        adds: further features that the class needs and its code may use, enabled by `flags`.
         includes: the next lesser classes, which it can run.
-        march: the compiler's target; `flags` come after it.
-        simdlen: width of Inductor's vectors in bits.
-        sve_bits: the length of SVE's vectors, exactly.
-        limits: environment that makes oneDNN, ATen and MKL choose what a CPU of just this class would choose; it counts only
-            when set before torch is imported.
+        march: target of the compiler, followed by `flags`.
+        simdlen: width of Inductor's vectors, in bits.
+        sve_bits: exact length of SVE's vectors.
+        limits: environment that makes oneDNN, ATen and MKL behave as on a CPU of this class; set it before torch is imported.
         capability: of a CUDA class, major * 10 + minor.
-        host: of a CUDA class, the CPU class that its host code is compiled for.
+        host: of a CUDA class, the CPU class of its host code.
     """
 
     name: str
@@ -61,12 +60,12 @@ class DeviceClass:
 
     @property
     def features(self) -> frozenset[str]:
-        """All that a CPU of the class has and its code may use, by archspec's names."""
+        """Features of every CPU of the class, by archspec's names."""
         return (archspec.cpu.TARGETS[self.base].features if self.base else frozenset()) | frozenset(self.adds)
 
     @property
     def layouts(self) -> Mapping[str, str]:
-        """How packed weights of the class are laid out, by dtype."""
+        """Layout of packed weights of the class, by dtype."""
         return layouts(onednn_features(self.features, self.limits), self.sve_bits)
 
 
@@ -82,8 +81,8 @@ def _x86(
     """A class from x86-64-v3 on.
 
     Args:
-        isa: oneDNN's name of what the class has.
-        adds: features above x86-64-v4, each with the compiler's flag for it.
+        isa: oneDNN's name of the instruction set.
+        adds: features above x86-64-v4 with the compiler's flags.
     """
     wide = isa != "AVX2"
     level = "v4" if wide else "v3"
@@ -107,7 +106,7 @@ def _x86(
 def _arm(
     name: str, archspec_name: str, march: str, adds: tuple[str, ...], includes: tuple[str, ...] = (), sve_bits: int | None = None
 ) -> DeviceClass:
-    """An Arm class. oneDNN has no limits there, so a lesser class's packed weights serve only where the layouts are the same."""
+    """An Arm class. oneDNN cannot be limited there, so lesser classes serve only if their layouts are the same."""
     return DeviceClass(
         name=name,
         kind="cpu",
@@ -180,7 +179,7 @@ DEVICE_CLASSES: Mapping[str, DeviceClass] = {
 }
 
 _LEVELS = ("cpu-x86-64-v3", "cpu-x86-64-v4")
-"""The x86-64 classes that `auto` chooses from, least first."""
+"""The x86-64 classes that `auto` chooses from, lowest first."""
 
 
 def device_class(name: str) -> DeviceClass:
@@ -198,21 +197,20 @@ def device_class(name: str) -> DeviceClass:
 
 
 def can_run(artifact: str, machine: str) -> bool:
-    """Whether what was made for class `artifact` runs on a machine of class `machine`: a partial order."""
-    made, host = device_class(artifact), device_class(machine)
-    if made.name == host.name or made.kind == PORTABLE:
+    """Whether artifacts of class `artifact` run on machines of class `machine`: a partial order."""
+    if artifact in (machine, PORTABLE):
         return True
-    return any(can_run(artifact, lesser) for lesser in host.includes)
+    return any(can_run(artifact, lesser) for lesser in device_class(machine).includes)
 
 
 def best_level(classes: Collection[str]) -> str | None:
-    """What `auto` means on a machine of those classes: the best x86-64 level, or the most special Arm class."""
+    """The CPU class that `auto` selects from a machine's classes: the best x86-64 level, or the most specific Arm class."""
     arm = (name for name in DEVICE_CLASSES if DEVICE_CLASSES[name].machine == "aarch64")
     return next((name for name in (*reversed(_LEVELS), *reversed(tuple(arm))) if name in classes), None)
 
 
 def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """What `auto` means on a machine of these classes: its x86-64 level, its CUDA capability where it has a GPU, and `portable`."""
+    """The classes that `auto` selects from a machine's classes: CPU level, GPUs, `portable`."""
     level = best_level(classes)
     gpus = (name for name in classes if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda")
     return (*((level,) if level else ()), *gpus, PORTABLE)

@@ -1,6 +1,6 @@
-"""What oneDNN and ATen may use of a CPU: its features, cut by the limits in the environment; and how they lay packed weights out.
+"""CPU features that oneDNN and ATen use under the limits of the environment, and oneDNN's layouts of packed weights.
 
-Imports no torch. oneDNN and ATen read their limits once, so a limit counts only when it is set before their first operation.
+Imports no torch. oneDNN and ATen read their limits once, before their first operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STEPS: tuple[tuple[str, frozenset[str]], ...] = (
     ("AVX512_CORE_AMX", frozenset(("amx_tile", "amx_int8", "amx_bf16"))),
     ("AVX512_CORE_AMX_FP16", frozenset(("amx_fp16",))),
 )
-"""oneDNN's instruction sets from AVX2 on, each with what it adds to those before it (its guide "CPU Dispatcher Control")."""
+"""oneDNN's instruction sets from AVX2 on, each with the features that it adds (oneDNN's guide "CPU Dispatcher Control")."""
 
 _SAME = {
     "AVX10_1_512": "AVX512_CORE_FP16",
@@ -28,7 +28,7 @@ _SAME = {
     "AVX10_2_512_AMX_2": "AVX512_CORE_AMX_FP16",
 }
 _BESIDE = {"AVX2_VNNI": frozenset(("avx_vnni",)), "AVX2_VNNI_2": frozenset(("avx_vnni",))}
-"""AVX2 with what AVX512_CORE does not have; oneDNN orders these two aside."""
+"""AVX2 with features that AVX512_CORE lacks."""
 
 _BELOW = ("SSE41", "AVX")
 _ALL = frozenset[str]().union(*(adds for _, adds in _STEPS))
@@ -38,7 +38,7 @@ _ATEN: Mapping[str, frozenset[str]] = {
     "avx2": _ALL - {"avx2", "fma"},
     "default": _ALL,
 }
-"""ATen's capabilities, each with what it leaves unused."""
+"""ATen's capabilities, each with the features that it does not use."""
 
 _KINDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "float32": (("avx512f", "avx512"), ("avx2", "avx2"), ("sve", "sve"), ("asimd", "neon")),
@@ -70,7 +70,7 @@ _KINDS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("asimd", "neon"),
     ),
 }
-"""For each dtype that weights are packed in, the features that settle their layout, best first."""
+"""Features that determine the layout of packed weights of each dtype, best first."""
 
 _PACKED_AS = {"uint8": "int8", "qint8": "int8", "quint8": "int8", "float64": "float32", "complex64": "float32"}
 
@@ -79,7 +79,7 @@ VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
 
 def onednn_features(features: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """The features that oneDNN uses in a process of this environment."""
+    """The features that oneDNN uses under this environment."""
     limit = onednn_limit(environ)
     if limit is None:
         return frozenset(features)
@@ -95,17 +95,12 @@ def onednn_features(features: Collection[str], environ: Mapping[str, str]) -> fr
 
 
 def usable_features(features: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """The features that both oneDNN and ATen use in a process of this environment."""
+    """The features that both oneDNN and ATen use under this environment."""
     return onednn_features(features, environ) - _ATEN.get(environ.get("ATEN_CPU_CAPABILITY", "").lower(), frozenset())
 
 
 def layouts(features: Collection[str], sve_bits: int | None = None) -> dict[str, str]:
-    """How oneDNN lays packed weights out where it uses these features, by dtype: `{"float32": "avx512", ...}`.
-
-    Args:
-        features: that oneDNN uses, by archspec's names.
-        sve_bits: the length of SVE's vectors, which a layout depends on.
-    """
+    """OneDNN's layouts of packed weights by dtype, `{"float32": "avx512", ...}`, for the features and SVE length that it uses."""
     found: dict[str, str] = {}
     for dtype, kinds in _KINDS.items():
         layout = next((name for feature, name in kinds if feature in features), "plain")
@@ -114,18 +109,18 @@ def layouts(features: Collection[str], sve_bits: int | None = None) -> dict[str,
 
 
 def packed_dtype(dtype: str) -> str | None:
-    """The dtype whose layout weights of a dtype have; None where weights of it are never packed."""
+    """The dtype whose layout applies to weights of a dtype; None if they are never packed."""
     found = _PACKED_AS.get(dtype, dtype)
     return found if found in _KINDS else None
 
 
 def onednn_limit(environ: Mapping[str, str]) -> str | None:
-    """The limit that oneDNN reads, in capitals; None where there is none, or one that it does not know and passes over."""
+    """The limit that oneDNN reads, in capitals; None without one, or if oneDNN does not know it."""
     limit = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").upper()
     known = limit in _BELOW or limit in _SAME or limit in _BESIDE or limit in dict(_STEPS)
     return limit if known else None
 
 
 def limited_by(environ: Mapping[str, str]) -> str:
-    """The variables that limit a process, for a message: `ONEDNN_MAX_CPU_ISA=AVX2`."""
+    """The variables that limit a process, for messages: `ONEDNN_MAX_CPU_ISA=AVX2`."""
     return " ".join(f"{name}={environ[name]}" for name in VARIABLES if environ.get(name))

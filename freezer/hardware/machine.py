@@ -6,10 +6,10 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, DeviceClass
-from freezer.hardware.host import Gpu, Host, this_host
+from freezer.hardware.host import Host, this_host
 from freezer.hardware.instruction_sets import layouts, limited_by, onednn_features, usable_features
+from freezer.hardware.nvml import Gpu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,10 +17,10 @@ class Machine:
     """What this process may use of its machine.
 
     Attributes:
-        classes: the device classes it can run, most specific first; the last is `portable`.
-        hardware: the CPU class of the hardware itself, as if no limit were set; None where no class has it.
-        why_not: for each class that is out of reach, the reason.
-        layouts: how oneDNN lays packed weights out in this process, by dtype.
+        classes: device classes that it can run, most specific first; `portable` is last.
+        hardware: CPU class of the hardware without the limits of the environment; None for an unknown CPU.
+        why_not: the reason for each class of this architecture that it cannot run.
+        layouts: oneDNN's layout of packed weights in this process, by dtype.
         limits: the variables that limit this process, as text.
     """
 
@@ -32,31 +32,28 @@ class Machine:
 
     @property
     def next_better(self) -> dict[str, str]:
-        """Of the classes out of reach those that come next after what is in reach, and of GPUs all, with the reason."""
+        """The next better CPU classes and all GPU classes that it cannot run, with the reason."""
         known = {name: DEVICE_CLASSES[name].includes for name in self.why_not if name in DEVICE_CLASSES}
         return {name: why for name, why in self.why_not.items() if set(known.get(name, ())) <= set(self.classes)}
 
     def serves(self, wanted: Mapping[str, str]) -> bool:
-        """Whether weights packed in these layouts, by dtype, are what oneDNN expects in this process."""
+        """Whether oneDNN in this process expects weights packed in these layouts, by dtype."""
         return all(self.layouts.get(dtype) == layout for dtype, layout in wanted.items())
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Machine:
-    """What this machine is, as this process may use it: CPUID, cut by the kernel's view and by the limits in `environ`.
-
-    Args:
-        environ: the environment that limits are read from; this process's by default. It is believed: set it before torch is
-            imported.
-    """
+    """Detect this machine under the limits in `environ`, by default this process's; they only work if set before torch's import."""
     return describe_host(this_host(), os.environ if environ is None else environ)
 
 
 def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
-    """What a machine is to a process of that environment."""
+    """Describe a host to a process with this environment."""
     usable, why_not = usable_features(host.features, environ), dict[str, str]()
     cpu: list[str] = []
     hardware: str | None = None
     for found in (item for item in DEVICE_CLASSES.values() if item.kind == "cpu"):
+        if found.machine != host.machine:
+            continue
         reason = _out_of_reach(found, host)
         if reason is None:
             hardware = found.name
@@ -64,7 +61,7 @@ def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
                 reason = f"{limited_by(environ)} limits this process"
         if reason is None:
             cpu.insert(0, found.name)
-        elif found.machine == host.machine:
+        else:
             why_not[found.name] = reason
     cuda, no_cuda = _cuda_classes(host, environ, cpu)
     return Machine(
@@ -77,9 +74,7 @@ def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
 
 
 def _out_of_reach(wanted: DeviceClass, host: Host) -> str | None:
-    """Why the hardware is not of a CPU class; None where it is."""
-    if wanted.machine != host.machine:
-        return f"the CPU is {host.machine}"
+    """Why a CPU of the same architecture is not of a class; None if it is."""
     if wanted.vendor is not None and wanted.vendor != host.vendor:
         return f"the CPU is of {host.vendor or 'an unknown vendor'}, and the class is of {wanted.vendor}"
     missing = wanted.features - host.features
@@ -91,7 +86,7 @@ def _out_of_reach(wanted: DeviceClass, host: Host) -> str | None:
 
 
 def _cuda_classes(host: Host, environ: Mapping[str, str], cpu: Collection[str]) -> tuple[list[str], dict[str, str]]:
-    """The classes of the GPUs that the process sees, in their order, and why not others."""
+    """Classes of the visible GPUs, in order, and the reasons for other classes."""
     if not host.gpus:
         return [], {"cuda": host.no_gpu}
     gpus = _visible(host.gpus, environ)
@@ -109,10 +104,10 @@ def _cuda_classes(host: Host, environ: Mapping[str, str], cpu: Collection[str]) 
 
 
 def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves. It ends at the first entry that names none, as CUDA has it.
+    """The GPUs that CUDA_VISIBLE_DEVICES selects. As in CUDA, the list ends at the first unknown entry.
 
-    Numbers are in NVML's order only under CUDA_DEVICE_ORDER=PCI_BUS_ID; without it CUDA puts the fastest first, and of unlike GPUs
-    none is taken by number.
+    Numbers follow NVML's order only under CUDA_DEVICE_ORDER=PCI_BUS_ID. Otherwise CUDA puts the fastest first, so numbers of GPUs
+    that differ are ignored.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -128,8 +123,3 @@ def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
             break
         found += matching
     return found
-
-
-def available_threads() -> int:
-    """How many CPUs this process may run on, by its affinity and the quotas of its control groups."""
-    return available_cpus()

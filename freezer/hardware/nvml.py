@@ -1,6 +1,6 @@
-"""NVML, the driver's own library, through ctypes: which GPUs a machine has, and how one of them is doing.
+"""NVML, the library of the NVIDIA driver: the GPUs of a machine and their present state. Imports no torch and starts no CUDA.
 
-It needs no bindings, imports no torch and starts no CUDA: a process that asks may still fork, and a GPU that is asked stays idle.
+Called through ctypes: `nvidia-ml-py` would be one more dependency of every deployment, or GPUs would go undetected without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TEXT_BYTES = 96
 _SM, _MEMORY = 1, 2
 _GPU_TEMPERATURE = 0
 _INSUFFICIENT_SIZE = 7
-_MOST_PROCESSES = 4096
+_MAX_PROCESSES = 4096
 
 _THROTTLED = {
     0x2: "application clocks",
@@ -29,31 +29,31 @@ _THROTTLED = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-"""Bits of nvmlClocksEventReasons (nvml.h) that hold clocks back; 0x1 is an idle GPU."""
+"""Bits of nvmlClocksEventReasons (nvml.h) that limit clocks; 0x1 is an idle GPU."""
 
 
 class NvmlError(Exception):
-    """NVML is not there, or refuses. Never leaves this library: its text becomes the reason why there is no GPU."""
+    """NVML is missing or failed. Callers turn it into the reason why there is no GPU."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuFacts:
-    """A GPU: its UUID as NVML gives it, its compute capability (major * 10 + minor), and its name."""
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU: its UUID in NVML, its compute capability (major * 10 + minor), and its name."""
 
     uuid: str
     capability: int
-    name: str
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How a GPU is doing at one moment.
+    """State of a GPU at one moment.
 
     Attributes:
-        others: processes that compute on it besides this one. In a container NVML tells the host's process ids, so that this
-            process cannot be found among them: one of those listed is then taken for it.
-        sm_clock_mhz, memory_clock_mhz, temperature_c: None where the driver does not tell.
-        throttled: what holds its clocks back.
+        others: number of other processes that compute on it. In a container NVML lists the host's process ids, where this process
+            cannot be found; one listed process then counts as this one.
+        sm_clock_mhz, memory_clock_mhz, temperature_c: None if the driver does not report it.
+        throttled: what limits its clocks.
     """
 
     others: int
@@ -64,7 +64,7 @@ class Reading:
 
 
 class _Process(ctypes.Structure):
-    """nvmlProcessInfo_t, as the functions `_v2` and `_v3` write it."""
+    """nvmlProcessInfo_t of the functions `_v2` and `_v3`."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -75,13 +75,10 @@ class _Process(ctypes.Structure):
 
 
 class Nvml:
-    """The library, from when it was opened until `close`.
-
-    Args:
-        library: its file.
+    """The library, open until `close`.
 
     Raises:
-        NvmlError: it cannot be opened or started.
+        NvmlError: the library cannot be opened or initialized.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:
@@ -92,7 +89,7 @@ class Nvml:
         self._call("nvmlInit_v2")
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Shut the library down."""
         with contextlib.suppress(NvmlError):
             self._call("nvmlShutdown")
 
@@ -100,8 +97,8 @@ class Nvml:
         """The driver's version: `550.54.15`."""
         return self._text("nvmlSystemGetDriverVersion")
 
-    def gpus(self) -> tuple[GpuFacts, ...]:
-        """All GPUs of the machine, in the order of the PCI bus, whatever CUDA_VISIBLE_DEVICES says."""
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs of the machine in PCI bus order, regardless of CUDA_VISIBLE_DEVICES."""
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         found = []
@@ -110,14 +107,14 @@ class Nvml:
             self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
             self._call("nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
             uuid, name = self._text("nvmlDeviceGetUUID", handle), self._text("nvmlDeviceGetName", handle)
-            found.append(GpuFacts(uuid=uuid, capability=major.value * 10 + minor.value, name=name))
+            found.append(Gpu(uuid, major.value * 10 + minor.value, name))
         return tuple(found)
 
     def reading(self, uuid: str) -> Reading:
-        """How the GPU with this UUID is doing now.
+        """The present state of a GPU.
 
         Raises:
-            NvmlError: there is none, or its processes cannot be told.
+            NvmlError: there is no GPU with this UUID, or its processes cannot be listed.
         """
         handle = ctypes.c_void_p()
         self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
@@ -133,9 +130,9 @@ class Nvml:
         )
 
     def _processes(self, handle: ctypes.c_void_p) -> list[int]:
-        """The ids of the processes that compute on a GPU."""
+        """Ids of the processes that compute on a GPU."""
         count, room = ctypes.c_uint(0), 32
-        while room <= _MOST_PROCESSES:
+        while room <= _MAX_PROCESSES:
             listed = (_Process * room)()
             count.value = room
             code = self._code("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), listed)
@@ -143,7 +140,7 @@ class Nvml:
                 self._check("nvmlDeviceGetComputeRunningProcesses_v3", code)
                 return [item.pid for item in listed[: count.value]]
             room *= 4
-        raise NvmlError(f"more than {_MOST_PROCESSES} processes compute on one GPU")
+        raise NvmlError(f"more than {_MAX_PROCESSES} processes compute on one GPU")
 
     def _number(self, function: str, handle: ctypes.c_void_p, kind: int) -> int | None:
         value = ctypes.c_uint()
@@ -178,7 +175,7 @@ class Nvml:
 
 @contextlib.contextmanager
 def opened(library: str = LIBRARY) -> Iterator[Nvml]:
-    """NVML for the time of a block; raises NvmlError where it cannot be opened."""
+    """Open NVML for a block; raises NvmlError if it cannot be opened."""
     nvml = Nvml(library)
     try:
         yield nvml
@@ -187,5 +184,5 @@ def opened(library: str = LIBRARY) -> Iterator[Nvml]:
 
 
 def num_others(pids: Sequence[int], own: int) -> int:
-    """How many of the processes that NVML lists are not this one, which computes on the GPU too; see Reading.others."""
+    """Count the listed processes other than this one; see Reading.others."""
     return len([pid for pid in pids if pid != own]) if own in pids else max(0, len(pids) - 1)

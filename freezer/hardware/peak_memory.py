@@ -1,4 +1,4 @@
-"""The most memory that a block needs. Imports no torch."""
+"""Peak memory of a block. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ _SAMPLE_S = 0.05
 
 
 class PeakMemory:
-    """The most resident memory, in bytes, that a block takes above what the process held before it, with that of its children.
+    """Measure the peak resident memory that a block adds, in bytes, including that of child processes.
 
         with PeakMemory() as peak:
             ...
         peak.bytes
 
-    Where the process takes more within the block than ever before, its peak is the kernel's (VmHWM), to the page. Else, and for
-    compilers and other children, resident memory is looked at 20 times a second, and what is shorter may be missed. Resident are
-    pages of files that the process maps too, also those that it shares.
+    If the block reaches a new peak of the process, the kernel's record (VmHWM) gives it exactly. Otherwise, and for children,
+    resident memory is sampled 20 times a second, which may miss short peaks. Mapped and shared pages count.
 
-    A process of Coldpress's own (`own_process`) begins its record anew with every block, so that nothing short is missed. That of
-    a caller is left as it is: whatever watches the process reads it too.
+    Processes of Coldpress (`own_process`) reset the kernel's record for every block, so nothing is missed. Other processes keep
+    theirs, which monitoring may read.
 
     Attributes:
-        bytes: None where the system does not tell: only Linux does.
-        children_bytes: the most that the children had at one time, above what they held before; within `bytes` as far as it came
-            together with the rest.
+        bytes: None except on Linux.
+        children_bytes: peak that all children add together.
     """
 
     def __init__(self) -> None:
@@ -73,15 +71,12 @@ _OWN_PROCESS = threading.Event()
 
 
 def own_process() -> None:
-    """Say that this process is there for one build alone: then nobody else reads its record of the most memory that it took."""
+    """Declare that this process belongs to one build, so that PeakMemory may reset its peak."""
     _OWN_PROCESS.set()
 
 
 def peak_bytes() -> int:
-    """The most memory that was resident in this process.
-
-    Not what `getrusage` tells where the system tells more: a process that another started begins there with that other's peak.
-    """
+    """Peak resident memory of this process; unlike `getrusage`, without the peak of the process that started it."""
     return _own("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -95,23 +90,22 @@ def _own(field: str) -> int | None:
 
 
 def _reset_peak() -> None:
-    """Let the record of the most resident memory begin anew with what is resident; a kernel that refuses leaves it as it is."""
+    """Reset the kernel's record of peak memory, if the kernel allows it."""
     with contextlib.suppress(OSError):
         (_SELF / "clear_refs").write_text("5")
 
 
 def _children_bytes(process: str) -> int:
-    """Resident memory of all that a process started, and what that started.
+    """Resident memory of all descendants of a process.
 
-    A child that is as large as its parent, to the byte, is left out: it has not begun a program of its own, and its memory is its
-    parent's.
+    Forks of the same size as their parent do not count: they have not started a program yet.
     """
     total = 0
     try:
         size, _ = _size_and_resident(process)
         tasks = list(Path(f"/proc/{process}/task").iterdir())
         children = [child for task in tasks for child in (task / "children").read_text().split()]
-    except (OSError, ValueError):  # it has ended meanwhile, or this kernel does not tell
+    except (OSError, ValueError):  # ended meanwhile
         return 0
     for child in children:
         try:
@@ -123,7 +117,7 @@ def _children_bytes(process: str) -> int:
 
 
 def _size_and_resident(process: str) -> tuple[int, int]:
-    """Of a process, in bytes."""
+    """Virtual size and resident memory of a process, in bytes."""
     size, resident, *_ = Path(f"/proc/{process}/statm").read_text().split()
     return int(size) * _PAGE, int(resident) * _PAGE
 

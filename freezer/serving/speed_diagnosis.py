@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from freezer.artifact.manifest import Manifest
-from freezer.hardware.cgroups import cpu_quota
+from freezer.hardware.cgroups import available_cpus, cpu_quota
 from freezer.hardware.device_classes import device_class
-from freezer.hardware.machine import available_threads
 from freezer.runtime.fingerprint import host_fingerprint
 
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
@@ -141,7 +140,7 @@ def _preloads(judged: Mapping[str, Any]) -> Iterator[str]:
 
 def _load(num_rounds: int, num_dropped: int) -> Iterator[str]:
     if num_dropped:
-        load, cpus = os.getloadavg()[0], available_threads()
+        load, cpus = os.getloadavg()[0], available_cpus()
         yield f"load: others disturbed {num_dropped} of {num_rounds + num_dropped} rounds (load {load:.1f} on {cpus} CPUs)"
 
 

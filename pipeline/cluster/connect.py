@@ -16,7 +16,8 @@ from typing import Any
 import ray
 
 from freezer.errors import InfrastructureError, UsageError, first_line
-from freezer.hardware.machine import available_threads, detect
+from freezer.hardware.cgroups import available_cpus
+from freezer.hardware.machine import detect
 from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
 from pipeline.cluster.nodes import LABEL
 from pipeline.cluster.ray_cluster import Cluster
@@ -154,7 +155,7 @@ def _no_raylet(address: str) -> InfrastructureError:
 
 
 def _init_local() -> None:
-    num_cpus = available_threads()
+    num_cpus = available_cpus()
     # Keep a worker for each core and class environment: Ray would end the idle ones, and each has a torch imported to lose.
     os.environ.setdefault("RAY_num_workers_soft_limit", str(2 * num_cpus))
     ray.init(

@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 import archspec.cpu
 
-from freezer.hardware.host import Gpu, Host
+from freezer.hardware.host import Host
+from freezer.hardware.nvml import Gpu
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 H100, A100 = Gpu("GPU-h100", 90), Gpu("GPU-a100", 80)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import UsageError
+from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import PORTABLE, device_class
-from freezer.hardware.machine import available_threads, detect
+from freezer.hardware.machine import detect
 from jobs.worker_labels import _memory_bytes, this_worker
 
 ROOT = Path(__file__).parents[2]
-OF_RAY = {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_threads())}
+OF_RAY = {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus())}
 CLASSES = [name for name in detect().classes if name != PORTABLE]
 
 
@@ -30,7 +31,7 @@ def test_the_arguments_label_every_class_of_the_machine_and_a_shell_can_take_the
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
     assert words[0] == f"--labels={','.join(f'coldpress.dev/{name}=true' for name in CLASSES)}"
-    assert f"--num-cpus={available_threads()}" in words
+    assert f"--num-cpus={available_cpus()}" in words
     assert all(word.startswith("--") for word in words)
     found = json.loads(printed("--json").stdout)
     assert found["arguments"] == words

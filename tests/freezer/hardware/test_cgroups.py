@@ -1,4 +1,4 @@
-"""How many threads a process may use: real files in a tree of their own, and a real control group where one may be made."""
+"""CPU quotas and memory limits, from files and from a real control group."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.hardware.cgroups import available_cpus, cpu_quota, thread_budget
-from freezer.hardware.machine import available_threads
+from freezer.hardware.cgroups import available_cpus, cpu_quota, machine_bytes, thread_budget
 
 AFFINITY = len(os.sched_getaffinity(0))
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -71,24 +70,22 @@ GROUPS = "sys/fs/cgroup"
         pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "many 100000\n"}, None, id="unreadable"),
     ],
 )
-def test_the_least_quota_of_a_group_and_all_above_it_counts(
-    tmp_path: Path, own: str, mounts: str, files: dict[str, str], quota: float | None
-) -> None:
+def test_the_smallest_quota_counts(tmp_path: Path, own: str, mounts: str, files: dict[str, str], quota: float | None) -> None:
     assert cpu_quota(tree(tmp_path, own, mounts, files)) == quota
 
 
-def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
+def test_no_control_groups_means_no_quota(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None
     assert available_cpus(tmp_path) == AFFINITY
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("50000", 1), ("100000", 1), ("150000", 1), ("9900000", AFFINITY)])
-def test_whole_cpus_of_a_quota_count_and_at_least_one(tmp_path: Path, quota: str, expected: int) -> None:
+def test_quotas_are_rounded_down_to_at_least_one(tmp_path: Path, quota: str, expected: int) -> None:
     root = tree(tmp_path, "0::/a\n", V2, {f"{GROUPS}/a/cpu.max": f"{quota} 100000\n"})
     assert available_cpus(root) == expected
 
 
-def test_the_budget_is_what_torch_is_set_to_but_no_more_than_the_cpus(tmp_path: Path) -> None:
+def test_the_thread_budget_is_limited_by_cpus(tmp_path: Path) -> None:
     assert thread_budget(1, tmp_path) == 1
     assert thread_budget(AFFINITY + 7, tmp_path) == AFFINITY
     one = tree(tmp_path, "0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "100000 100000\n"})
@@ -117,7 +114,7 @@ def limited_group() -> Iterator[Path]:
     made.rmdir()
 
 
-def test_a_real_quota_is_seen(limited_group: Path) -> None:
+def test_a_real_quota_is_detected(limited_group: Path) -> None:
     code = (
         "import os, sys\n"
         "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
@@ -129,5 +126,23 @@ def test_a_real_quota_is_seen(limited_group: Path) -> None:
     assert done.stdout.split() == ["1.0", "1"]
 
 
-def test_a_worker_counts_the_same() -> None:
-    assert available_threads() == available_cpus()
+PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("own", "mount", "name", "text", "expected"),
+    [
+        ("0::/a/b\n", V2, "memory.max", "1000000\n", 1_000_000),
+        ("0::/a/b\n", V2, "memory.max", "max\n", PHYSICAL),
+        ("4:memory:/a/b\n", MEMORY, "memory.limit_in_bytes", "2000000\n", 2_000_000),
+        ("4:memory:/a/b\n", MEMORY, "memory.limit_in_bytes", "9223372036854771712\n", PHYSICAL),
+        ("4:cpu:/a/b\n", V1, "memory.limit_in_bytes", "2000000\n", PHYSICAL),
+    ],
+)
+@pytest.mark.parametrize("group", ["a", "a/b"])
+def test_memory_limits_of_a_group_and_above(
+    tmp_path: Path, group: str, own: str, mount: str, name: str, text: str, expected: int
+) -> None:
+    folder = Path(mount.split()[4].lstrip("/"))
+    (tmp_path / folder / "a" / "b").mkdir(parents=True)
+    assert machine_bytes(tree(tmp_path, own, mount, {f"{folder}/{group}/{name}": text})) == expected

@@ -26,7 +26,7 @@ def manifest(kind: PayloadKind = "inductor", **changes: Any) -> Manifest:
     return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
 
 
-def test_what_is_needed_is_in_the_manifest_and_survives_json() -> None:
+def test_needs_round_trip_in_the_manifest() -> None:
     found = Manifest.from_bytes(manifest().to_bytes(), origin="test")
     assert found.needs.cuda == CudaNeeds(capability="9.0", runtime="12.8", driver="525.60.13", host="cpu-x86-64-v3")
     assert cuda_needs(DEVICE_CLASSES["cpu-x86-64-v3"], None) is None
@@ -48,19 +48,19 @@ def test_what_is_needed_is_in_the_manifest_and_survives_json() -> None:
         (replace(HERE, driver="470.82.01"), "driver_too_old", "driver 470.82.01"),
     ],
 )
-def test_a_rung_is_refused_by_name(here: CudaHere, reason: str | None, got: str) -> None:
+def test_refusals_have_reasons(here: CudaHere, reason: str | None, got: str) -> None:
     found = refuse_by_cuda(manifest(), here)
     assert (found.reason if found else None) == reason
     assert found is None or (found.rung == "cuda-sm90" and got in found.got), found
 
 
-def test_torch_s_own_kernels_need_no_newer_cuda() -> None:
+def test_kernels_of_torch_need_no_newer_cuda() -> None:
     assert refuse_by_cuda(manifest("torchscript"), replace(HERE, runtime="12.6")) is None
     assert refuse_by_cuda(manifest("exported"), replace(HERE, runtime="12.6")) is None
     assert refuse_by_cuda(manifest_of(manifest().payloads[0]), CudaHere()) is None, "a portable one needs no GPU"
 
 
-def test_published_classes_for_gpus_that_a_machine_with_gpus_does_not_serve_are_told() -> None:
+def test_published_gpu_classes_that_do_not_serve() -> None:
     published = ("cpu-x86-64-v3", "cuda-sm80", "cuda-sm90", "cuda-sm999", "portable")
     ampere = describe_host(x86("haswell", INTEL, gpus=(A100,)), {})
     (told,) = unserved_gpus(published, ampere)

@@ -1,4 +1,4 @@
-"""Which class of a store serves which machine: described hosts, each with what the ladder takes there."""
+"""The class that serves each of many described hosts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.hardware.device_classes import DEVICE_CLASSES, can_run
-from freezer.hardware.host import Gpu, Host
+from freezer.hardware.host import Host
 from freezer.hardware.machine import describe_host
+from freezer.hardware.nvml import Gpu
 from freezer.serving.compatibility import refuse_by_isa, rungs
 from tests.freezer import hosts
 from tests.freezer.hosts import A100, AMD, H100, INTEL, x86
@@ -82,7 +83,7 @@ def taken(
         pytest.param(x86("ivybridge", INTEL, gpus=(H100,)), {}, "portable", id="GPU beside a CPU without AVX2"),
     ],
 )
-def test_a_store_of_all_classes_serves_each_host_with_the_best(host: Host, environ: dict[str, str], expected: str) -> None:
+def test_each_host_gets_the_best_class(host: Host, environ: dict[str, str], expected: str) -> None:
     assert taken(host, environ) == expected
 
 
@@ -102,9 +103,7 @@ def test_a_store_of_all_classes_serves_each_host_with_the_best(host: Host, envir
         pytest.param(hosts.GRAVITON4, ("cpu-neoverse-v1", "portable"), "float32", "portable", id="SVE of another length"),
     ],
 )
-def test_a_lesser_class_stands_in_where_weights_are_packed_alike(
-    host: Host, published: tuple[str, ...], dtype: str, expected: str
-) -> None:
+def test_lesser_classes_serve_with_equal_layouts(host: Host, published: tuple[str, ...], dtype: str, expected: str) -> None:
     assert taken(host, {}, published, dtype) == expected
 
 
@@ -112,7 +111,7 @@ HOSTS = [value for value in vars(hosts).values() if isinstance(value, Host)]
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=[name for name, value in vars(hosts).items() if isinstance(value, Host)])
-def test_a_host_runs_all_that_its_classes_run_best_first(host: Host) -> None:
+def test_classes_are_complete_and_best_first(host: Host) -> None:
     classes = describe_host(host, {}).classes
     for name in classes:
         assert {other for other in DEVICE_CLASSES if can_run(other, name)} <= set(classes)
@@ -121,7 +120,7 @@ def test_a_host_runs_all_that_its_classes_run_best_first(host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, found in DEVICE_CLASSES.items() if found.kind == "cpu" and found.limits])
-def test_under_the_limits_of_a_class_every_better_cpu_packs_as_that_class(name: str) -> None:
+def test_limits_make_better_cpus_pack_like_the_class(name: str) -> None:
     made = DEVICE_CLASSES[name]
     able = [host for host in HOSTS if name in describe_host(host, {}).classes]
     assert able

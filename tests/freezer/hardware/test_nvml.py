@@ -1,4 +1,4 @@
-"""NVML through ctypes, against a small library in its place: the real calls, structures and error codes."""
+"""NVML against a small library with the same functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from freezer.hardware import nvml
 from freezer.hardware.host import this_host
-from freezer.hardware.nvml import GpuFacts, Nvml, NvmlError, Reading, num_others, opened
+from freezer.hardware.nvml import Gpu, Nvml, NvmlError, Reading, num_others, opened
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +25,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_what_a_machine_has_is_told_without_bindings(library: str) -> None:
+def test_gpus_and_driver(library: str) -> None:
     with opened(library) as found:
         assert found.driver() == "550.54.15"
         assert found.gpus() == (
-            GpuFacts(uuid="GPU-first", capability=90, name="NVIDIA H200"),
-            GpuFacts(uuid="GPU-second", capability=86, name="NVIDIA H200"),
+            Gpu("GPU-first", 90, "NVIDIA H200"),
+            Gpu("GPU-second", 86, "NVIDIA H200"),
         )
 
 
-def test_how_a_gpu_is_doing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_of_a_gpu(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_PROCESSES", "3")
     monkeypatch.setenv("FAKE_NVML_PID", str(os.getpid()))
     with opened(library) as found:
@@ -46,20 +46,20 @@ def test_how_a_gpu_is_doing(library: str, monkeypatch: pytest.MonkeyPatch) -> No
             throttled=("power cap", "thermal slowdown by hardware"),
         )
         assert found.reading("GPU-first") == expected
-        assert found.reading("GPU-second").temperature_c is None, "this driver does not tell it"
+        assert found.reading("GPU-second").temperature_c is None, "not reported by this driver"
         with pytest.raises(NvmlError, match="nvmlDeviceGetHandleByUUID: Unknown Error"):
             found.reading("GPU-third")
 
 
 @pytest.mark.parametrize("num", [31, 32, 33, 500])
-def test_all_processes_are_counted_however_many(library: str, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
+def test_long_process_lists_are_counted(library: str, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
     monkeypatch.setenv("FAKE_NVML_PROCESSES", str(num))
     monkeypatch.setenv("FAKE_NVML_PID", "1")
     with opened(library) as found:
         assert found.reading("GPU-first").others == num - 1
 
 
-def test_a_driver_that_does_not_answer_is_a_reason(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_failing_library_is_an_error(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_INIT", "9")
     with pytest.raises(NvmlError, match="nvmlInit_v2: Driver Not Loaded"):
         Nvml(library)
@@ -67,23 +67,18 @@ def test_a_driver_that_does_not_answer_is_a_reason(library: str, monkeypatch: py
         Nvml("libno-such-nvml.so")
 
 
-def test_the_host_has_what_nvml_tells(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_lists_nvml_gpus(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     this_host.cache_clear()
     try:
         monkeypatch.setattr(nvml, "opened", lambda: opened(library))
         host = this_host()
-        assert [(gpu.uuid, gpu.capability, gpu.name) for gpu in host.gpus] == [
-            ("GPU-first", 90, "NVIDIA H200"),
-            ("GPU-second", 86, "NVIDIA H200"),
-        ]
+        assert [gpu.uuid for gpu in host.gpus] == ["GPU-first", "GPU-second"]
         assert (host.driver, host.no_gpu) == ("550.54.15", "")
     finally:
         this_host.cache_clear()
 
 
-def test_this_process_is_not_another_even_where_its_id_is_not_listed() -> None:
-    assert num_others([], 7) == 0
-    assert num_others([7], 7) == 0
-    assert num_others([7, 8, 9], 7) == 2
-    assert num_others([1], 7) == 0, "in a container its own id is another"
-    assert num_others([1, 2], 7) == 1
+@pytest.mark.parametrize(("listed", "expected"), [([], 0), ([7], 0), ([7, 8, 9], 2), ([1], 0), ([1, 2], 1)])
+def test_this_process_is_not_counted(listed: list[int], expected: int) -> None:
+    """In a container the list has other ids, and one of them counts as this process."""
+    assert num_others(listed, 7) == expected

@@ -51,25 +51,25 @@ def peak_mb(*, own: bool, before_mb: int, within_mb: int, seconds: float = 0.0) 
     return peak, moved
 
 
-def test_a_peak_that_is_the_processs_highest_is_seen_though_it_is_over() -> None:
+def test_a_new_peak_of_the_process_is_exact() -> None:
     peak, moved = peak_mb(own=False, before_mb=0, within_mb=200)
     assert 195 <= peak < 210
     assert 195 <= moved < 210
 
 
-def test_a_lower_peak_of_a_callers_process_is_looked_for_and_the_processs_own_record_stays() -> None:
+def test_lower_peaks_of_callers_are_sampled() -> None:
     peak, moved = peak_mb(own=False, before_mb=300, within_mb=100, seconds=0.5)
     assert 95 <= peak < 110
     assert moved == 0
 
 
-def test_a_peak_of_a_process_of_its_own_is_seen_though_a_higher_one_was_before() -> None:
+def test_own_processes_reset_their_peak() -> None:
     peak, moved = peak_mb(own=True, before_mb=300, within_mb=100)
     assert 95 <= peak < 110
     assert -205 < moved < -190, "its record begins anew"
 
 
-def test_what_was_held_before_is_not_counted() -> None:
+def test_earlier_memory_is_not_counted() -> None:
     held = torch.ones(50 * MB)
     with PeakMemory() as peak:
         pass
@@ -78,7 +78,7 @@ def test_what_was_held_before_is_not_counted() -> None:
     del held
 
 
-def test_memory_of_children_is_counted_and_told() -> None:
+def test_memory_of_children_is_counted() -> None:
     child = "import time; held = bytearray(b'x') * 200_000_000; time.sleep(0.5)"
     with PeakMemory() as peak:
         subprocess.run([sys.executable, "-c", child], check=True)
@@ -88,7 +88,7 @@ def test_memory_of_children_is_counted_and_told() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_that_has_not_begun_a_program_of_its_own_is_not_counted() -> None:
+def test_plain_forks_are_not_counted() -> None:
     held = torch.ones(50 * MB)
     with PeakMemory() as peak:
         child = os.fork()
@@ -99,34 +99,34 @@ def test_a_child_that_has_not_begun_a_program_of_its_own_is_not_counted() -> Non
     assert peak.children_bytes < held.nbytes / 2
 
 
-def test_where_the_system_does_not_tell_there_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_without_proc_there_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr("freezer.hardware.peak_memory._SELF", tmp_path)
     with PeakMemory() as peak:
         pass
     assert peak.bytes is None
 
 
-def test_a_peak_is_the_processs_own_and_not_that_of_what_started_it() -> None:
+def test_the_peak_excludes_the_parent_process() -> None:
     held = torch.ones(100 * MB)
     assert peak_bytes() >= held.nbytes
     assert float(python("from freezer.hardware.peak_memory import peak_bytes; print(peak_bytes())")) < held.nbytes / 2
 
 
-def test_weights_are_given_back_and_what_is_in_use_is_kept() -> None:
+def test_give_back_keeps_weights_in_use() -> None:
     ours, theirs = torch.ones(1000), torch.ones(1000)
     assert give_back([ours, theirs], in_use=[theirs[3:]]) == 4000
     assert ours.untyped_storage().nbytes() == 0
     assert torch.equal(theirs, torch.ones(1000))
 
 
-def test_weights_that_numpy_has_seen_are_let_go() -> None:
+def test_give_back_frees_weights_shared_with_numpy() -> None:
     model = mlp()
     kept = [parameter.detach().numpy() for parameter in model.parameters()]
     assert give_back(program_tensors(model)) == sum(array.nbytes for array in kept)
     assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
-def test_tensors_that_share_memory_are_told_from_those_that_do_not() -> None:
+def test_addresses_identify_shared_memory() -> None:
     one, other = torch.ones(4), torch.ones(4)
     assert addresses_of([one]) < addresses_of([other, one[1:]])
     assert not addresses_of([one]) & addresses_of([other])
@@ -134,7 +134,7 @@ def test_tensors_that_share_memory_are_told_from_those_that_do_not() -> None:
     assert address_of(torch.eye(3).to_sparse()) is None
 
 
-def test_a_large_model_is_told_from_a_small_one() -> None:
+def test_is_large() -> None:
     assert not is_large(mlp())
     with torch.device("meta"):
         assert is_large(nn.Linear(20_000, 20_000))
@@ -162,7 +162,7 @@ def failing_on(held: list[weakref.ref[Weights]]) -> None:
             raise KeyError("second") from ExceptionGroup("both", [error, other])
 
 
-def test_an_error_that_is_kept_lets_go_of_what_its_functions_held_and_prints_as_before() -> None:
+def test_let_go_frees_variables_and_keeps_the_traceback() -> None:
     held: list[weakref.ref[Weights]] = []
     try:
         failing_on(held)
@@ -177,7 +177,7 @@ def test_an_error_that_is_kept_lets_go_of_what_its_functions_held_and_prints_as_
     assert traceback.format_exception(kept) == printed
 
 
-def test_an_error_that_the_caller_is_handling_is_left_alone() -> None:
+def test_let_go_spares_errors_being_handled() -> None:
     theirs: list[weakref.ref[Weights]] = []
     ours: list[weakref.ref[Weights]] = []
     try:
