@@ -25,7 +25,7 @@ File file_from(const json& data) {
   File file{data.at("path"), data.at("digest"), data.at("size_bytes")};
   const fs::path path = file.path;
   if (path.empty() || path.is_absolute() || std::find(path.begin(), path.end(), "..") != path.end()) {
-    throw Refused("manifest.json names '" + file.path + "', which is outside the artifact's folder");
+    throw Refused("manifest.json lists '" + file.path + "', which is outside the artifact's folder; pull the artifact again");
   }
   return file;
 }
@@ -63,7 +63,7 @@ Manifest manifest_from(const json& data) {
   return manifest;
 }
 
-// x86-64 levels: 3 is AVX2, 4 is AVX-512. 0 stands for anything less.
+// The x86-64 level: 3 is AVX2, 4 is AVX-512, 0 is anything less.
 int level_of_this_cpu() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("x86-64-v4")) return 4;
@@ -79,7 +79,7 @@ std::string upper(const char* variable) {
   return text;
 }
 
-// The level that the environment limits oneDNN to; nothing where it sets no limit.
+// The level that the environment limits oneDNN to, if it does.
 std::optional<int> onednn_limit() {
   std::string limit = upper("ONEDNN_MAX_CPU_ISA");
   if (limit.empty()) limit = upper("DNNL_MAX_CPU_ISA");
@@ -88,7 +88,7 @@ std::optional<int> onednn_limit() {
   return limit.starts_with("AVX2") ? 3 : 0;
 }
 
-// The environment that makes oneDNN, ATen and MKL choose what a CPU of just this level would choose.
+// The environment in which oneDNN, ATen and MKL choose the same kernels as on a CPU of exactly this level.
 std::string limits_of(int level) {
   return level == 4 ? "ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU_CAPABILITY=avx512 MKL_ENABLE_INSTRUCTIONS=AVX512"
                     : "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2";
@@ -114,7 +114,7 @@ void refuse_by_class(const Manifest& manifest) {
     throw Refused("class_mismatch: the artifact is for " + manifest.device_class +
                   ", and ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY limits this process to less; unset them");
   }
-  // Packed weights are laid out for the instructions that oneDNN chose. What has packed weights has a thread count too.
+  // Packed weights fit the instructions that oneDNN chose. Only payloads with packed weights have a thread count.
   const bool packed = std::any_of(manifest.payloads.begin(), manifest.payloads.end(),
                                   [](const Payload& payload) { return payload.num_threads.has_value(); });
   if (packed && wanted < hardware && limit != wanted) {
@@ -144,14 +144,14 @@ void refuse_by_torch(const Manifest& manifest) {
 void refuse_by_payload(const Manifest& manifest, const Payload& payload) {
   if (payload.kind != "inductor" && payload.kind != "torchscript") {
     throw Refused(payload.file.path + " is of kind '" + payload.kind + "', which " +
-                  (payload.kind == "exported" ? "Python alone opens" : "this program does not know") +
-                  "; it serves inductor and torchscript: pull or freeze such an artifact (coldpress pull --device-class)");
+                  (payload.kind == "exported" ? "only Python opens" : "this program does not know") +
+                  "; expected inductor or torchscript: pull or freeze such an artifact (coldpress pull --device-class)");
   }
   const bool nested =
       std::any_of(manifest.inputs.begin(), manifest.inputs.end(), [](const json& item) { return item.contains("kind"); });
   if (!payload.flat && nested) {
-    throw Refused(payload.file.path + " takes tuples, lists or dicts as its source does (native convention); this program " +
-                  "gives plain inputs: serve it from Python, or freeze with inductor-frozen, whose payloads are flat");
+    throw Refused(payload.file.path + " takes tuples, lists or dicts as its source does (native convention), which this program " +
+                  "does not pass; serve it from Python, or freeze with inductor-frozen, whose payloads are flat");
   }
 }
 
@@ -197,12 +197,12 @@ bool Payload::accepts(const Point& point) const {
 
 const File& Manifest::file(const std::string& path) const {
   const auto found = files.find(path);
-  if (found == files.end()) throw Refused("manifest.json names no " + path + "; pull the artifact again");
+  if (found == files.end()) throw Refused("manifest.json does not list " + path + "; pull the artifact again");
   return found->second;
 }
 
 void Manifest::keep_payloads_within(int num_threads) {
-  int best = 0, least = 0;  // of the counts that are laid out for
+  int best = 0, least = 0;  // the largest count within num_threads, and the smallest of all
   for (const auto& payload : payloads) {
     const int count = payload.num_threads.value_or(0);
     if (count <= num_threads) best = std::max(best, count);
@@ -230,7 +230,7 @@ std::vector<std::string> Manifest::tensor_names() const {
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / "manifest.json";
   std::ifstream stream(path);
-  if (!stream) throw Misused(folder.string() + " holds no manifest.json; expected a folder that freeze or pull wrote");
+  if (!stream) throw Misused(folder.string() + " has no manifest.json; expected a folder that freeze or pull wrote");
   try {
     const json data = json::parse(stream);
     if (const auto& found = data.at("format_version"); found != kFormatVersion) {
@@ -239,7 +239,7 @@ Manifest read_manifest(const fs::path& folder) {
     }
     return manifest_from(data);
   } catch (const json::exception& error) {
-    throw Refused(path.string() + " is no Coldpress manifest: " + error.what() + "; pull the artifact again");
+    throw Refused(path.string() + " is not a Coldpress manifest: " + error.what() + "; pull the artifact again");
   }
 }
 

@@ -1,7 +1,6 @@
-// An artifact folder: what its manifest says, whether this machine may serve it, and whether its bytes are what was
-// published.
+// An artifact folder: its manifest, whether this machine may serve it, and whether its files are intact.
 //
-// Nothing here opens a payload. An Inductor package is code, so all of this comes first.
+// All of this happens before a payload is opened, because an Inductor package is code.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +14,12 @@
 
 namespace coldpress {
 
-// An artifact that cannot be served here, or is not what was published.
+// The artifact cannot be served here, or is damaged.
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A command line that names no artifact.
+// The command line does not name an artifact.
 struct Misused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -40,10 +39,10 @@ struct Dim {
 struct Payload {
   File file;
   std::string kind;                 // "inductor" and "torchscript" are served
-  std::optional<int> num_threads;   // that its packed weights are laid out for
-  bool packs_low_precision;         // weights of other dtypes than float32, which finer classes than x86-64's levels pack otherwise
+  std::optional<int> num_threads;   // that its weights are packed for
+  bool packs_low_precision;         // other dtypes than float32, whose layout differs between classes of one x86-64 level
   std::map<std::string, Dim> dims;  // the sizes that it accepts
-  bool flat;                        // takes the tensors in order and gives a flat list; else it is called as the source model is
+  bool flat;                        // takes and returns flat lists of tensors; otherwise it has the signature of the source model
 
   bool accepts(const Point& point) const;
 };
@@ -54,12 +53,12 @@ struct GoldenSet {
 };
 
 struct Manifest {
-  std::string model, device_class, torch;  // torch: the least version, "2.13"
+  std::string model, device_class, torch;  // torch: the minimum version, "2.13"
   nlohmann::json inputs, structure;        // docs/contract.md
   bool positional;                         // how a payload that is not flat is called
   bool stateful;
-  bool eager_reference;         // golden outputs are eager's, where float64 could not run
-  std::string reset;            // the method that brings back the initial state; empty where there is none
+  bool eager_reference;         // golden outputs are eager's, because float64 could not run
+  std::string reset;            // the method that restores the initial state; empty if there is none
   bool optimize_for_inference;  // TorchScript payloads are optimized when they are opened
   double error_ratio_max;
   std::vector<Payload> payloads;
@@ -69,23 +68,22 @@ struct Manifest {
 
   // The record of a file other than a payload.
   const File& file(const std::string& path) const;
-  // Leaves the payloads that serve a program which may use so many threads: those for just that count or for any, else
-  // those for the largest count below it. Throws Refused where all are laid out for more.
+  // Keep the payloads for this number of threads or for any, or else those for the largest count below it. Throws
+  // Refused if all of them need more threads.
   void keep_payloads_within(int num_threads);
-  // The first payload that serves inputs of these sizes: the most special one.
+  // The first payload that accepts these sizes, which is the most specialized one.
   const Payload& payload_for(const Point& point) const;
-  // The paths of the tensor inputs, those within tuples, lists and dicts too, in the order that flat payloads take
-  // them.
+  // The paths of the tensor inputs, including those in tuples, lists and dicts, in the order of flat payloads.
   std::vector<std::string> tensor_names() const;
 };
 
-// The manifest of a folder. Throws Misused where there is none, Refused where it cannot be read.
+// Read the manifest of a folder. Throws Misused if there is none, and Refused if it cannot be read.
 Manifest read_manifest(const std::filesystem::path& folder);
 
-// Throws Refused with the reason and the remedy, from the manifest alone.
+// Throws Refused with the reason and the remedy if the manifest shows that this program cannot serve the artifact.
 void refuse_what_cannot_be_served(const Manifest& manifest);
 
-// Throws Refused unless the file has the size and the SHA-256 digest that the manifest names.
+// Throws Refused unless the file has the size and the SHA-256 digest of the manifest.
 void verify(const std::filesystem::path& folder, const File& file);
 
 }  // namespace coldpress

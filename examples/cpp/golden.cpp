@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-// The figures of freezer/drift.py and freezer/canary.py; docs/measuring.md explains them.
+// The constants of freezer/numerics.py; docs/measuring.md explains them.
 constexpr std::int64_t kPoolBelow = 64;
 constexpr std::int64_t kSmallTensor = 1000;
 constexpr double kEagerReferenceTol = 1e-3;
@@ -33,7 +33,7 @@ at::ScalarType dtype_from(const std::string& name) {
 }
 
 at::Tensor tensor_from(const json& record, const std::vector<char>& bytes, std::size_t data_start) {
-  // A tensor's own memory, and a copy into it: the file is aligned to 8 bytes, and complex128 wants 16.
+  // Copy into the tensor's own memory: the file is aligned to 8 bytes, and complex128 needs 16.
   const auto shape = record.at("shape").get<std::vector<std::int64_t>>();
   at::Tensor tensor = at::empty(shape, dtype_from(record.at("dtype")));
   const auto [begin, end] = record.at("data_offsets").get<std::pair<std::size_t, std::size_t>>();
@@ -86,7 +86,7 @@ struct Part {
   }
 };
 
-// The size from which an output's values are judged apart, being fill values; infinite where there are none.
+// The size from which an output's values are judged separately, as fill values; infinite if there are none.
 double least_of_greater(const at::Tensor& sizes, at::ScalarType dtype) {
   std::map<int, std::int64_t> binades;  // 2 ** (b - 1) <= size < 2 ** b
   std::int64_t count = 0;
@@ -111,7 +111,7 @@ double least_of_greater(const at::Tensor& sizes, at::ScalarType dtype) {
   return std::numeric_limits<double>::infinity();
 }
 
-// The elements that are finite in both; fill values, far above all others, are a part of their own.
+// The elements that are finite in both; fill values, far above all others, are a separate part.
 std::vector<Part> parts_of(const at::Tensor& r, const at::Tensor& c) {
   const at::Tensor finite = r.isfinite().logical_and(c.isfinite());
   const auto wide = r.is_complex() ? at::kComplexDouble : at::kDouble;
@@ -129,7 +129,7 @@ double bound_of(const Errors& errors, double native, const at::Tensor& r, double
                    eager_tol * errors.rms});
 }
 
-// What differs in what must be the same: dtype, shape, integers, the places of NaN and Inf; and fill values but for rounding.
+// The problem with a part that must be equal: dtype, shape, integers, places of NaN and Inf; fill values except rounding.
 std::string exact_problem(const at::Tensor& r, const at::Tensor& c) {
   if (r.scalar_type() != c.scalar_type() || r.sizes() != c.sizes()) {
     return "got " + described(c) + ", expected " + described(r);
@@ -154,7 +154,7 @@ std::string exact_problem(const at::Tensor& r, const at::Tensor& c) {
   return "";
 }
 
-// Of all elements that are finite in both the largest error; rmse and rms without fill values.
+// The largest error of the elements that are finite in both; rmse and rms exclude fill values.
 Errors errors_of(const at::Tensor& r, const at::Tensor& c) {
   const auto parts = parts_of(r, c);
   Errors errors = parts[0].errors();
@@ -162,7 +162,7 @@ Errors errors_of(const at::Tensor& r, const at::Tensor& c) {
   return errors;
 }
 
-// Whether OpenVINO's output validation passes: its least cosine, and its absolute or relative error.
+// Whether OpenVINO's output validation passes: the minimum cosine, and the absolute or relative error.
 bool openvino_passes(const at::Tensor& r, const at::Tensor& c) {
   const bool bfloat16 = r.scalar_type() == at::kBFloat16, half = r.scalar_type() == at::kHalf;
   const double least_cosine = bfloat16 ? 0.99 : half ? 0.995 : 0.999;
@@ -178,7 +178,7 @@ bool openvino_passes(const at::Tensor& r, const at::Tensor& c) {
   return power > 0 && inner / power >= least_cosine && (worst <= absolute || rel <= relative);
 }
 
-// One output over all golden sets; infinitely wrong where it cannot be compared.
+// The errors of one output over all golden sets; infinite if it cannot be compared.
 Errors pooled(const std::vector<std::vector<at::Tensor>>& expected, const std::vector<std::vector<at::Tensor>>& got,
               std::size_t output) {
   std::vector<at::Tensor> r, c;
@@ -206,7 +206,7 @@ Figure figure_of(Figure figure, const at::Tensor& r, const at::Tensor& c, const 
   const double eager_tol = manifest.eager_reference ? std::max(kEagerReferenceTol, 4 * eps) : 0.0;
   const double bound = bound_of({rmse, rms, worst}, native, r, manifest.error_ratio_max, eager_tol);
   figure.error_ratio = ratio;
-  if (!(rmse <= bound) && !(manifest.eager_reference && openvino_passes(r, c))) {  // so written that NaN fails
+  if (!(rmse <= bound) && !(manifest.eager_reference && openvino_passes(r, c))) {  // NaN fails
     std::ostringstream text;
     text << std::setprecision(3) << "rmse " << rmse << " > " << bound << " (error_ratio " << ratio << ")";
     figure.problem = text.str();

@@ -1,7 +1,7 @@
 // coldpress-verify DIR: verify an artifact folder and run its golden inputs here, with libtorch and without Python.
 //
-// verify_folder, at the end, is the way that every deployment goes: manifest -> refuse -> digests -> open -> canary.
-// Exit codes: 0 answers right here; 1 refused, or answers otherwise; 2 usage.
+// verify_folder, at the end, takes the steps of every deployment: manifest -> refuse -> digests -> open -> canary.
+// Exit codes: 0 correct here; 1 refused or wrong; 2 usage.
 #include <ATen/Parallel.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/script.h>
@@ -28,15 +28,15 @@ using TensorList = std::vector<at::Tensor>;
 
 struct Opened {
   std::function<TensorList(const TensorList&)> run;  // tensor inputs and outputs in the manifest's order
-  std::function<void()> reset;                       // brings back the initial state
+  std::function<void()> reset;                       // restores the initial state
 };
 
 Opened open_inductor(const fs::path& path) {
   auto loader = std::make_shared<torch::inductor::AOTIModelPackageLoader>(path.string());
-  return {[loader](const TensorList& inputs) { return loader->run(inputs); }, [] {}};  // it keeps no state
+  return {[loader](const TensorList& inputs) { return loader->run(inputs); }, [] {}};  // stateless
 }
 
-// An input that is no tensor. TorchScript takes no int for a float, which Python would convert.
+// A constant input. TorchScript does not accept an int for a float; Python would convert it.
 at::IValue constant_from(const json& value, const c10::TypePtr& type) {
   if (value.is_null()) return {};
   if (value.is_boolean()) return value.get<bool>();
@@ -45,7 +45,7 @@ at::IValue constant_from(const json& value, const c10::TypePtr& type) {
   return whole ? at::IValue(value.get<std::int64_t>()) : at::IValue(value.get<double>());
 }
 
-// Calls a payload as its source is called: by name or by position, constants among the tensors.
+// Call a payload with the signature of its source: by name or by position, with the constants.
 at::IValue call_as_source(torch::jit::Method& forward, const Manifest& manifest, const TensorList& inputs) {
   const auto& schema = forward.function().getSchema();
   std::vector<at::IValue> args;
@@ -64,8 +64,8 @@ at::IValue call_as_source(torch::jit::Method& forward, const Manifest& manifest,
   return forward(std::move(args), kwargs);
 }
 
-// The tensors of a result, in the order of the manifest's structure.
-void take_apart(const json& structure, const at::IValue& value, TensorList& leaves) {
+// Collect the tensors of a result, in the order of the manifest's structure.
+void flatten(const json& structure, const at::IValue& value, TensorList& leaves) {
   const std::string kind = structure.at("kind");
   if (kind == "constant") return;
   if (kind == "tensor") return leaves.push_back(value.toTensor());
@@ -73,21 +73,21 @@ void take_apart(const json& structure, const at::IValue& value, TensorList& leav
   if (value.isGenericDict()) {
     const auto dict = value.toGenericDict();
     for (std::size_t i = 0; i < items.size(); ++i) {
-      take_apart(items[i], dict.at(structure.at("keys")[i].get<std::string>()), leaves);
+      flatten(items[i], dict.at(structure.at("keys")[i].get<std::string>()), leaves);
     }
     return;
   }
-  if (!value.isTuple() && !value.isList()) throw Refused("the result is a " + value.tagKind() + ", expected a " + kind);
+  if (!value.isTuple() && !value.isList()) throw Refused("got a result of type " + value.tagKind() + ", expected " + kind);
   const auto parts = value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
   if (parts.size() != items.size()) {
-    throw Refused("the result has " + std::to_string(parts.size()) + " parts, expected " + std::to_string(items.size()));
+    throw Refused("got a result of " + std::to_string(parts.size()) + " parts, expected " + std::to_string(items.size()));
   }
-  for (std::size_t i = 0; i < items.size(); ++i) take_apart(items[i], parts[i], leaves);
+  for (std::size_t i = 0; i < items.size(); ++i) flatten(items[i], parts[i], leaves);
 }
 
 Opened open_torchscript(const fs::path& path, const Manifest& manifest, bool flat) {
   auto module = torch::jit::load(path.string(), at::kCPU);  // in eval mode, as it was saved
-  if (manifest.optimize_for_inference) {                    // what it makes cannot be saved, so every loader applies it
+  if (manifest.optimize_for_inference) {                    // its result cannot be saved, so every loader applies it
     std::vector<std::string> others;
     for (const auto& method : module.get_methods()) {
       if (method.name() != "forward") others.push_back(method.name());
@@ -101,7 +101,7 @@ Opened open_torchscript(const fs::path& path, const Manifest& manifest, bool fla
       const auto result = forward({inputs.begin(), inputs.end()});
       for (const auto& item : result.toTupleRef().elements()) leaves.push_back(item.toTensor());
     } else {
-      take_apart(manifest.structure, call_as_source(forward, manifest, inputs), leaves);
+      flatten(manifest.structure, call_as_source(forward, manifest, inputs), leaves);
     }
     return leaves;
   };
@@ -115,7 +115,9 @@ TensorList golden_tensors(const Tensors& file, std::size_t index, const std::vec
   TensorList found;
   for (const auto& name : names) {
     const auto tensor = file.find(std::to_string(index) + "/" + name);
-    if (tensor == file.end()) throw Refused("golden set " + std::to_string(index) + " lacks '" + name + "'");
+    if (tensor == file.end()) {
+      throw Refused("golden set " + std::to_string(index) + " has no tensor '" + name + "'; pull the artifact again");
+    }
     found.push_back(tensor->second);
   }
   return found;
@@ -128,23 +130,23 @@ std::vector<Figure> run_canary(const fs::path& folder, const Manifest& manifest)
     const fs::path path = folder / payload.file.path;
     opened[payload.file.path] = payload.kind == "inductor" ? open_inductor(path) : open_torchscript(path, manifest, payload.flat);
   }
-  // Of a stateful model without a reset method the first set alone: only it starts from the initial state.
+  // Without a reset method, only the first set of a stateful model starts from the initial state.
   const bool once = manifest.stateful && manifest.reset.empty();
   const std::size_t num_sets = std::min<std::size_t>(manifest.golden.size(), once ? 1 : manifest.golden.size());
   std::vector<TensorList> expected, got;
   for (std::size_t index = 0; index < num_sets; ++index) {
     const Payload& payload = manifest.payload_for(manifest.golden[index].point);
     const auto& [run, reset] = opened.at(payload.file.path);
-    if (payload.num_threads) at::set_num_threads(*payload.num_threads);  // its packed weights are laid out for that many
+    if (payload.num_threads) at::set_num_threads(*payload.num_threads);  // the count that its weights are packed for
     if (index) reset();
     expected.push_back(golden_tensors(outputs, index, manifest.outputs));
     got.push_back(run(golden_tensors(inputs, index, manifest.tensor_names())));
     if (got.back().size() != manifest.outputs.size()) {
-      throw Refused(payload.file.path + " gives " + std::to_string(got.back().size()) + " tensors, expected " +
+      throw Refused(payload.file.path + " returned " + std::to_string(got.back().size()) + " tensors, expected " +
                     std::to_string(manifest.outputs.size()));
     }
   }
-  if (got.empty()) throw Refused("the artifact holds no golden set, so nothing says that it is right here");
+  if (got.empty()) throw Refused("the artifact has no golden set, so its outputs cannot be checked; pull it again");
   return compare(manifest, expected, got);
 }
 
@@ -168,8 +170,8 @@ void verify_folder(const fs::path& folder) {
     right = right && figure.problem.empty();
   }
   const std::string what = manifest.model + " for " + manifest.device_class;
-  if (!right) throw Refused(what + ": this machine computes it otherwise; do not serve it here");
-  std::printf("%s: %zu files are what was published, and %s answers right here\n", folder.c_str(), needed.size(), what.c_str());
+  if (!right) throw Refused(what + ": the outputs differ on this machine; do not serve it here");
+  std::printf("%s: %zu files are intact, and %s is correct here\n", folder.c_str(), needed.size(), what.c_str());
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,18 @@ from tests.steps import BATCH, HERE, QUICK_OPTIONS, copy_of, flip_a_byte, random
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
 LINE = re.compile(r" *(\d+)  +([\d.]+|inf)? +([\d.e+-]+)  ([^:]+)(?:: (.+))?")
-"""A line of a golden set and output: error ratio, greatest absolute error, the output's name, and what is wrong with it."""
+"""The line of one output of a golden set: error ratio, largest absolute error, name, and problem."""
 
 LIMITS = {name for device_class in DEVICE_CLASSES.values() for name in device_class.limits}
 
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build folder of the program, which its own code leaves without a warning."""
+    """The build folder of the program, which compiles without warnings."""
     if shutil.which("cmake") is None:
         pytest.skip("cmake is missing: apt-get install cmake")
     if torch.version.cuda and shutil.which("nvcc") is None:
-        pytest.skip("CMake finds the libtorch of a CUDA build of torch only where the CUDA toolkit is; install torch's CPU build")
+        pytest.skip("CMake finds the libtorch of a CUDA build of torch only with the CUDA toolkit; install torch's CPU build")
     folder = tmp_path_factory.mktemp("cpp") / "build"
     options = [f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
     configured = finished("cmake", "-S", SOURCE, "-B", folder, *options)
@@ -67,16 +67,6 @@ def program(build: Path) -> Path:
     return build / "coldpress-verify"
 
 
-@pytest.fixture
-def installed(build: Path, tmp_path: Path) -> Iterator[Path]:
-    """The program with its libraries in a folder; libtorch is large, so the folder does not stay."""
-    folder = tmp_path / "app"
-    done = finished("cmake", "--install", build, "--prefix", folder)
-    assert done.returncode == 0, done.stderr
-    yield folder
-    shutil.rmtree(folder)
-
-
 def finished(*command: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(part) for part in command], env=env, capture_output=True, text=True, timeout=300, check=False)
 
@@ -87,51 +77,58 @@ def run(program: Path, *args: object, **environ: str) -> subprocess.CompletedPro
 
 
 def frozen(
-    model: nn.Module, inputs: Any, out: Path, recipe: str = "torchscript-frozen", dims: Dims | None = None, **options: Any
+    model: nn.Module,
+    inputs: Any,
+    out: Path,
+    recipe: str = "torchscript-frozen",
+    dims: Dims | None = None,
+    reset: str | None = None,
 ) -> Artifact:
-    result = freezer.freeze(model, inputs, out=out, dims=dims, options=replace(QUICK_OPTIONS, recipes=[recipe], **options))
+    options = replace(QUICK_OPTIONS, recipes=[recipe], reset=reset)
+    result = freezer.freeze(model, inputs, out=out, dims=dims, options=options)
     assert result.artifact is not None, (result.reason, result.failures)
     return result.artifact
 
 
-def answers_as_python_says(program: Path, artifact: Artifact, *, num_wrong: int = 0) -> list[str]:
-    """The outputs that the program names; its figures and what it finds wrong must be what the library's canary says."""
+def check_same_as_python(program: Path, artifact: Artifact, *, num_wrong: int = 0) -> list[str]:
+    """Compare the figures and problems of the program with those of the library's canary; return the names of the outputs."""
     figures = canary_figures(artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False)))
     assert sum(figure.problem is not None for figure in figures) == num_wrong
     done = run(program, artifact.folder)
     assert done.returncode == (1 if num_wrong else 0), done.stdout + done.stderr
-    assert "do not serve it here" in done.stderr if num_wrong else "are what was published" in done.stdout
     found = [match for line in done.stdout.splitlines() if (match := LINE.fullmatch(line))]
     for line, figure in zip(found, figures, strict=True):
-        assert (int(line[1]), line[4]) == (figure.set_index, figure.output)
+        assert (int(line[1]), line[4], line[5]) == (figure.set_index, figure.output, figure.problem), line
         assert (line[2] and float(line[2])) == (figure.error_ratio and pytest.approx(figure.error_ratio, rel=1e-6, abs=0.006)), line
         assert float(line[3]) == pytest.approx(figure.max_abs_err, rel=0.006), line
-        assert line[5] == figure.problem, line
     return [line[4] for line in found]
 
 
 def refused(program: Path, artifact: Artifact, **environ: str) -> str:
-    """What the program says when it serves nothing, which it says before it runs anything."""
+    """The reason of a refusal before anything runs."""
     done = run(program, artifact.folder, **environ)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout == ""
     return done.stderr
 
 
-def with_outputs(artifact: Artifact, folder: Path, change: Mapping[str, Tensor]) -> Artifact:
-    """A copy whose golden outputs were published differently, digests and all."""
+def with_outputs(artifact: Artifact, folder: Path, change: Callable[[Tensor], Tensor]) -> Artifact:
+    """A copy with other golden outputs and matching digests."""
     copied = copy_of(artifact, folder)
     path = folder / GOLDEN_OUTPUTS
-    outputs = load_tensors(path)
+    outputs = {name: change(tensor) for name, tensor in load_tensors(path).items()}
     path.unlink()
-    save_tensors({**outputs, **change}, path)
+    save_tensors(outputs, path)
     changed = file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)
-    files = tuple(changed if item.path == GOLDEN_OUTPUTS else item for item in copied.manifest.files)
-    return rewritten(copied, files=files)
+    return rewritten(copied, files=tuple(changed if item.path == GOLDEN_OUTPUTS else item for item in copied.manifest.files))
+
+
+def scaled(relative: float) -> Callable[[Tensor], Tensor]:
+    return lambda r: r * (1 + relative) if r.is_floating_point() or r.is_complex() else r
 
 
 class Many(nn.Module):
-    """Takes a nested input, gives outputs of many dtypes in a dict, and NaN and Inf in one of them."""
+    """Takes a nested input, and returns many dtypes in a dict, NaN and Inf among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +152,7 @@ class Many(nn.Module):
 
 
 class Sizes(nn.Module):
-    """Gives outputs that the gate pools, takes for small, takes for large, and judges in two parts."""
+    """Returns outputs that the gate pools, treats as small, treats as large, and splits for fill values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +165,7 @@ class Sizes(nn.Module):
 
 
 class Scripted(nn.Module):
-    """TorchScript with constants among its tensors, which gives tensors in tuples, lists and dicts."""
+    """TorchScript with constants among its inputs, which returns tuples, lists and dicts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +183,7 @@ class Scripted(nn.Module):
 
 
 CONSTANTS: Mapping[str, Any] = {"factor": 2, "bias": 3, "times": 3, "mode": "fast", "twice": True}
-"""`factor` and `bias` are floats to TorchScript."""
+"""TorchScript takes `factor` and `bias` as floats."""
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +203,7 @@ def script(model: nn.Module) -> nn.Module:
     return scripted
 
 
-def test_its_constants_are_the_library_s() -> None:
+def test_its_constants_are_the_librarys() -> None:
     text = "".join(path.read_text() for path in SOURCE.glob("*.cpp"))
     found = dict(re.findall(r"constexpr \S+ k(\w+) = ([\d.e-]+);", text))
     assert {name: float(value) for name, value in found.items()} == {
@@ -221,52 +218,45 @@ def test_its_constants_are_the_library_s() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["inductor", "scripted"])
-def test_a_frozen_artifact_answers_right(program: Path, which: str, request: pytest.FixtureRequest) -> None:
-    artifact = request.getfixturevalue(which).artifact
-    outputs = answers_as_python_says(program, artifact)
-    assert outputs == ["output"] * len(artifact.manifest.golden)
-    assert len({p.path for g in artifact.manifest.golden for p in artifact.manifest.payloads if p.accepts(g.point)}) == len(
-        artifact.manifest.payloads
-    )
+def test_frozen_artifacts_answer_as_in_python(program: Path, inductor: Frozen, scripted: Frozen, tmp_path: Path) -> None:
+    optimized = frozen(inductor.model, {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "optimized", "torchscript-optimized")
+    assert optimized.manifest.recipe.settings["optimize_for_inference"]
+    for artifact in (inductor.artifact, scripted.artifact, optimized):
+        assert check_same_as_python(program, artifact) == ["output"] * len(artifact.manifest.golden)
 
 
 @pytest.mark.slow
-def test_weights_beside_the_library_are_opened_too(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beside_the_library_are_opened(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = RECIPES["inductor-frozen"]
     beside = {**recipe.settings, "weights_beside_above_mb": 0.0}
     monkeypatch.setitem(RECIPES, recipe.name, replace(recipe, settings=beside))
     artifact = frozen(seeded(TinyConv), {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "beside", recipe.name)
     with zipfile.ZipFile(artifact.folder / artifact.manifest.payloads[0].path) as package:
         assert any(name.endswith("coldpress-constants.json") for name in package.namelist())
-    answers_as_python_says(program, artifact)
+    check_same_as_python(program, artifact)
 
 
 @pytest.mark.slow
-def test_every_dtype_and_nested_inputs_of_a_flat_payload(program: Path, many: Artifact) -> None:
-    assert many.manifest.payloads[0].convention == "flat"
-    outputs = answers_as_python_says(program, many)
+@pytest.mark.parametrize(
+    ("change", "num_wrong"),
+    [(scaled(0.0), 0), (scaled(5e-4), 0), (scaled(2e-2), 6), (lambda r: ~r if r.dtype == torch.bool else r, 1)],
+)
+def test_every_dtype_is_compared_with_an_eager_reference(
+    program: Path, many: Artifact, tmp_path: Path, change: Callable[[Tensor], Tensor], num_wrong: int
+) -> None:
+    assert (many.manifest.reference, many.manifest.payloads[0].convention) == ("eager", "flat")
+    outputs = check_same_as_python(program, with_outputs(many, tmp_path / "changed", change), num_wrong=num_wrong)
     names = ["zeta", "float", "half", "bfloat16", "double", "complex", "complex_double.0", "complex_double.1", "infinite"]
     assert list(dict.fromkeys(outputs)) == [*names, *(f"positive.{i}" for i in (0, 1, 3)), "alpha"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("relative", "num_wrong"), [(0.0, 0), (4e-6, 0), (1e-4, 4)])
-def test_it_holds_outputs_to_the_gate(program: Path, sizes: Artifact, tmp_path: Path, relative: float, num_wrong: int) -> None:
-    assert sizes.manifest.reference == "float64"
-    moved = {name: r * (1 + relative) for name, r in load_tensors(sizes.folder / GOLDEN_OUTPUTS).items()}
-    answers_as_python_says(program, with_outputs(sizes, tmp_path / "moved", moved), num_wrong=num_wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("relative", "num_wrong"), [(5e-4, 0), (2e-2, 6)])
-def test_it_holds_outputs_to_an_eager_reference(
-    program: Path, many: Artifact, tmp_path: Path, relative: float, num_wrong: int
+def test_outputs_are_held_to_the_drift_gate(
+    program: Path, sizes: Artifact, tmp_path: Path, relative: float, num_wrong: int
 ) -> None:
-    assert many.manifest.reference == "eager"
-    golden = load_tensors(many.folder / GOLDEN_OUTPUTS)
-    moved = {name: (r * (1 + relative) if r.is_floating_point() or r.is_complex() else r) for name, r in golden.items()}
-    answers_as_python_says(program, with_outputs(many, tmp_path / "moved", moved), num_wrong=num_wrong)
+    assert sizes.manifest.reference == "float64"
+    check_same_as_python(program, with_outputs(sizes, tmp_path / "moved", scaled(relative)), num_wrong=num_wrong)
 
 
 @pytest.mark.slow
@@ -276,40 +266,31 @@ def test_a_native_payload_is_called_with_its_constants(program: Path, tmp_path: 
     artifact = frozen(script(seeded(Scripted)), list(inputs.values()) if positional else inputs, tmp_path / "native")
     assert artifact.manifest.payloads[0].convention == "native"
     assert artifact.manifest.inputs.style == ("positional" if positional else "keyword")
-    assert set(answers_as_python_says(program, artifact)) == {"0.logits", "0.probs", "1.0", "1.1"}
+    assert set(check_same_as_python(program, artifact)) == {"0.logits", "0.probs", "1.0", "1.1"}
 
 
 @pytest.mark.slow
-def test_optimize_for_inference_is_applied_when_the_payload_is_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
-    artifact = frozen(inductor.model, {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "optimized", "torchscript-optimized")
-    assert artifact.manifest.recipe.settings["optimize_for_inference"]
-    answers_as_python_says(program, artifact)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "reset"), [("torchscript-frozen", None), ("torchscript-frozen", "reset"), ("torchscript-optimized", "reset")]
-)
+@pytest.mark.parametrize(("recipe", "reset"), [("torchscript-frozen", None), ("torchscript-optimized", "reset")])
 def test_a_stateful_model_starts_from_its_initial_state(program: Path, tmp_path: Path, recipe: str, reset: str | None) -> None:
     dims = {"x": {0: BATCH}}
     artifact = frozen(script(seeded(InPlace)), {"x": random_inputs(2, 4)}, tmp_path / "model", recipe, dims=dims, reset=reset)
     assert artifact.manifest.stateful
     num_sets = len(artifact.manifest.golden)
     assert num_sets > 1
-    assert answers_as_python_says(program, artifact) == ["output"] * (num_sets if reset else 1)
+    assert check_same_as_python(program, artifact) == ["output"] * (num_sets if reset else 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["payloads/all.pt2", GOLDEN_INPUTS])
-def test_a_damaged_file_is_named_and_not_opened(program: Path, inductor: Frozen, tmp_path: Path, path: str) -> None:
+def test_a_damaged_file_is_not_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
     damaged = copy_of(inductor.artifact, tmp_path / "damaged")
-    flip_a_byte(damaged.folder / path)
-    assert re.search(rf"damaged/{path} is sha256:\w{{64}}, expected sha256:\w{{64}}; it was changed", refused(program, damaged))
-    with (damaged.folder / path).open("ab") as file:
+    path = damaged.folder / "payloads" / "all.pt2"
+    flip_a_byte(path)
+    assert re.search(rf"{path} is sha256:\w{{64}}, expected sha256:\w{{64}}", refused(program, damaged))
+    with path.open("ab") as file:
         file.write(b"more")
-    assert re.search(rf"damaged/{path} is \d+ bytes long, expected \d+ bytes", refused(program, damaged))
-    (damaged.folder / path).unlink()
-    assert f"damaged/{path} is missing; pull the artifact again" in refused(program, damaged)
+    assert re.search(rf"{path} is \d+ bytes long, expected \d+ bytes", refused(program, damaged))
+    path.unlink()
+    assert f"{path} is missing" in refused(program, damaged)
 
 
 @pytest.mark.slow
@@ -318,107 +299,78 @@ def test_a_damaged_file_is_named_and_not_opened(program: Path, inductor: Frozen,
     [
         (lambda r: r + 1e-3 * r.abs().max(), r"rmse [\d.e-]+ > [\d.e-]+ \(error_ratio [\d.e+]+\)"),
         (lambda r: r.double(), r"got Float \[\d, 10\], expected Double \[\d, 10\]"),
-        (lambda r: r[:, :9], r"got Float \[\d, 10\], expected Float \[\d, 9\]"),
+        (lambda r: r[:, :9].contiguous(), r"got Float \[\d, 10\], expected Float \[\d, 9\]"),
         (lambda r: r / 0, "NaN or Inf at other places"),
     ],
 )
-def test_another_golden_output_is_a_refusal(program: Path, inductor: Frozen, tmp_path: Path, change: Any, problem: str) -> None:
-    golden = load_tensors(inductor.artifact.folder / GOLDEN_OUTPUTS)
-    changed = with_outputs(inductor.artifact, tmp_path / "changed", {name: change(golden[name]) for name in golden})
-    done = run(program, changed.folder)
+def test_other_golden_outputs_are_refused(
+    program: Path, inductor: Frozen, tmp_path: Path, change: Callable[[Tensor], Tensor], problem: str
+) -> None:
+    done = run(program, with_outputs(inductor.artifact, tmp_path / "changed", change).folder)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(rf"^ +0 .* output: {problem}$", done.stdout, re.MULTILINE), done.stdout
-    assert f"conv for {HERE}: this machine computes it otherwise; do not serve it here" in done.stderr
+    assert "do not serve it here" in done.stderr
 
 
 @pytest.mark.slow
-def test_another_integer_is_a_refusal(program: Path, tmp_path: Path) -> None:
-    inputs = {"x": random_inputs(2, 4), **CONSTANTS, "mask": torch.ones(2, 3)}
-    artifact = frozen(script(seeded(Scripted)), inputs, tmp_path / "native")
-    flipped = ~load_tensors(artifact.folder / GOLDEN_OUTPUTS)["0/1.1"]
-    done = run(program, with_outputs(artifact, tmp_path / "changed", {"0/1.1": flipped}).folder)
-    assert done.returncode == 1
-    assert "1.1: 6 of 6 elements differ" in done.stdout
-
-
-@pytest.mark.slow
-def test_what_it_cannot_serve_is_told(program: Path, portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
-    said = refused(program, portable.artifact)
-    assert "payloads/all.pt2 is of kind 'exported', which Python alone opens; it serves inductor and torchscript" in said
+def test_what_it_cannot_serve_is_refused(program: Path, portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
+    assert "payloads/all.pt2 is of kind 'exported'" in refused(program, portable.artifact)
     copied = copy_of(scripted.artifact, tmp_path / "copied")
-    payload = copied.manifest.payloads[0]
-
-    def says(**changes: Any) -> str:
-        return refused(program, rewritten(copied, **changes))
-
-    assert "format_version 99, this program reads 1; build it from the release" in says(format_version=99)
-    assert "got an artifact for cuda-sm90, this program serves cpu-x86-64-v3" in says(device_class="cuda-sm90")
-    assert re.search(r"torch_too_old: got libtorch [\d.]+, expected 99.0 or later", says(needs=Needs(torch="99.0")))
+    manifest = copied.manifest
+    payload = manifest.payloads[0]
+    step = (replace(payload, dims=(replace(BATCH, min=2, multiple_of=2),)),)
     unknown: Any = "tflite"
-    assert "is of kind 'tflite', which this program does not know" in says(payloads=(replace(payload, kind=unknown),))
-    assert "names '../all.pt', which is outside" in says(payloads=(replace(payload, path="../all.pt"),))
-    assert f"names no {GOLDEN_INPUTS}" in says(files=())
-    assert "holds no golden set" in says(golden=())
-    step = replace(payload, dims=(replace(BATCH, min=2, multiple_of=2),))
-    assert 'no payload serves the sizes {"batch":1}' in says(payloads=(step,))
-    point = GoldenSet(point={"batch": 3}, native_rmse={})
-    assert 'no payload serves the sizes {"batch":3}' in says(payloads=(step,), golden=(point,))
+    nested = NestedSpec(name="s", kind="tuple", items=(replace(manifest.inputs.inputs[0], name="s.0"),))
+    native = (replace(payload, convention="native"),)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("format_version 99, this program reads 1", {"format_version": 99}),
+        ("got an artifact for cuda-sm90", {"device_class": "cuda-sm90"}),
+        ("torch_too_old: got libtorch", {"needs": Needs(torch="99.0")}),
+        ("is of kind 'tflite'", {"payloads": (replace(payload, kind=unknown),)}),
+        ("'../all.pt', which is outside", {"payloads": (replace(payload, path="../all.pt"),)}),
+        (GOLDEN_INPUTS, {"files": ()}),
+        ("no golden set", {"golden": ()}),
+        ('no payload serves the sizes {"batch":1}', {"payloads": step}),
+        ('no payload serves the sizes {"batch":3}', {"payloads": step, "golden": (GoldenSet(point={"batch": 3}, native_rmse={}),)}),
+        ("native convention", {"payloads": native, "inputs": replace(manifest.inputs, inputs=(nested,))}),
+    ]
+    for message, changes in cases:
+        assert message in refused(program, rewritten(copied, **changes))
     (copied.folder / "manifest.json").write_text('{"format_version": 1}')
-    assert re.search(r"copied/manifest.json is no Coldpress manifest: .*; pull the artifact again", refused(program, copied))
+    assert "copied/manifest.json is not a Coldpress manifest" in refused(program, copied)
 
 
 @pytest.mark.slow
-def test_native_payloads_with_nested_inputs_are_refused(program: Path, scripted: Frozen, tmp_path: Path) -> None:
-    inner = scripted.artifact.manifest.inputs.inputs[0]
-    spec = replace(
-        scripted.artifact.manifest.inputs,
-        inputs=(NestedSpec(name="s", kind="tuple", items=(replace(inner, name="s.0"),)),),
-    )
-    payloads = (replace(scripted.artifact.manifest.payloads[0], convention="native"),)
-    said = refused(program, copy_of(scripted.artifact, tmp_path / "nested", inputs=spec, payloads=payloads))
-    assert "takes tuples, lists or dicts as its source does (native convention)" in said
-
-
-@pytest.mark.slow
-def test_another_cpu_is_told_before_the_payload_is_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
-    limits = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
-    assert f"class_mismatch: the artifact is for {HERE}, and ONEDNN_MAX_CPU_ISA" in refused(program, inductor.artifact, **limits)
-    assert "ATEN_CPU_CAPABILITY limits" in refused(program, inductor.artifact, ATEN_CPU_CAPABILITY="default")
+def test_another_cpu_is_refused_before_the_payload_is_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
+    assert "class_mismatch" in refused(program, inductor.artifact, ONEDNN_MAX_CPU_ISA="SSE41")
+    assert "class_mismatch" in refused(program, inductor.artifact, ATEN_CPU_CAPABILITY="default")
     if HERE != "cpu-x86-64-v4":
         above = copy_of(inductor.artifact, tmp_path / "above", device_class="cpu-x86-64-v4")
         assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in refused(program, above)
         return
     lesser = copy_of(inductor.artifact, tmp_path / "lesser", device_class="cpu-x86-64-v3")
-    assert "isa_mismatch: weights packed for cpu-x86-64-v3 are 10 to 20 times slower on x86-64-v4" in refused(program, lesser)
+    assert "isa_mismatch: weights packed for cpu-x86-64-v3" in refused(program, lesser)
     assert run(program, lesser.folder, **DEVICE_CLASSES["cpu-x86-64-v3"].limits).returncode == 0
+    if shutil.which("qemu-x86_64"):
+        done = finished("qemu-x86_64", "-cpu", "Haswell", program, inductor.artifact.folder)
+        assert done.returncode == 1, done.stderr
+        assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in done.stderr
 
 
 @pytest.mark.slow
-def test_weights_of_low_precision_are_served_under_the_class_s_own_limits(program: Path, inductor: Frozen, tmp_path: Path) -> None:
+def test_low_precision_weights_need_the_limits_of_their_class(program: Path, inductor: Frozen, tmp_path: Path) -> None:
     layouts = {"float32": "avx512", "bfloat16": "avx512"}
     payloads = tuple(replace(payload, layouts=layouts) for payload in inductor.artifact.manifest.payloads)
     low = copy_of(inductor.artifact, tmp_path / "low", payloads=payloads)
     limits = dict(DEVICE_CLASSES[HERE].limits)
-    said = f"packed for exactly {HERE}; start this program with {' '.join(f'{k}={v}' for k, v in limits.items())}"
-    assert said in refused(program, low)
+    assert f"start this program with {' '.join(f'{k}={v}' for k, v in limits.items())}" in refused(program, low)
     assert run(program, low.folder, **limits).returncode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(HERE != "cpu-x86-64-v4", reason="needs an artifact for a better CPU than the emulated one")
-def test_a_lesser_cpu_never_runs_the_payload_s_code(program: Path, inductor: Frozen) -> None:
-    if shutil.which("qemu-x86_64") is None:
-        pytest.skip("qemu-x86_64 is missing: apt-get install qemu-user")
-    done = finished("qemu-x86_64", "-cpu", "Haswell", program, inductor.artifact.folder)
-    assert done.returncode == 1, done.stderr
-    assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in done.stderr
-
-
-@pytest.mark.slow
-def test_payloads_of_the_programs_own_thread_count_serve_or_of_the_largest_below(
-    program: Path, several: Several, tmp_path: Path
-) -> None:
-    answers_as_python_says(program, several.artifact)
+def test_payloads_for_too_many_threads_are_not_opened(program: Path, several: Several, tmp_path: Path) -> None:
+    """Payloads for the program's own thread count serve, else those for the largest count below it."""
+    check_same_as_python(program, several.artifact)
     broken = copy_of(several.artifact, tmp_path / "broken")
     payloads = []
     for payload in broken.manifest.payloads:
@@ -427,7 +379,7 @@ def test_payloads_of_the_programs_own_thread_count_serve_or_of_the_largest_below
             path.write_bytes(b"no package")
         payloads.append(replace(payload, digest=digest_file(path), size_bytes=path.stat().st_size))
     broken = rewritten(broken, payloads=tuple(payloads))
-    assert run(program, broken.folder, OMP_NUM_THREADS="1").returncode == 0, "those for 2 threads are not opened"
+    assert run(program, broken.folder, OMP_NUM_THREADS="1").returncode == 0
     assert run(program, broken.folder, OMP_NUM_THREADS="2").returncode == 1
     three = tuple(replace(payload, num_threads=3) if payload.num_threads == 2 else payload for payload in payloads)
     assert run(program, rewritten(broken, payloads=three).folder, OMP_NUM_THREADS="2").returncode == 0
@@ -438,20 +390,24 @@ def test_payloads_of_the_programs_own_thread_count_serve_or_of_the_largest_below
 
 
 @pytest.mark.slow
-def test_usage(program: Path, scripted: Frozen, tmp_path: Path) -> None:
-    for args in ((), (tmp_path,), (tmp_path / "nowhere",), (scripted.artifact.folder, "more")):
+def test_usage_errors_have_their_own_exit_code(program: Path, scripted: Frozen, tmp_path: Path) -> None:
+    for args in ((), (tmp_path,), (scripted.artifact.folder, "more")):
         done = run(program, *args)
         assert done.returncode == 2, done.stderr
-        assert "expected a folder that freeze or pull wrote" in done.stderr or "usage: coldpress-verify DIR" in done.stderr
+        assert "folder that freeze or pull wrote" in done.stderr
 
 
 @pytest.mark.slow
-def test_an_installed_program_needs_nothing_but_the_c_library(installed: Path, inductor: Frozen, tmp_path: Path) -> None:
-    program = installed / "coldpress-verify"
-    loaded = re.findall(r"(\S+) => (\S+)", finished("ldd", program).stdout)
-    outside = {name.split(".")[0] for name, path in loaded if not Path(path).is_relative_to(installed)}
+def test_an_installed_program_needs_only_the_c_library(build: Path, inductor: Frozen, tmp_path: Path) -> None:
+    app, scratch = tmp_path / "app", tmp_path / "scratch"
+    scratch.mkdir()
+    done = finished("cmake", "--install", build, "--prefix", app)
+    assert done.returncode == 0, done.stderr
+    loaded = re.findall(r"(\S+) => (\S+)", finished("ldd", app / "coldpress-verify").stdout)
+    outside = {name.split(".")[0] for name, path in loaded if not Path(path).is_relative_to(app)}
     assert outside <= {"libc", "libm", "libdl", "libpthread", "librt"}
     assert {"libtorch_cpu.so", "libgomp.so.1", "libcrypto.so.3"} <= {name for name, _ in loaded}
-    done = finished(program, inductor.artifact.folder, env={"TMPDIR": str(tmp_path)})
+    done = finished(app / "coldpress-verify", inductor.artifact.folder, env={"TMPDIR": str(scratch)})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not [path for path in tmp_path.iterdir() if path != installed], "what the package was unpacked to is gone"
+    assert list(scratch.iterdir()) == [], "the unpacked package was not removed"
+    shutil.rmtree(app)  # libtorch is large
