@@ -27,7 +27,7 @@ SCRIPTED = r"the model holds TorchScript \(part\), which torch\.export does not 
 FIXED = "no program takes all declared sizes of size: it needs size == 12; write 12 for size in the shapes"
 DIFFERS = r"the exported program differs from the model on input set \d+: output 'output' is off by up to "
 DIFFERS_LATER = "the exported program differs from the model on the second call with input set 0: output 'output' is off by up to "
-BAKED_IN = "what it drew or read while it was captured .* was baked in; draw with torch"
+BAKED_IN = "a value that was drawn or read during the capture .* was baked in; draw with torch"
 
 UNTIMED = SamplingPolicy(time_limit_s=0.01, warmup_s=0.0, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
 """For a judgement of drift alone."""

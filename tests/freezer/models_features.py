@@ -400,7 +400,7 @@ FEATURES: Mapping[str, Case] = {
     "buffers (persistent or not), tensors as plain attributes": Case(make=Buffers),
     "weights that are views of a larger storage": Case(make=Sliced),
     "weights made in inference mode, without gradients, or expanded (stride 0)": Case(make=UnusualWeights),
-    "sparse weights (COO, CSR)": Case(make=SparseWeights, says="Inductor does not compile; torchscript-frozen takes them"),
+    "sparse weights (COO, CSR)": Case(make=SparseWeights, says="Inductor does not compile; use torchscript-frozen"),
     "attributes that cannot be copied (locks, files)": Case(make=Locked, says="cannot be copied, .* cannot pickle '_thread.lock'"),
     "weights on the meta device": Case(make=on_meta, inputs={"x": X}, says="on the meta device, without values; load the weights"),
     "lazy layers before their first call": Case(
@@ -443,7 +443,7 @@ FEATURES: Mapping[str, Case] = {
         make=linear_then(lambda y: y.relu().to_sparse()), says=r"expected a dense tensor on the CPU; return \.to_dense\(\)"
     ),
     "sparse tensors inside": Case(
-        make=linear_then(lambda y: y.relu().to_sparse().to_dense()), says="Inductor does not compile; torchscript-frozen takes them"
+        make=linear_then(lambda y: y.relu().to_sparse().to_dense()), says="Inductor does not compile; use torchscript-frozen"
     ),
     "results whose size depends on values (`nonzero`)": Case(make=lambda: Calling(lambda x: x[x > 0])),
     # Dtypes
@@ -453,7 +453,7 @@ FEATURES: Mapping[str, Case] = {
     "complex64 or complex128 weights and inputs": Case(
         make=lambda: Layers(nn.Linear(4, 4, dtype=torch.complex64)),
         inputs={"x": torch.complex(X, X.flip(0))},
-        says="a defect of AOTInductor; torchscript-frozen serves the model",
+        says="a defect of AOTInductor; use torchscript-frozen",
     ),
     "complex numbers inside, a lazy conjugate as a result": Case(make=lambda: Calling(complex_inside)),
     "modules of several dtypes": Case(make=MixedDtypes),
@@ -474,7 +474,7 @@ FEATURES: Mapping[str, Case] = {
     "packed sequences": Case(
         make=Packed,
         inputs={"x": SEQUENCE, "lengths": torch.tensor([5, 3])},
-        says="a size comes from the values of a tensor, .*; give the padded batch",
+        says="a size comes from the values of a tensor, .*; pass the padded batch",
     ),
     "`nn.MultiheadAttention`": Case(make=Attention, inputs={"x": SEQUENCE}, dims={"x": {0: BATCH}}),
     "`nn.TransformerEncoder` with a padding mask": Case(
@@ -496,12 +496,10 @@ FEATURES: Mapping[str, Case] = {
     "a custom operator with a fake kernel": Case(
         make=linear_then(doubled), says="the graph calls coldpress_tests::doubled, .*; write it in torch's operations"
     ),
-    "`torch.cond`": Case(
-        make=lambda: Calling(conditional), says=r"forward calls torch\.cond, .*; leave torch\.cond to torch\.export"
-    ),
+    "`torch.cond`": Case(make=lambda: Calling(conditional), says=r"forward calls torch\.cond .*; use torch\.export"),
     "gradients inside `forward`": Case(
         make=Force,
-        says=r"uses a tensor that requires grad, .* at models_features\.py:.*grad\(energy, x\); make it one",
-        exported="forward differentiates, .*; write the gradient out in torch's operations",
+        says=r"uses a tensor that requires grad .* at models_features\.py:.*grad\(energy, x\); register it",
+        exported="forward computes gradients, .*; write the gradient in torch's operations",
     ),
 }

@@ -1,4 +1,4 @@
-"""Models that keep state between calls, have attributes to preserve, and several methods; all can be scripted."""
+"""Scriptable models with state between calls, attributes to preserve, and several methods."""
 
 from typing import Final
 
@@ -56,7 +56,7 @@ class Number(nn.Module):
 
 
 class RunningMean(nn.Module):
-    """Subtracts the mean of all rows that it has seen, which two buffers hold; [batch, 3, 8, 8] through a convolution to fold."""
+    """Subtracts the running mean of all rows, kept in two buffers; [batch, 3, 8, 8] through a convolution to fold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class RunningMean(nn.Module):
 
 
 class HiddenState(nn.Module):
-    """A GRU cell whose hidden state is a buffer of its own submodule, and a version that nothing computes with."""
+    """A GRU cell whose hidden state is a buffer, and an unused version."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class HiddenState(nn.Module):
 
 
 class OptionalState(nn.Module):
-    """An LSTM cell whose state is None until the first call, and after `reset`; reset goes through the submodule that holds it."""
+    """An LSTM cell in a submodule, whose state is None until the first call and after `reset`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class OptionalState(nn.Module):
 class Memory(nn.Module):
     """The LSTM cell and its state."""
 
-    hidden: Tensor | None  # a text, as under `from __future__ import annotations`, is no type to torch.jit.script
+    hidden: Tensor | None  # must not be text, as `from __future__ import annotations` would make it
     state: Tensor | None
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Memory(nn.Module):
 
 
 class Part(nn.Module):
-    """A submodule with attributes of its own."""
+    """A submodule with attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class Versioned(nn.Module):
 
 
 class Constant(nn.Module):
-    """Has a constant, which can be read and no more."""
+    """Has a read-only constant."""
 
     rate: Final[int]
 
@@ -225,7 +225,7 @@ class Constant(nn.Module):
 
 
 class Silent(nn.Module):
-    """Counts in what a script holds, and answers nothing of it."""
+    """Counts without an effect on its answers."""
 
     items: list[int]
 
@@ -241,7 +241,7 @@ class Silent(nn.Module):
 
 
 class Tracker(nn.Module):
-    """Several methods around one state: what a published voice-activity detector looks like."""
+    """Several methods around one state, like a published voice-activity detector."""
 
     state: Tensor | None
 

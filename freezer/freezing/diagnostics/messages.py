@@ -1,6 +1,6 @@
-"""What a capture raised, as one sentence for people: what it means, the user's own source line, and a remedy.
+"""Turn an error of torch into one sentence: its meaning, the user's source line, and a remedy from remedies.py.
 
-The whole text stays in the cause, and in the candidate's evidence. What the messages mean is in remedies.py.
+The full text stays in the cause and in the candidate's evidence.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from freezer.freezing.diagnostics.remedies import FAMILIES, Family, explain
 from freezer.freezing.diagnostics.source_lines import line_of_stack, marked_in, raised_at
 
 _FILE = re.compile(r'(\s+at)?\s+File "')
-_ADDRESS = re.compile(r" at:? 0x[0-9a-f]+")  # two runs say the same
+_ADDRESS = re.compile(r" at:? 0x[0-9a-f]+")  # differs between runs
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 _EXPLANATION = re.compile(r"^ *Explanation: (?P<text>.+)$", re.MULTILINE)
 
 
 def export_sentence(error: Exception) -> str:
-    """Why torch.export did not take a model."""
+    """Why torch.export refused a model."""
     text = str(error)
     if text.startswith("Constraints violated"):
         why = ", ".join(_first_sentence(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)[:2])
@@ -32,13 +32,13 @@ def export_sentence(error: Exception) -> str:
 
 
 def trace_sentence(error: Exception) -> str:
-    """Why torch.jit.trace did not take a model."""
+    """Why torch.jit.trace refused a model."""
     return _known(error, "trace", raised_at(error)) or f"{_first_line(error)}{_at(raised_at(error))}"
 
 
 def script_sentence(error: Exception) -> str:
-    """Why torch.jit.script, freeze or save did not take a model."""
-    text = str(error).rpartition("The error stack is reproduced here:")[2]  # what went wrong in a method that forward calls
+    """Why torch.jit.script, freeze or save refused a model."""
+    text = str(error).rpartition("The error stack is reproduced here:")[2]  # the error in a method that forward calls
     where = marked_in(text) or raised_at(error)
     if known := _known(error, "script", where, text):
         return known
@@ -49,12 +49,12 @@ def script_sentence(error: Exception) -> str:
 
 
 def inductor_sentence(error: Exception) -> str:
-    """Why Inductor did not compile a graph."""
+    """Why Inductor refused a graph."""
     return _known(error, "inductor", None) or _first_sentence(_whole(error).splitlines()[0])
 
 
 def code_of(error: Exception) -> str | None:
-    """The code of docs/errors.md that says more of an error than that the capture or lowering failed; None where there is none."""
+    """A code of docs/errors.md that is more specific than the failed capture or lowering; None if there is none."""
     if isinstance(error, ColdpressError):
         return error.code
     found = (explain(_whole(error), family) for family in FAMILIES)
@@ -62,7 +62,7 @@ def code_of(error: Exception) -> str | None:
 
 
 def run_sentence(error: Exception) -> str:
-    """Why a captured program does not run: TorchScript's interpreter puts what happened last, behind its own traceback."""
+    """Why a captured program failed: TorchScript's interpreter puts the error last, after its own traceback."""
     if known := _known(error, "run", None):
         return known
     lines = str(error).strip().splitlines() or ["no message"]
@@ -71,7 +71,7 @@ def run_sentence(error: Exception) -> str:
 
 
 def _known(error: Exception, family: Family, where: str | None, text: str | None = None) -> str | None:
-    """What the table says of an error; None where it does not know it, or the error is our own and says it all."""
+    """The remedy of an error as a sentence; None for an unknown error, or one of Coldpress itself."""
     if isinstance(error, ColdpressError):
         return None
     found = explain(_ADDRESS.sub("", _whole(error) if text is None else text), family)

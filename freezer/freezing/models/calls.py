@@ -1,4 +1,4 @@
-"""Call the eager source model and turn its failures into errors that name the model."""
+"""Calls of the eager source model, and their failures as errors that name the model."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from freezer.spec.inputs import InputSpec, bind
 
 
 class SourceCall:
-    """A copy of the model. If it draws random numbers, the caller's stream is left as it was."""
+    """A copy of the model to call. Leaves the caller's random stream unchanged."""
 
     def __init__(self, name: str, model: nn.Module) -> None:
         try:
             self._copy = copied(model).eval()
         except Exception as error:
             raise JudgeError(
-                f"{name}: the model cannot be copied, which every freeze begins with: {said(error)}; keep what cannot be copied "
-                "out of it, or give its class a __deepcopy__"
+                f"{name}: the model cannot be copied, which freezing requires: {said(error)}; move what cannot be copied out of "
+                "the model, or define __deepcopy__"
             ) from error
 
     def __call__(self, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
-        """Call the copy without changing the global random state."""
+        """The result of the copy."""
         with torch.random.fork_rng(devices=[]):
             return call_source(self._copy, spec, tensors)
 
 
 def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -> Any:
-    """The result of the first call, whose inputs must be the same afterwards.
+    """The result of the first call.
 
     Raises:
-        JudgeError: the eager model does not run, or writes into its inputs (code CP-INPUT-WRITTEN).
+        JudgeError: the eager model fails (code CP-EAGER), or writes into its inputs (code CP-INPUT-WRITTEN).
     """
     given = item.cloned()
     before = {path: _version(tensor) for path, tensor in given.items()}
@@ -45,14 +45,14 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
     try:
         result = source(spec, given)
     except Exception as error:
-        raise JudgeError(f"{name}: the eager model does not run on its inputs: {said(error)}", code="CP-EAGER") from error
+        raise JudgeError(f"{name}: the eager model fails on its inputs: {said(error)}", code="CP-EAGER") from error
     written = [
         path for path, tensor in given.items() if _version(tensor) != before[path] or not same_bytes(tensor, item.tensors[path])
     ]
     if written:
         paths, plural = ", ".join(repr(path) for path in written), "s" if len(written) > 1 else ""
         raise JudgeError(
-            f"{name}: a call writes into its input{plural} {paths}, which would change what the caller holds; start forward with a "
+            f"{name}: a call writes into its input{plural} {paths}, which would change the caller's tensors; start forward with a "
             f"copy (`x = x.clone()`), or return the new value",
             code="CP-INPUT-WRITTEN",
         )
@@ -60,7 +60,7 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
 
 
 def _version(tensor: Tensor) -> int:
-    """Counts what is written into a tensor, even where it leaves the values as they were."""
+    """A counter of writes into a tensor, including those that leave its values unchanged."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -70,7 +70,7 @@ def said(error: Exception) -> str:
 
 
 def call_source(model: Any, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
-    """The source model's own result, without gradients."""
+    """The source model's result, without gradients."""
     args, kwargs = bind(spec, tensors)
     with torch.no_grad():
         return model(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a source model must be before anything is made of it: weights that are there, and one mode."""
+"""Checks of a source model before anything is made from it: weights, mode, names to keep, and parameters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PRESERVE, RESET = "CP-PRESERVE", "CP-RESET"
 
 
 def check_weights(name: str, model: nn.Module) -> None:
-    """Hold that every parameter and buffer has values.
+    """Check that every parameter and buffer has values.
 
     Raises:
-        SourceError: some are on the meta device, or of lazy layers that were never called; code CP-WEIGHTS-MISSING.
+        SourceError: one is on the meta device, or of a lazy layer that was never called; code CP-WEIGHTS-MISSING.
     """
     held = [*model.named_parameters(), *model.named_buffers()]
     lazy = [path for path, tensor in held if is_lazy(tensor)]
@@ -44,17 +44,17 @@ def check_weights(name: str, model: nn.Module) -> None:
 
 
 def check_mode(model: nn.Module) -> None:
-    """Hold that a model is in eval mode, all of it. What a model's own `train` keeps in training mode is as it is meant.
+    """Check that a model and all its parts are in eval mode. Parts that its own `train` keeps in training mode are accepted.
 
     Raises:
-        SpecError: it is in training mode, or a part of it is.
+        SpecError: the model or a part is in training mode.
     """
     if getattr(model, "training", False):  # a frozen ScriptModule has no mode
         raise SpecError("the model is in training mode; call model.eval() before freezing it")
     left = _training(model)
     if left and (forgotten := left - _training(copied(model).eval())):
         raise SpecError(
-            f"{_some(sorted(forgotten))} in training mode, within a model in eval mode; call model.eval() before freezing it"
+            f"{_some(sorted(forgotten))} in training mode, although the model is in eval mode; call model.eval() before freezing it"
         )
 
 
@@ -63,31 +63,29 @@ def _training(model: nn.Module) -> set[str]:
 
 
 def _some(names: list[str]) -> str:
-    """The first of some names, and how many more there are: `head.weight and 3 more are`."""
+    """The first of some names, and the number of others: `head.weight and 3 more are`."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more} {'are' if more else 'is'}"
 
 
 def check_kept_names(name: str, model: nn.Module, preserve: Sequence[str], reset: str | None) -> None:
-    """Hold names to preserve, and the reset method, against the model.
+    """Check the names to preserve, and the reset method.
 
     Args:
-        name: of the entry.
+        name: name of the entry.
         model: the source model.
         preserve: attributes, methods and attributes of submodules (`sub.attr`).
         reset: a method of the model that takes no arguments.
 
     Raises:
-        SpecError: a name is not there, or no frozen model can have it (code CP-PRESERVE); or `reset` is no such method (CP-RESET).
+        SpecError: a name does not exist, or no frozen model can keep it (code CP-PRESERVE); `reset` is not such a method (code
+            CP-RESET).
     """
     for path in preserve:
-        problem = _problem(model, path)
-        if problem:
+        if problem := _problem(model, path):
             raise SpecError(f"{name}: preserve: {problem}", code=PRESERVE)
-    if reset is not None:
-        problem = _reset_problem(model, reset)
-        if problem:
-            raise SpecError(f"{name}: reset: {problem}", code=RESET)
+    if reset is not None and (problem := _reset_problem(model, reset)):
+        raise SpecError(f"{name}: reset: {problem}", code=RESET)
 
 
 def _problem(model: nn.Module, path: str) -> str | None:
@@ -95,15 +93,15 @@ def _problem(model: nn.Module, path: str) -> str | None:
     *parts, last = path.split(".")
     owner: Any = model
     for index, part in enumerate(parts):
-        below = {name: child for name, child in owner._modules.items() if child is not None}  # of a shared one each name
+        below = {name: child for name, child in owner._modules.items() if child is not None}  # with each name of a shared one
         if part not in below:
-            return f"{'.'.join(parts[: index + 1])!r} of {path!r} is no submodule{_instead(part, below)}"
+            return f"{'.'.join(parts[: index + 1])!r} of {path!r} is not a submodule{_instead(part, below)}"
         owner = below[part]
     if last in ("forward", "training"):
-        why = "is always kept" if last == "forward" else "of a frozen model is False for good"
-        return f"{path!r} {why}; leave it out"
+        why = "is always kept" if last == "forward" else "is always False in a frozen model"
+        return f"{path!r} {why}; remove it from preserve"
     if hasattr(RecursiveScriptModule, last):
-        return f"{path!r} is a name that every TorchScript module has of its own; rename it"
+        return f"{path!r} is a name that every TorchScript module uses itself; rename it"
     if not _has(owner, last):
         what = f"submodule {'.'.join(parts)}" if parts else "model"
         return f"the {what} has no attribute or method {last!r}{_instead(last, _names(owner))}"
@@ -111,28 +109,26 @@ def _problem(model: nn.Module, path: str) -> str | None:
     if isinstance(value, nn.Module):
         return f"{path!r} is a submodule; name its attributes: {path}.NAME"
     if parts and callable(value):
-        return f"{path!r} is a method of a submodule, which freezing drops; give the model itself a method that calls it"
+        return f"{path!r} is a method of a submodule, which freezing drops; add a method to the model that calls it"
     return None
 
 
 def _reset_problem(model: nn.Module, name: str) -> str | None:
-    """Why a name is no reset method."""
+    """Why a name cannot be the reset method."""
     if "." in name:
-        return f"{name!r} is a method of a submodule; give the model itself a method that calls it"
-    problem = _problem(model, name)
-    if problem:
+        return f"{name!r} is a method of a submodule; add a method to the model that calls it"
+    if problem := _problem(model, name):
         return problem
     method = getattr(model, name)
     if not callable(method):
         return f"{name!r} is a {type(method).__name__}, expected a method without arguments"
-    needed = _needed_arguments(method)
-    if needed:
-        return f"{name}({', '.join(needed)}) takes arguments, expected a method without; give the model one that calls it with them"
+    if needed := _needed_arguments(method):
+        return f"{name}({', '.join(needed)}) takes arguments, expected none; add a method to the model that calls it with them"
     return None
 
 
 def _needed_arguments(method: Any) -> list[str]:
-    """The arguments that a method must be given."""
+    """The required arguments of a method."""
     schema = getattr(method, "schema", None)
     if schema is not None:
         return [item.name for item in schema.arguments if item.name != "self" and not item.has_default_value()]
@@ -148,7 +144,7 @@ def _has(owner: nn.Module, name: str) -> bool:
 
 
 def _names(owner: nn.Module) -> list[str]:
-    """Names that might have been meant: what the module has besides what every module has. TorchScript lists no attributes."""
+    """Names to suggest: those of the module that not every module has. TorchScript lists no attributes."""
     methods = owner._c._method_names() if isinstance(owner, torch.jit.ScriptModule) else []
     names = {*dir(owner), *methods}
     return sorted(name for name in names if not name.startswith("_") and not hasattr(RecursiveScriptModule, name))
@@ -161,7 +157,7 @@ def _instead(name: str, there: Iterable[str]) -> str:
 
 
 def check_signature(model: nn.Module, spec: InputSpec) -> None:
-    """Hold keyword inputs against the parameters of `forward`.
+    """Check that keyword inputs are parameters of `forward`.
 
     Raises:
         SpecError: `forward` has no parameter of that name.
@@ -182,5 +178,5 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
             head = item.name.partition(".")[0]
             nested = f"; declare {head!r} as a tuple, list or dict of its parts" if head in names else ""
             raise SpecError(
-                f"{what} {item.name!r} is no parameter of forward({', '.join(names)}); name its parameters, or give a list{nested}"
+                f"{what} {item.name!r} is not a parameter of forward({', '.join(names)}); use its names, or a list{nested}"
             )

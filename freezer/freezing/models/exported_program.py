@@ -1,7 +1,7 @@
-"""The module of an ExportedProgram, fit to be a source: copied, run in float64, captured again.
+"""ExportedPrograms as sources: a module that can be copied, run in float64 and captured again, and its input spec.
 
-`program.module()` gives a module that cannot be put into eval mode, whose graph asserts the dtypes that it was exported with, and
-of which torch.jit.trace keeps the sizes of its example for ever: operations of torch.ops take no traced sizes.
+`program.module()` cannot be put into eval mode, asserts the dtypes of its export, and bakes sizes into a trace, since operations of
+torch.ops take no traced sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from freezer.spec.inputs import InputSpec
 from freezer.spec.parse import declared_spec
 
 UNBOUNDED_MAX = 8
-"""The largest size of a dim that the program leaves open upwards, unless its example is larger."""
+"""The largest size of a dim that the program does not bound, unless its example is larger."""
 
 
 _CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other, torch.ops.aten.to.device)
@@ -35,33 +35,33 @@ _SIZES = {
 
 
 class ExportedModule(fx.GraphModule):
-    """The graph of an ExportedProgram with its weights; called as the program is, in eval mode."""
+    """The graph of an ExportedProgram with its weights, in eval mode."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
-        with warnings.catch_warnings():  # copying a graph copies its pytree specs, one class of which is deprecated
+        with warnings.catch_warnings():  # copying a graph copies its pytree specs, of which one class is deprecated
             warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
             return super().__deepcopy__(memo)
 
 
 class SizeGuards(nn.Module):
-    """Holds inputs to the sizes and constants that a program was exported for. A trace, which has no sizes to hold, skips it."""
+    """Checks inputs against the sizes and constants of a program, except in a trace, where sizes are symbolic."""
 
     def __init__(self, check: nn.Module) -> None:
         super().__init__()
         self.check = check
 
     def forward(self, *inputs: Any) -> None:
-        """Raise AssertionError where an input is not as the program was exported for."""
+        """Raise AssertionError for an input that the program was not exported for."""
         if not torch._C._get_tracing_state():
             self.check(*inputs)
 
 
 def module_of(program: torch.export.ExportedProgram) -> nn.Module:
-    """The program as a module in eval mode, which may be deep-copied and takes the program's args and kwargs.
+    """The program as a module in eval mode, which can be deep-copied and takes the program's args and kwargs.
 
-    Sizes and constants are held to what the program was exported for. What only held its dtypes is taken out: assertions, and
-    casts that change nothing. So the module runs in float64 after `.double()`, unless the program makes tensors of another dtype
-    itself. Constant tensors become buffers. The program is not changed, but its weights are shared.
+    It still checks sizes and constants. Dtype assertions, and casts that change nothing, are removed, so that the module runs in
+    float64 after `.double()` unless the program itself makes tensors of another dtype. Constant tensors become buffers. The program
+    is not changed, but its weights are shared.
     """
     module = program.module()
     for part in list(module.modules()):
@@ -73,12 +73,12 @@ def module_of(program: torch.export.ExportedProgram) -> nn.Module:
 
 
 def _rewrite(module: fx.GraphModule) -> None:
-    """Take what holds dtypes out of a graph, and let its sizes be traced."""
+    """Remove checks of dtypes from a graph, and make its sizes traceable."""
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
         if node.target is torch.ops.aten.full.default and isinstance(node.args[1], bool) and node.kwargs.get("dtype") is not None:
-            node.args = (node.args[0], int(node.args[1]))  # TorchScript fills with no bool, and says so in an internal assertion
+            node.args = (node.args[0], int(node.args[1]))  # TorchScript cannot fill with a bool
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
         elif node.target in _CASTS and _changes_nothing(node):
@@ -92,7 +92,7 @@ def _rewrite(module: fx.GraphModule) -> None:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    """Whether a cast gives what it takes: dtype, device and strides as they were, and no copy."""
+    """Whether a cast returns its argument: same dtype, device and strides, without a copy."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     before, after = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
@@ -104,18 +104,18 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _take_traced_sizes(node: fx.Node) -> None:
-    """Call an operation that is given sizes by its Python function or method, which takes traced ones too."""
+    """Call an operation on sizes through its Python function or method, which takes traced sizes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return  # arithmetic of Python
     if node.target is torch.ops.aten._assert_scalar.default:
-        node.target = held
+        node.target = checked
         return
     name = node.target._schema.name.removeprefix("aten::")
     if name in _OWN:
         node.target = _OWN[name]
         return
     for functions in (torch, torch._C._nn):
-        if isinstance(function := getattr(functions, name, None), BuiltinFunctionType):  # what Python wraps takes other arguments
+        if isinstance(function := getattr(functions, name, None), BuiltinFunctionType):  # Python wrappers take other arguments
             node.target = function
             return
     if hasattr(torch._C.TensorBase, name) and name not in vars(Tensor):
@@ -123,12 +123,12 @@ def _take_traced_sizes(node: fx.Node) -> None:
 
 
 def sliced(tensor: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
-    """A slice of a tensor along one dim, as aten::slice takes it."""
+    """A slice of a tensor along one dim, with the arguments of aten::slice."""
     return tensor[(slice(None),) * (dim % tensor.dim()) + (slice(start, end, step),)]
 
 
-def held(condition: bool, message: str) -> None:
-    """Raise RuntimeError where a condition on sizes does not hold. A trace, which has no sizes to hold, skips it."""
+def checked(condition: bool, message: str) -> None:
+    """Raise RuntimeError if a condition on sizes fails, except in a trace, where sizes are symbolic."""
     if not torch._C._get_tracing_state():
         torch._check(condition, lambda: message)
 
@@ -137,12 +137,12 @@ _OWN: dict[str, Callable[..., Any]] = {"slice": sliced, "split": torch.split}
 
 
 def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
-    """The inputs of a program; None where it was saved without example inputs.
+    """The input spec of a program; None if it was saved without example inputs.
 
-    A dim is named `batch` where it is the first axis of an input, else by its place (`dim_1`). Integers get the example's range.
+    A dim is named `batch` if it is the first axis of an input, otherwise by its axis (`dim_1`). Integers get the example's range.
 
     Raises:
-        SourceError: an input is of a type that no catalog declares.
+        SourceError: an input has a type that a catalog cannot declare.
     """
     if program.example_inputs is None:
         return None
@@ -154,7 +154,7 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
 
 
 def _placeholder_shapes(program: torch.export.ExportedProgram) -> Iterator[Any]:
-    """The shape, with its symbols, of each user input of the graph in order; None of what is no tensor."""
+    """The symbolic shape of each user input of the graph in order; None for inputs that are not tensors."""
     kinds = torch.export.graph_signature.InputKind
     wanted = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == kinds.USER_INPUT]
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
@@ -164,7 +164,7 @@ def _placeholder_shapes(program: torch.export.ExportedProgram) -> Iterator[Any]:
 
 
 class _Dims:
-    """Turns example values into a catalog's form of inputs, and gathers the dims that they name."""
+    """Turns example values into a catalog's declarations, and collects their dims."""
 
     def __init__(self, program: torch.export.ExportedProgram, shapes: Iterator[Any]) -> None:
         self._ranges: Mapping[Any, Any] = program.range_constraints
@@ -187,7 +187,7 @@ class _Dims:
         if pytree.tree_is_leaf(value):
             next(self._shapes, None)
         raise SourceError(
-            f"the program's input {path!r} is a {type(value).__name__}; write `inputs:` for it, or export it otherwise"
+            f"the program's input {path!r} is a {type(value).__name__}; declare `inputs:`, or export the program with tensors"
         )
 
     def _tensor(self, value: Tensor, symbols: Any, path: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class _Dims:
         return {"shape": shape, "dtype": example.dtype, **({"range": list(example.range)} if example.range else {})}
 
     def _size(self, size: int, symbol: Any, axis: int) -> int | str:
-        """The size of an axis: the name of a dim where the program lets it vary of its own, else the example's."""
+        """The size of an axis: the name of a dim if the program lets it vary, otherwise the example's size."""
         expression = getattr(getattr(symbol, "node", None), "expr", None)
         if expression is None:
             return size

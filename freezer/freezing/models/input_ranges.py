@@ -1,7 +1,7 @@
-"""What a model looks its integer inputs up in: tables of embeddings, whose lengths bound what may be generated.
+"""Ranges of integer inputs, from the lengths of the tables that a model indexes with them.
 
-The eager model is run once, and every operation is watched: values that come from an input unchanged (views, casts, copies, parts
-of it) are followed, and where they index a weight, they must be below its length. Arithmetic is not followed.
+The eager model runs once under a dispatch mode, which follows values that come unchanged from an input (views, casts, copies)
+up to the weights that they index. Arithmetic is not followed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _KEEPS: Mapping[str, tuple[str, ...]] = {
     "copy_": ("src",),
     "where": ("self", "other"),
 }
-"""Operations whose results hold only values of these arguments, and fillings that the model chose itself."""
+"""Operations whose results hold only values of these arguments, besides fill values of the model."""
 
 _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 
 
 def find_lengths(call: Callable[[], object], inputs: Mapping[str, Tensor]) -> tuple[dict[str, int], Exception | None]:
-    """For every input that a call looks up in weights, the length of the shortest; and what the call raised.
+    """For each input that indexes weights, the length of the shortest; and the exception of the call.
 
     Args:
-        call: of the eager model, with the inputs.
-        inputs: integer tensors by name, whose values are all valid as indices.
+        call: a call of the eager model with the inputs.
+        inputs: integer tensors by name, whose values are valid indices.
     """
     watch = _Watch(inputs)
     try:
         with watch:
             call()
-    except Exception as error:  # what was seen until then is as good
+    except Exception as error:  # lengths seen before are still valid
         return watch.lengths, error
     return watch.lengths, None
 
@@ -58,14 +58,14 @@ def find_lengths(call: Callable[[], object], inputs: Mapping[str, Tensor]) -> tu
 class _Watch(TorchDispatchMode):
     """Follows the inputs' values through all operations.
 
-    Tensors are known by identity. One that no operation made and that is no input is a weight, or a constant of the model.
+    A tensor that is neither an input nor the result of an operation is a weight, or a constant of the model.
     """
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.lengths: dict[str, int] = {}
         self._origins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        """Of every tensor that was made: the inputs whose values it holds."""
+        """For each input and result, the inputs whose values it holds."""
         for name, tensor in inputs.items():
             self._origins[tensor] = frozenset([name])
 
@@ -75,26 +75,23 @@ class _Watch(TorchDispatchMode):
         given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | (kwargs or {})
         name = schema.name.rpartition("::")[2]
         for table, dim, index in _lookups(name, given):
-            if not self._is_made(table):
+            if table not in self._origins:
                 for origin in self._origins.get(index, ()):
                     self.lengths[origin] = min(self.lengths.get(origin, table.shape[dim]), table.shape[dim])
         self._follow(name, given, result)
         return result
 
-    def _is_made(self, tensor: Tensor) -> bool:
-        return tensor in self._origins
-
     def _follow(self, name: str, given: Mapping[str, Any], result: Any) -> None:
         sources = [tensor for argument in _KEEPS.get(name, ()) for tensor in tensors_in(given.get(argument))]
-        if name in _KEEPS and not any(self._is_made(source) for source in sources):
-            return  # a weight in another form is still one
+        if name in _KEEPS and not any(source in self._origins for source in sources):
+            return  # a view or copy of a weight counts as the weight
         origins: frozenset[str] = frozenset().union(*(self._origins.get(source, ()) for source in sources))
         for tensor in tensors_in(result):
             self._origins[tensor] = frozenset() if tensor.dtype is torch.bool else origins
 
 
 def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """The tables that an operation reads, along which dim, and by which indices."""
+    """The tables that an operation indexes, with dim and indices."""
     if name in _EMBEDDINGS:
         yield given["weight"], 0, given["indices"]
     elif name in ("index_select", "gather") and given["self"].dim() > 0:
@@ -104,7 +101,7 @@ def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int,
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among the arguments or results of an operation, which may be in tuples and lists."""
+    """The tensors in arguments or results of an operation, also in tuples and lists."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -113,10 +110,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec:
-    """The spec, with ranges for integer inputs that had none: indices into the tables that the eager model looks them up in.
+    """The spec with ranges for integer inputs that had none: valid indices of the tables that the eager model indexes with them.
 
     Raises:
-        SpecError: a table is found for none, or the model does not run on what the range allows.
+        SpecError: an input indexes no table, or the model fails on values within the range.
     """
     wanted = [item for item in spec.tensors if needs_range(item)]
     if not wanted:
@@ -130,10 +127,10 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     }
     for item in wanted:
         if item.name not in found:
-            note = f"; with zeros the model fails: {said(problem)}" if problem else "; the model looks it up in no table of its own"
+            note = f"; with zeros the model fails: {said(problem)}" if problem else "; the model indexes none of its tables with it"
             raise range_is_needed(item, note)
     spec = spec.with_ranges(found)
-    if problem is None:  # else its inputs are wrong in another way, and the first call says how
+    if problem is None:  # otherwise the first call reports the problem
         _check_found(name, model, spec, found)
     return spec
 
@@ -146,6 +143,6 @@ def _check_found(name: str, model: nn.Module, spec: InputSpec, found: Mapping[st
         except Exception as error:
             ranges = ", ".join(f"{path!r}: {list(bounds)}" for path, bounds in found.items())
             raise SpecError(
-                f"{name}: the tables that the model looks integer inputs up in allow {ranges}, but it does not run on such values "
-                f"at {dict(item.point)}: {said(error)}; write `range: [low, high]` for them, or give samples"
+                f"{name}: the tables that the model indexes allow {ranges}, but the model fails on such values at "
+                f"{dict(item.point)}: {said(error)}; declare `range: [low, high]` for them, or give samples"
             ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import zipfile
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.errors import MissingDependencyError, SourceError
+from freezer.files.digest import digest_file
 from freezer.files.download import is_url
 from freezer.freezing.models.sources import TRUST, Source, find_function, on_path
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from freezer.spec.inputs import InputSpec
 
 OWN_SPEC = "coldpress.inputs"
-"""Where a loaded model keeps the inputs that it tells of itself, in the `meta` of its graph."""
+"""The key of a loaded model's own input spec in the `meta` of its graph."""
 
 
 def load_source(source: Source) -> nn.Module:
-    """The model, in eval mode, on the CPU.
+    """Load the model onto the CPU, in eval mode.
 
     Raises:
-        SourceError: it cannot be loaded, or is no nn.Module; the cause is chained.
+        SourceError: it cannot be loaded, or is not an nn.Module.
         MissingDependencyError: the kind needs a package that is not installed.
     """
     import torch
@@ -52,42 +52,39 @@ def load_source(source: Source) -> nn.Module:
         raise SourceError(f"source {source}: {type(error).__name__}: {_sentence(error)}") from error
     if not isinstance(model, torch.nn.Module):
         raise SourceError(
-            f"source {source} gave a {type(model).__name__}, expected an nn.Module; return the model itself",
+            f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the model itself",
             code="CP-SOURCE-MODULE",
         )
     return model.eval()
 
 
 def _check_digest(source: Source) -> None:
-    """Hold a file against the digest that the entry pins, before anything opens it."""
+    """Check a file against the pinned digest before anything opens it."""
     if source.sha256 is None or is_url(source.location):
         return
-    with Path(source.location).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = digest_file(Path(source.location)).removeprefix("sha256:")
     if found != source.sha256:
         raise SourceError(
-            f"source {source}: got sha256 {found}, expected {source.sha256}; it is not what was pinned, or has changed since it "
-            "was looked at",
+            f"source {source}: got sha256 {found}, expected {source.sha256}; the file is not the pinned one, or has changed",
             code="CP-FETCH-DIGEST",
         )
 
 
 def _sentence(error: Exception) -> str:
-    """The first line of a message that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "no message"
+    """The first line of a message that is not empty."""
+    return str(error).strip().partition("\n")[0].rstrip() or "no message"
 
 
 def _load_python(source: Source) -> Any:
     factory = find_function(source.location, source.search_path)
-    with on_path(source.search_path):  # a factory may import its neighbours when it is called
+    with on_path(source.search_path):  # a factory may import modules beside it
         return factory(**source.args)
 
 
 def _load_torchscript(source: Source) -> Any:
     import torch
 
-    from freezer.freezing.models.torchscript_module import cuda_constants, with_forward
+    from freezer.freezing.models.torchscript_module import named_devices, with_forward
 
     with torchscript_deprecations_silenced():
         module = torch.jit.load(source.location, map_location="cpu")
@@ -96,11 +93,11 @@ def _load_torchscript(source: Source) -> Any:
                 module = with_forward(module, source.method)
             except ValueError as error:
                 raise SourceError(f"source {source}: {error}", code="CP-SOURCE-METHOD") from error
-        found = [] if torch.cuda.is_available() else cuda_constants(module)
+        found = [] if torch.cuda.is_available() else named_devices(module, "cuda")
     if found:
         raise SourceError(
             f"source {source} names the device {found[0]} in its graph, and this worker has no GPU; trace it again on a CPU, or "
-            "take devices from the inputs (x.device)",
+            "use the device of the inputs (x.device)",
             code="CP-SOURCE-DEVICE",
         )
     return module
@@ -124,7 +121,7 @@ def _load_export(source: Source) -> Any:
 
 
 def _programs(path: str) -> dict[str, Any]:
-    """The programs of a .pt2 by name: torch.export.save calls its one `model`; before torch 2.8 it wrote another kind of zip."""
+    """The programs of a .pt2 by name: torch.export.save names its one `model`; before torch 2.8 it wrote another archive format."""
     import torch
     from torch.export.pt2_archive._package import load_pt2
 
@@ -135,20 +132,16 @@ def _programs(path: str) -> dict[str, Any]:
 
 
 def _check_archive(source: Source) -> None:
-    """Refuse what would run code when it is loaded: compiled libraries.
-
-    Raises:
-        SourceError: the archive holds one, and is not trusted; or it is no archive.
-    """
+    """Refuse compiled libraries, which would run when loaded, unless the source is trusted."""
     try:
         with zipfile.ZipFile(source.location) as archive:
             names = archive.namelist()
     except zipfile.BadZipFile as error:
-        raise SourceError(f"source {source} is no .pt2 archive: {error}; write it with torch.export.save") from error
+        raise SourceError(f"source {source} is not a .pt2 archive: {error}; write it with torch.export.save") from error
     compiled = next((name for name in names if "/aotinductor/" in name), None)
     if compiled is not None and not source.trust:
         raise SourceError(
-            f"source {source} holds compiled code ({compiled}), which loading it would run; give the exported program "
+            f"source {source} holds compiled code ({compiled}), which would run when loaded; give the exported program "
             f"(torch.export.save), or add {TRUST}",
             code="CP-TRUST",
         )
@@ -156,7 +149,7 @@ def _check_archive(source: Source) -> None:
 
 @contextlib.contextmanager
 def _no_pickles(source: Source) -> Iterator[None]:
-    """Let nothing be unpickled but tensors, unless the source is trusted; torch.export.load falls back to pickles by itself."""
+    """Allow only tensors to be unpickled, unless the source is trusted: torch.export.load may fall back to pickles."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     if source.trust or name in os.environ:
         yield
@@ -179,7 +172,7 @@ def _load_pickle(source: Source) -> Any:
     import torch
 
     if not source.trust:
-        raise SourceError(f"source {source} is a pickle, and is not trusted; add {TRUST}", code="CP-TRUST")
+        raise SourceError(f"source {source} is a pickle and not trusted; add {TRUST}", code="CP-TRUST")
     with on_path(source.search_path):
         return torch.load(source.location, map_location="cpu", weights_only=False)
 
@@ -206,6 +199,6 @@ def _load_transformers(source: Source) -> Any:
 
 
 def own_spec(model: nn.Module) -> InputSpec | None:
-    """The inputs that a loaded model itself tells of: those of an exported program."""
+    """A loaded model's own input spec, which only exported programs have."""
     found: InputSpec | None = getattr(model, "meta", {}).get(OWN_SPEC)
     return found

@@ -1,4 +1,4 @@
-"""The generators that models draw from: whether something was drawn, and the caller's put back as if nothing had been."""
+"""Random models: restore the caller's generators, detect drawing, and find captures that baked a random value in."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from torch import Tensor
 from freezer.numerics import comparable, in_double, same_tensors, square_sum
 
 NUM_MORE_CALLS = 16
-"""A coin that eager throws falls the same way so often once in 65,536 times."""
+"""A fair coin falls the same way this often once in 65,536 times."""
 
 ROUNDING = 1e-3
-"""Of an output's own size: what differs by less may be the order of a sum."""
+"""Relative to an output's size: smaller differences may come from the order of a sum."""
 
 PROBLEM = (
-    "eager answers the same inputs differently each time, and this always the same: what it drew or read while it was captured "
-    "(random, NumPy, the time, a global) was baked in; draw with torch (torch.rand), or make it an input"
+    "eager's answers to the same inputs differ, but this one's are always the same: a value that was drawn or read during the "
+    "capture (random, NumPy, the time, a global) was baked in; draw with torch (torch.rand), or make it an input"
 )
 
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the generators of torch (on the CPU, and on GPUs that are in use), Python and NumPy back. Models draw from them, and
-    compilers do.
-
-    NumPy's is kept where something has imported NumPy already.
+    """Restore the generators of torch (on the CPU and on GPUs in use), Python, and NumPy if imported, which models and compilers
+    draw from.
     """
     numpy = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
@@ -46,7 +44,7 @@ def generators_kept() -> Iterator[None]:
 
 
 def positions() -> Any:
-    """Where the generators of torch, Python and NumPy are: elsewhere after something was drawn. A model's own are not seen."""
+    """States of the generators of torch, Python and NumPy, which change when something is drawn. A model's own are not included."""
     numpy = sys.modules.get("numpy")
     of_torch = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
     of_numpy = None if numpy is None else pickle.dumps(numpy.random.get_state())
@@ -54,10 +52,10 @@ def positions() -> Any:
 
 
 def same_each_time(ask_again: Callable[[], bool]) -> bool:
-    """Whether a model answers the same each time that it is asked. Where it draws, a few values may come out the same by chance.
+    """Whether a model always gives the same answer. If it draws random numbers, it is asked several times.
 
     Args:
-        ask_again: asks once more what was asked before, and returns whether the answer is the same.
+        ask_again: repeats a call; returns whether the answer is the same as before.
     """
     before = positions()
     if not ask_again():
@@ -68,13 +66,11 @@ def same_each_time(ask_again: Callable[[], bool]) -> bool:
 def baked_in(
     eager: Sequence[Sequence[Tensor]], candidate: Sequence[Sequence[Tensor]], ask: Callable[[], list[Tensor]]
 ) -> str | None:
-    """What is wrong with a candidate of which an output is the same for ever where eager's is not; None where each draws too.
-
-    Each output is held against its own: one that still draws must not hide another that was baked in.
+    """The problem of a candidate with a constant output where eager's is random; None if there is no such output.
 
     Args:
-        eager, candidate: the answers to one input set, of as many calls each, all of as many outputs; at least two.
-        ask: asks the candidate once more.
+        eager, candidate: answers to one input set of equally many calls, at least two.
+        ask: calls the candidate once more.
     """
     suspects = {
         index
@@ -90,7 +86,7 @@ def baked_in(
 
 
 def _apart(one: Tensor, other: Tensor) -> bool:
-    """Whether two answers are apart by more than rounding."""
+    """Whether two answers differ by more than rounding."""
     if one.shape != other.shape or not comparable(one):
         return not torch.equal(one, other)
     a, b = in_double(one).nan_to_num(), in_double(other).nan_to_num()

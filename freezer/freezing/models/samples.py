@@ -1,4 +1,4 @@
-"""Sets of inputs: real ones from a file, or generated from fixed seeds over the corner and middle points of all dims."""
+"""Input sets from real samples: matched with the spec, and cut or repeated to cover all points."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from freezer.spec.sample_headers import CODE, Header, match_headers
 
 
 def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list[InputSet]:
-    """Samples held against a spec.
+    """Samples as input sets.
 
     Raises:
         SpecError: names, dtypes, shapes or sizes differ from the spec; code CP-SAMPLES.
     """
-    points = match_headers([{name: _header(tensor) for name, tensor in tensors.items()} for tensors in sets], spec)
-    return [InputSet(point=point, tensors=_ordered(tensors, spec)) for point, tensors in zip(points, sets, strict=True)]
 
+    def header(tensor: Tensor) -> Header:
+        return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
-def _header(tensor: Tensor) -> Header:
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-
-
-def _ordered(tensors: Mapping[str, Tensor], spec: InputSpec) -> dict[str, Tensor]:
-    return {item.name: tensors[item.name].contiguous() for item in spec.tensors}
+    points = match_headers([{name: header(tensor) for name, tensor in tensors.items()} for tensors in sets], spec)
+    return [
+        InputSet(point=point, tensors={item.name: tensors[item.name].contiguous() for item in spec.tensors})
+        for point, tensors in zip(points, sets, strict=True)
+    ]
 
 
 def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Tensor specs that fit one sample set exactly; see `tensor_spec`.
+    """Tensor specs with the exact shapes of one sample set; see `tensor_spec`.
 
     Raises:
-        SpecError: a tensor is of a dtype that no input may have; code CP-SAMPLES.
+        SpecError: a tensor cannot be an input; code CP-SAMPLES.
     """
     try:
         return tuple(tensor_spec(name, tensor) for name, tensor in tensors.items())
@@ -48,16 +47,16 @@ def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
-    """The spec of one example tensor. Integers get the range of its values; a mask of zeros and ones needs none.
+    """The spec of one example tensor. Integers get the range of its values, except a mask of zeros and ones.
 
     Raises:
-        SpecError: it is not dense.
+        SpecError: the tensor is not dense.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise SpecError(
-            f"input {name!r}: got a {kind} tensor, expected a dense one; give .to_dense(), or its parts as inputs of their own, "
-            "and put it together in forward"
+            f"input {name!r}: got a {kind} tensor, expected a dense one; give .to_dense(), or pass its parts as separate "
+            "inputs and combine them in forward"
         )
     dtype = str(tensor.dtype).removeprefix("torch.")
     plain = TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape))
@@ -68,7 +67,7 @@ def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
 
 
 def cover_points(sets: Sequence[InputSet], spec: InputSpec) -> list[InputSet]:
-    """The samples, and for every corner or middle point that none of them has, a sample cut or repeated to that size."""
+    """The samples, and for every corner or middle point without one, a sample cut or repeated to its sizes."""
     covered = [dict(item.point) for item in sets]
     missing = [point for point in spec.points() if point not in covered]
     return [*sets, *(resize(sets[index % len(sets)], spec, point) for index, point in enumerate(missing))]
@@ -77,14 +76,12 @@ def cover_points(sets: Sequence[InputSet], spec: InputSpec) -> list[InputSet]:
 def with_points(
     sets: Sequence[InputSet], spec: InputSpec, points: Sequence[Mapping[str, int]], *, generated: bool
 ) -> list[InputSet]:
-    """The sets, one for each of some points that none of them has, and one at sizes that are no such point, where there are any.
-
-    The last is what only a payload for all sizes serves.
+    """Add a set for each point without one, and if all sets are at such points, one at other sizes, for the payload of all sizes.
 
     Args:
-        sets: at least one.
-        points: that have payloads of their own.
-        generated: make new sets; else others are cut or repeated to size.
+        sets: at least one input set.
+        points: points with payloads of their own.
+        generated: generate new sets instead of cutting or repeating others.
     """
     found = list(sets)
     named = [dict(point) for point in points]

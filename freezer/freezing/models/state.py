@@ -1,4 +1,4 @@
-"""What a model holds that a call may change: tensors, and values in attributes, which `state_dict` does not show."""
+"""The state of a model: its tensors, and plain values in attributes, which `state_dict` omits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN = frozenset((*vars(nn.Module()), "training"))
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The model's own tensors by path, not copies: what `state_dict` holds, and buffers that it leaves out."""
+    """The model's own tensors by path, not copied: those of `state_dict`, and the buffers that it omits."""
     held = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     return {**dict(model.named_buffers()), **held}
 
@@ -24,7 +24,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 def attributes_of(model: nn.Module) -> dict[str, Any]:
     """Copies of the plain values in attributes, by path: None, numbers, texts, tensors, and tuples, lists, sets and dicts of them.
 
-    Parameters and buffers are left out, and objects of other types. Of a ScriptModule, what `forward` reads or sets.
+    Parameters, buffers and other objects are omitted. For a ScriptModule, the attributes that `forward` reads or sets.
     """
     known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     return {path: _copied(value) for path, value in _attributes(model) if _is_plain(value) and id(value) not in known}
@@ -57,10 +57,10 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _of_script(module: torch.jit.ScriptModule) -> Iterator[tuple[str, Any]]:
-    """What the graph of `forward` reads and sets: TorchScript lists no attributes."""
+    """The attributes that the graph of `forward` reads or sets: TorchScript lists none."""
     if not module._c._has_method("forward"):
         return
-    graph: Any = module.inlined_graph  # held: its nodes die with it
+    graph: Any = module.inlined_graph  # keep a reference: its nodes die with it
     paths = {_path(node) for kind in ("prim::GetAttr", "prim::SetAttr") for node in graph.findAllNodes(kind)}
     for path in sorted(path for path in paths if path):
         value: Any = module
@@ -70,7 +70,7 @@ def _of_script(module: torch.jit.ScriptModule) -> Iterator[tuple[str, Any]]:
 
 
 def _path(node: Any) -> str:
-    """The dotted path of the attribute that a node reads or sets; empty where it does not begin at the module itself."""
+    """The dotted path of the attribute that a node reads or sets; empty if it does not start at the module itself."""
     names = [node.s("name")]
     owner = next(node.inputs()).node()
     while owner.kind() == "prim::GetAttr":
@@ -82,7 +82,7 @@ def _path(node: Any) -> str:
 def _is_plain(value: Any, depth: int = 8) -> bool:
     if isinstance(value, Mapping | tuple | list | set | frozenset):
         inner = value.values() if isinstance(value, Mapping) else value
-        return depth > 0 and all(_is_plain(item, depth - 1) for item in inner)  # what contains itself ends here
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in inner)  # the limit ends values that contain themselves
     return value is None or isinstance(value, bool | int | float | complex | str | bytes | Tensor)
 
 

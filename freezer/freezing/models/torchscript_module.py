@@ -1,4 +1,4 @@
-"""What the graph of a ScriptModule tells: the devices that it names; and ScriptModules that call another in another way."""
+"""ScriptModules: the devices that their graphs name, and wrappers that call them differently."""
 
 from __future__ import annotations
 
@@ -16,17 +16,10 @@ from freezer.spec.inputs import InputSpec
 from freezer.spec.items import ConstantSpec, InputItem, TensorSpec
 
 
-def cuda_constants(module: torch.jit.ScriptModule) -> list[str]:
-    """The CUDA devices that `forward` names as constants; see `named_devices`."""
-    return named_devices(module, "cuda")
-
-
 def named_devices(module: torch.jit.ScriptModule, kind: str) -> list[str]:
-    """The devices of a kind that `forward` names as constants, each with the source line of its first use:
-    `cuda:0 (model.py:12: …)`.
+    """The constant devices of a kind in `forward` and the submodules that it calls, which moving the module does not change.
 
-    They are what moving a module to another device does not change. Calls of submodules are looked into; other methods are not.
-    A device that is named only where the inputs are on a GPU already is told too.
+    Each has the source line of its first use: `cuda:0 (model.py:12: …)`. Devices on paths that only run on a GPU are included.
 
     Args:
         module: a TorchScript module.
@@ -37,13 +30,12 @@ def named_devices(module: torch.jit.ScriptModule, kind: str) -> list[str]:
 
 
 def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.ScriptModule:
-    """A ScriptModule whose `forward` is a method of the given one, with the same argument names, types and defaults.
+    """A ScriptModule whose `forward` is another method of the given one, with the same argument names, types and defaults.
 
-    Weights and state are the given module's own, under `model.`; its other methods but `forward` keep their names, where
-    TorchScript can write their arguments' types.
+    It shares weights and state, under `model.`. Other methods keep their names if TorchScript can write their arguments' types.
 
     Raises:
-        ValueError: there is no such method; the message names those that exist.
+        ValueError: there is no such method.
     """
     methods: list[str] = sorted(module._c._method_names())
     if method not in methods:
@@ -59,7 +51,7 @@ def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.Scrip
 
 
 def _define(wrapper: torch.jit.ScriptModule, module: torch.jit.ScriptModule, method: str, name: str) -> None:
-    """Give a holder of a module a method that calls one of the module's."""
+    """Define a method of the wrapper that calls one of the module's."""
     arguments = module._c._get_method(method).schema.arguments[1:]  # without self
     parameters = [
         f"{argument.name}: {argument.type.annotation_str}"
@@ -71,10 +63,10 @@ def _define(wrapper: torch.jit.ScriptModule, module: torch.jit.ScriptModule, met
 
 
 def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.ScriptModule:
-    """A ScriptModule that calls the given one with its tensor inputs in order; constants are written into it.
+    """A ScriptModule that takes the tensor inputs in order and calls the given one, with constants written into the call.
 
     Raises:
-        RuntimeError: TorchScript does not take such a call.
+        RuntimeError: TorchScript does not accept such a call.
     """
     arguments = [_call_text(item) for item in spec.inputs]
     if spec.style == "keyword":
@@ -102,13 +94,13 @@ def _call_text(item: InputItem) -> str:
 
 
 def variable_of(path: str) -> str:
-    """The parameter of `flat_forward` for a tensor, by its path; no two paths give one."""
+    """The parameter name of `flat_forward` for the path of a tensor; unique for each path."""
     return "t_" + re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", path)
 
 
 def _holder(module: torch.jit.ScriptModule) -> nn.Module:
     class Holder(nn.Module):
-        """Holds the module. Made anew each time: TorchScript gives `forward` to the type, and shares one type by class."""
+        """Holds the module. A new class each time: TorchScript shares one type, and so one `forward`, per class."""
 
         def __init__(self, model: nn.Module) -> None:
             super().__init__()

@@ -1,9 +1,9 @@
-"""Every setting of Inductor that changes what a payload computes, how fast it is, or what it needs. Imports no torch.
+"""Every setting of Inductor that changes a payload's numbers, speed or requirements. Imports no torch.
 
-Inductor takes the defaults of most of its settings from the environment (TORCHINDUCTOR_..., AOT_INDUCTOR_...), and anyone may set
-them in the process. So a build passes all of them, and they are part of a recipe's settings, which is part of a build's key: what
-a user's shell or code says changes no payload. The values are torch 2.13's own defaults unless a comment says why not. A setting
-that the installed torch does not have is left out (freezing/lowering/inductor/inductor.py); its version is part of the key too.
+Inductor reads most defaults from the environment (TORCHINDUCTOR_..., AOT_INDUCTOR_...), and any code may set them. So
+a build passes all of them, as a part of its recipe's settings and thus of its key: a user's shell or code changes no payload. The
+values are torch 2.13's defaults unless a comment gives the reason. A setting that the installed torch lacks is omitted
+(freezing/lowering/inductor/inductor.py); torch's version is part of the key too.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 COMMON: Mapping[str, Any] = {
-    # What freezing does. Discarding parameters belongs to torch.compile, and raises here.
+    # Freezing. Discarding parameters is for torch.compile, and raises here.
     "freezing": True,
     "freezing_discard_parameters": False,
     # Convolutions run on channels-last activations and weights: several times faster on CPUs. Outputs keep eager's strides.
     "layout_optimization": True,
     "force_layout_optimization": False,
     "keep_output_stride": True,
-    # Folding of mul, add, sub and div into linear layers; off, as in torch, whose scalars clash there (inductor/torch_patches.py).
+    # Folding of mul, add, sub and div into linear layers fails on scalars in torch (inductor/torch_patches.py).
     "enable_linear_binary_folding": False,
-    # Numerics: nothing less exact than eager is allowed, and nothing is rounded more often either.
+    # Numerics: as exact as eager, without additional rounding.
     "use_fast_math": False,
     "cpp.enable_unsafe_math_opt_flag": False,
     "cpp.enable_floating_point_contract_flag": "off",
@@ -83,8 +83,8 @@ COMMON: Mapping[str, Any] = {
     "shape_padding": True,
     "comprehensive_padding": True,
     "disable_padding_cpu": True,
-    # Code of the kernels. The vector instructions are the device class's, whose CPUs have them: torch need not try them out, which
-    # costs seconds a build. Threads are fixed: packed weights are laid out for one count.
+    # Kernels. All CPUs of the device class have its vector instructions: torch need not test them, which takes seconds.
+    # Threads are fixed: packed weights are laid out for one count.
     "cpp.vec_isa_ok": True,
     "cpp.dynamic_threads": False,
     "cpp.no_redundant_loops": True,
@@ -99,7 +99,7 @@ COMMON: Mapping[str, Any] = {
     "cpp.use_constexpr_for_int_array": True,
     "cpp.inject_relu_bug_TESTING_ONLY": None,
     "cpp.inject_log1p_bug_TESTING_ONLY": None,
-    # Checks that the code makes, and none of the instruments for people who debug Inductor.
+    # Checks in the code; no instruments for debugging Inductor.
     "size_asserts": True,
     "scalar_asserts": True,
     "alignment_asserts": True,
@@ -108,7 +108,7 @@ COMMON: Mapping[str, Any] = {
     "cpp.enable_kernel_profile": False,
     "generate_intermediate_hooks": False,
     "profiler_mark_wrapper_call": False,
-    # Tuning; `inductor-max-autotune` turns it on. Without it nothing is timed, so that two builds of one key agree.
+    # Tuning; `inductor-max-autotune` enables it. Without it nothing is timed, so two builds of one key agree.
     "max_autotune": False,
     "max_autotune_gemm": False,
     "max_autotune_pointwise": False,
@@ -119,7 +119,7 @@ COMMON: Mapping[str, Any] = {
     "coordinate_descent_tuning": False,
     "search_autotune_cache": False,
     "incremental_autotune": False,
-    # In this process, which holds the class's limits and thread count; a process of torch's own would not.
+    # In this process, which has the class's limits and thread count, unlike a subprocess of torch.
     "autotune_in_subproc": False,
     "inductor_default_autotune_warmup": 25,
     "inductor_default_autotune_rep": 100,
@@ -149,7 +149,7 @@ COMMON: Mapping[str, Any] = {
     "aot_inductor.model_name_for_generated_files": None,
     "aot_inductor.metadata": {},
     "aot_inductor.presets": {},
-    # No pass of the user's own; three of these are where the build looks on (freezing/lowering/inductor/observer.py).
+    # No custom passes; the build observes through three of these (freezing/lowering/inductor/observer.py).
     "pre_grad_custom_pass": None,
     "joint_custom_pre_pass": None,
     "joint_custom_post_pass": None,
@@ -161,40 +161,40 @@ COMMON: Mapping[str, Any] = {
 }
 
 CUDA: Mapping[str, Any] = {
-    # Weights are packed for no CPU: what runs there starts kernels.
+    # No weights are packed for a CPU, which only launches kernels.
     "cpp.weight_prepack": False,
-    # Matrix products by Triton beside torch's own, where they are tuned; CUTLASS needs a toolkit with nvcc.
+    # Tuned matrix products of Triton besides torch's own; CUTLASS needs a toolkit with nvcc.
     "max_autotune_gemm_backends": "ATEN,TRITON",
-    # One kind of GPU, whose kernels are in the package as they run: nothing is compiled when it is opened.
+    # Kernels for one kind of GPU, compiled ahead: opening the package compiles nothing.
     "aot_inductor.emit_multi_arch_kernel": False,
     "aot_inductor.weight_use_caching_allocator": False,
-    # Whether calls are captured as CUDA graphs is decided at load.
+    # CUDA graphs are decided at load.
     "triton.cudagraphs": False,
     "triton.native_matmul": False,
 }
-"""What differs for a GPU."""
+"""Settings that differ for a GPU."""
 
 REQUIRED = ("freezing", "layout_optimization", "cpp.weight_prepack", "cpp.march", "cpp.simdlen", "cpp.threads")
-"""Without one of these a torch is not one that this lowering knows, and the build refuses."""
+"""Settings that every supported torch has; the build refuses a torch without one of them."""
 
 BESIDE: Mapping[str, Any] = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
-"""What puts the weights beside the shared library, in a file of the package that the loader maps."""
+"""Puts the weights beside the shared library, in a file of the package that the loader maps."""
 
 BESIDE_ABOVE_MB = 128
-"""Weights above this many 1e6 bytes lie beside the library. Within it they take twice their size in memory at load: as pages of the
-library, and as the copy that torch makes of them; but whatever opens the library has them."""
+"""Weights above this size, in MB of 1e6 bytes, are stored beside the library. Within it they take twice their size in memory at
+load, as pages of the library and as torch's copy, but need no further file."""
 
 
 REPAIRS_VERSION = 2
-"""Raised when torch_patches.py makes other code of a model, so that its builds are done again: 2 clips windows of pools."""
+"""Increase when torch_patches.py changes the code of a model, so that its builds are redone: 2 clips windows of pools."""
 
 
 def recipe_settings(*, weight_prepack: bool = True, max_autotune: bool = False) -> dict[str, Any]:
-    """The settings of a recipe of Inductor; all of them are part of its builds' keys.
+    """The settings of an Inductor recipe, all of which are part of its builds' keys.
 
     Args:
-        weight_prepack: lay the weights of convolutions and linear layers out as oneDNN and MKL want them.
-        max_autotune: time the ways in which a matrix product can be computed, and take the fastest.
+        weight_prepack: pack the weights of convolutions and linear layers for oneDNN and MKL.
+        max_autotune: time the implementations of each matrix product and use the fastest.
     """
     return {
         "inductor": {**COMMON, "cpp.weight_prepack": weight_prepack, "max_autotune": max_autotune},

@@ -1,6 +1,6 @@
-"""RECIPES: how artifacts are made. A recipe names a capture, a lowering and its settings. Imports no torch.
+"""RECIPES: how artifacts are built. A recipe names captures, lowerings and settings. Imports no torch.
 
-A recipe's name and settings are part of a build's key: change what a recipe does, and change a setting with it.
+A recipe's name and settings are part of a build's key: whoever changes what a recipe does must change a setting.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How an artifact is made.
+    """How an artifact is built.
 
     Attributes:
-        ways: pairs of a capture and the lowering that takes its graph, in the order they are tried.
-        settings: of the lowerings.
-        portable: made for the device class `portable`, and only for it.
-        keeps_state: whether a model that changes itself answers as eager does; False makes such a model a refusal.
-        by_thread: whether its payloads are laid out for one thread count, so that each count needs payloads of its own. The others
-            run with any; what `torchscript-optimized` packs it packs at load, for the count that serves.
-        by_shape: whether a payload for one point is faster there than the one for all sizes, so that each point that the entry
-            names gets one besides. The others make one payload for all.
-        auto: whether `auto` takes it; the others are slower to build or seldom win, and must be named, or `all`.
+        ways: pairs of a capture and the lowering of its graph, in the order to try them.
+        settings: settings of the lowerings.
+        portable: only for the device class `portable`.
+        keeps_state: whether a model that changes itself still answers like eager; if False, such a model is refused.
+        by_thread: whether a payload is laid out for one thread count, so that each count needs its own. Others run with any count;
+            `torchscript-optimized` packs at load, for the serving count.
+        by_shape: whether a payload for one point is faster there than the one for all sizes, so that each named point gets its own.
+        auto: whether `auto` includes it; the others are slower to build or seldom win.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Recipe:
 
 
 EAGER = "eager"
-"""The baseline and always an entrant: the source model itself, never an artifact."""
+"""The baseline: the source model itself, always an entrant and never an artifact."""
 
 _TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
     ("as-is", "torchscript"),
@@ -91,20 +90,20 @@ KEPT_EAGER = Recipe(
     settings={"freeze": False},
     auto=False,
 )
-"""What serves a class for GPUs where nothing beats eager: the captured program, unfrozen, on that device. No entrant: `freeze` and
-campaigns make it of a model whose verdict is `kept-eager`."""
+"""For GPU classes where nothing beats eager: the captured program, not frozen, on that device. Not an entrant: `freeze` and
+campaigns build it for the verdict `kept-eager`."""
 
 PRECISION: Mapping[str, bool] = {"tf32": False, "reduced_precision_reductions": False}
-"""What a GPU may do to be faster and less exact: multiply float32 in TF32, and sum what is in half precision in half precision.
-Both are off for builds, judges and calls (runtime/precision.py)."""
+"""Faster and less exact arithmetic of GPUs: TF32 products of float32, and half-precision sums of half precision. Both are off for
+builds, judges and calls (runtime/precision.py)."""
 
 
 def made_for(recipe: Recipe, kind: str) -> Recipe:
-    """A recipe as it is for a kind of device class: for a GPU it says how exact it is, and what is laid out for no thread count.
+    """Adapt a recipe to a kind of device class: for a GPU, its precision is set and payloads fit any thread count.
 
     Args:
-        recipe: of RECIPES, or KEPT_EAGER.
-        kind: of DeviceClass.
+        recipe: one of RECIPES, or KEPT_EAGER.
+        kind: kind of a DeviceClass.
     """
     if kind != "cuda":
         return recipe
@@ -118,8 +117,8 @@ def select(names: Iterable[str], *, portable: bool) -> tuple[Recipe, ...]:
     """The recipes to build for a device class.
 
     Args:
-        names: of RECIPES, `eager`, `auto` for those that are worth a try on any model, or `all`.
-        portable: for the class `portable`, whose recipes are taken whatever is named; or for any other.
+        names: names of RECIPES, `eager`, `auto`, or `all`.
+        portable: whether the device class is `portable`, for which `names` is ignored.
 
     Raises:
         UsageError: a name is unknown.

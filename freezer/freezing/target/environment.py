@@ -1,12 +1,12 @@
-"""Variables of the environment that would change what a build makes: refused, or without effect for its time. Imports no torch.
+"""Environment variables that would change a build. Imports no torch.
 
-    refused     what oneDNN, MKL or torch's C++ code read once and compute or pack by, in the model itself too    check_environment
-    cleared     what Inductor, torch.export and the compilers read while they work                               cleared
-    reset       what torch's Python code has read already, when it was imported                                  torch_config.py
-    in the key  CXX: the compiler's version is part of the toolchain                                             target.py
-    explicit    the thread count, and the limits of the device class                                             target.py
+    refused     read once by oneDNN, MKL or torch's C++ code; they change numbers and packing, also of the model   check_environment
+    cleared     read by Inductor, torch.export and the compilers while they work                                   cleared
+    reset       read by torch's Python code when it was imported                                                   torch_config.py
+    in the key  CXX: the compiler's version is part of the toolchain                                               toolchain.py
+    explicit    the thread count, and the limits of the device class                                               target.py
 
-What only makes a process slower or faster (OMP_WAIT_POLICY, LD_PRELOAD, ...) changes no payload; a judge records it.
+Variables that only change a process's speed (OMP_WAIT_POLICY, LD_PRELOAD, ...) change no payload; a judge records them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from freezer.hardware.device_classes import DeviceClass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """A variable that no build or judge runs under.
+    """A variable that builds and judges refuse.
 
     Attributes:
-        why: what it does.
-        plain: values that do nothing, in lower case.
-        kind: the kind of device class that it matters for; any where None.
+        why: its effect.
+        plain: values without effect, in lower case.
+        kind: the kind of device class that it affects; None for all.
     """
 
     why: str
@@ -36,7 +36,7 @@ class Refused:
     kind: str | None = None
 
 
-_FPMATH = Refused(why="lets oneDNN compute float32 in fewer bits, in the model itself too", plain=("strict",))
+_FPMATH = Refused(why="lets oneDNN compute float32 in fewer bits, also in the source model", plain=("strict",))
 _HINTS = Refused(why="lets oneDNN pack weights for other vectors than the device class's", plain=("no_hints",))
 _TF32 = ("", "0", "false", "no", "off", "n")
 
@@ -50,36 +50,36 @@ REFUSED: Mapping[str, Refused] = {
     "NVIDIA_TF32_OVERRIDE": Refused(why="lets every CUDA library multiply float32 in fewer bits", plain=("0",), kind="cuda"),
     "TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": Refused(why="changes the strides that torch.export gives", plain=("0",)),
 }
-"""By name; without effect where it is unset or empty."""
+"""By name. Unset or empty variables have no effect."""
 
 _MKL_LIMIT = "MKL_ENABLE_INSTRUCTIONS"
 
 _OF_TORCH = r"(?:TORCHINDUCTOR|TORCH_INDUCTOR|AOT_?INDUCTOR|INDUCTOR|TORCHDYNAMO|TORCH_DYNAMO|TORCH_COMPILER?|TORCHEXPORT)_\w+"
 _OF_COMPILERS = (
-    # Directories to search before or after the compiler's own, and programs to take in place of its own.
+    # Directories to search besides the compiler's own, and programs to use instead of its own.
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
     # Flags: of gcc's tests, of clang's driver, of the linker.
     *("GCC_COMPARE_DEBUG", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS", "LDEMULATION", "GNUTARGET"),
-    # What else the compilers write, and where.
+    # Further output files.
     *("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "SOURCE_DATE_EPOCH"),
 )
 _ALONE = (*_OF_COMPILERS, "CI", "DUMP_AOTI_MINIFIER", "FAKE_ALLOW_META", "TORCH_FAKE_TENSOR_DISPATCH_CACHE")
-"""`CI` turns warnings of torch's into errors, and so decides which operators Inductor takes."""
+"""`CI` turns warnings of torch into errors, which decides which operators Inductor takes."""
 
 CLEARED = re.compile(rf"{_OF_TORCH}|{'|'.join(_ALONE)}")
 KEPT = ("TORCHINDUCTOR_CACHE_DIR",)
-"""Where files lie changes none of them; a build's cache is its own anyway."""
+"""The location of the cache changes no payload."""
 
 
 def check_environment(device_class: DeviceClass, environ: Mapping[str, str] | None = None) -> None:
-    """Refuse a process whose environment changes what is computed or packed, and cannot be undone within it.
+    """Refuse an environment that changes numbers or packing in a way that this process cannot undo.
 
     Args:
-        device_class: that is built or judged for.
+        device_class: device class to build or judge for.
         environ: this process's environment by default.
 
     Raises:
-        UsageError: a variable is set; the message names it and the remedy.
+        UsageError: such a variable is set; code CP-ENVIRONMENT.
     """
     environ = os.environ if environ is None else environ
     for name, refused in REFUSED.items():
@@ -102,7 +102,7 @@ def _refusal(name: str, value: str, why: str, expected: str) -> UsageError:
 
 @contextlib.contextmanager
 def cleared() -> Iterator[None]:
-    """Without the variables that the capture, Inductor and the compilers read while they work; they are put back afterwards."""
+    """Remove the variables that captures, Inductor and the compilers read while they work, and restore them afterwards."""
     taken = {name: value for name, value in os.environ.items() if CLEARED.fullmatch(name) and name not in KEPT}
     for name in taken:
         del os.environ[name]

@@ -1,4 +1,4 @@
-"""What a build and a judge aim at: a device class and thread counts; and what made the artifact."""
+"""Targets: the device class, thread counts and device that a build and its judge aim at."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from freezer.runtime.devices import CPU
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What payloads are made for: both are baked into packed weights.
+    """The device class and thread counts that payloads are built for.
 
     Attributes:
-        num_threads: at which the verdict is taken, and for which one payload is built.
-        further_threads: other counts, for each of which payloads may be built and kept besides.
-        device: where the model is captured, built and judged: of a CUDA class one of its GPUs, with its index.
+        num_threads: thread count of the verdict, and of the first payload.
+        further_threads: other counts, each of which may get payloads of its own.
+        device: where the model is captured, built and judged: the CPU, or for a CUDA class a GPU with its index.
     """
 
     device_class: DeviceClass
@@ -37,7 +37,7 @@ class Target:
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """All of them, the deciding one first."""
+        """All thread counts, the one of the verdict first."""
         return (self.num_threads, *self.further_threads)
 
     def at(self, num_threads: int) -> Target:
@@ -49,19 +49,18 @@ def target_here(name: str, num_threads: int | Sequence[int], device: str | torch
     """The target, if this process can build and judge for it.
 
     Args:
-        name: of the device class.
-        num_threads: one count, or several with the deciding one first. What is made for a GPU, or portable, fits any, and is judged
-            at the first.
-        device: of a CUDA class, the GPU to build on: `cuda:1`; by default the current one where it is of the class, else the first
-            that is.
+        name: name of the device class.
+        num_threads: one count, or several with that of the verdict first. Payloads for GPUs and portable ones fit any count.
+        device: for a CUDA class, the GPU to build on (`cuda:1`); by default the current one if it is of the class, otherwise the
+            first that is.
 
     Raises:
-        UsageError: the machine is not of the class, the process does not hold the class's limits, the device is of another class,
-            or a count is below 1 or given twice.
+        UsageError: the machine is not of the class, the process does not have the class's limits, the device is of another class,
+            or a count is below 1 or repeated.
     """
     counts = (num_threads,) if isinstance(num_threads, int) else tuple(num_threads)
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
-        raise UsageError(f"got thread counts {list(counts)}, expected one or more of at least 1, none twice")
+        raise UsageError(f"got thread counts {list(counts)}, expected one or more of at least 1, without repetition")
     wanted, machine = device_class(name), detect()
     if wanted.kind == "cuda":
         check_environment(wanted)
@@ -83,47 +82,47 @@ def target_here(name: str, num_threads: int | Sequence[int], device: str | torch
 def aim(
     model: nn.Module | None, name: str, device: str | torch.device | None, inputs: Iterable[Tensor] = ()
 ) -> tuple[str, torch.device]:
-    """The device class and the device that a freeze aims at.
+    """Choose the device class and the device of a freeze.
 
     Args:
-        model: that is frozen; None of one that is not loaded yet, which will lie on the CPU.
-        name: of a device class, or `auto`.
-        device: that was asked for; None for where the model lies.
-        inputs: of the model, which tell where one without weights lies.
+        model: model to freeze; None if it is not loaded yet, which then happens on the CPU.
+        name: name of a device class, or `auto`.
+        device: requested device; None for the model's own.
+        inputs: inputs of the model, whose device counts if the model has no weights.
 
     Returns:
-        The name, `auto` where it is yet to be found by the model's weights on a CPU; and a GPU with its index, or the CPU.
+        The name, still `auto` on a CPU, where the model's weights decide; and a GPU with its index, or the CPU.
 
     Raises:
         UsageError: this process has no such device, or it is not of the class.
     """
-    lies = CPU if model is None else device_of_model(model, inputs)
-    if device is None and name == "auto" and lies.type == "cuda":
-        device = lies
+    own = CPU if model is None else device_of_model(model, inputs)
+    if device is None and name == "auto" and own.type == "cuda":
+        device = own
     if name == "auto" and device is not None and with_index(device).type == "cuda":
         name = class_of(with_index(device))
     if name == "auto" or device_class(name).kind != "cuda":
         if device is not None:
             _check_cpu(name, device)
         return name, CPU
-    if device is None and lies.type == "cuda" and class_of(lies) == name:
-        device = lies
+    if device is None and own.type == "cuda" and class_of(own) == name:
+        device = own
     return name, target_here(name, 1, device).device
 
 
 def _check_cpu(name: str, device: str | torch.device) -> None:
     if with_index(device).type != "cpu":
         raise UsageError(
-            f"got device {device} for {name}, which runs on a CPU; leave the device out, or name the GPU's class",
+            f"got device {device} for {name}, which runs on a CPU; omit the device, or name the GPU's class",
             code="CP-DEVICE-CLASS",
         )
 
 
 def class_here(dtypes: Iterable[str]) -> str:
-    """The device class that `auto` means for a model whose weights have these dtypes, in this process.
+    """The device class that `auto` means in this process for a model whose weights have these dtypes.
 
-    It is the machine's level; or its own finer class where oneDNN would pack such weights otherwise in this process than that level
-    does: bfloat16 and int8 on a CPU that has instructions for them.
+    It is the machine's level; or the machine's own finer class if oneDNN packs such weights differently than at that level, such as
+    bfloat16 and int8 on a CPU with instructions for them.
     """
     machine, packed = detect(), {packed_dtype(dtype) for dtype in dtypes}
     level = best_level(machine.classes) or PORTABLE
@@ -136,14 +135,14 @@ def class_here(dtypes: Iterable[str]) -> str:
 
 
 def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
-    """How weights of some dtypes are laid out for the target's class, by dtype; those that are never packed are left out.
+    """The layouts of packed weights for the target's class, by dtype; dtypes that are never packed are omitted.
 
     Args:
-        target: that this process builds for.
-        dtypes: of the tensors that a program computes with: `float32`.
+        target: target of this process.
+        dtypes: dtypes of the tensors that a program computes with, such as `float32`.
 
     Raises:
-        UsageError: oneDNN would lay them out otherwise in this process.
+        UsageError: oneDNN uses another layout in this process; code CP-DEVICE-CLASS.
     """
     wanted, machine = target.device_class, detect()
     if wanted.kind != "cpu":
@@ -163,5 +162,5 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
 
 
 def toolchain(device: torch.device = CPU) -> dict[str, Any]:
-    """Versions of everything that shapes a payload: torch, oneDNN, the C++ compiler, CUDA; for a GPU its driver and name."""
+    """Versions of everything that shapes a payload; for a GPU also its driver and name."""
     return {**toolchain_with(torch_versions()), **versions_of(device)}

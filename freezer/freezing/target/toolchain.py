@@ -1,4 +1,4 @@
-"""The toolchain: versions of everything that shapes a payload. Imports torch only when torch's own versions are asked for."""
+"""The toolchain: versions of everything that shapes a payload. Imports torch only to read torch's own versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def toolchain_with(torch_versions: Mapping[str, str | None]) -> dict[str, Any]:
     """Versions of everything that shapes a payload for a CPU: torch, oneDNN, the C++ compiler, CUDA, Python.
 
     Args:
-        torch_versions: as `torch_versions()` says.
+        torch_versions: the result of `torch_versions()`.
     """
     return {
         "torch": torch_versions["torch"],
@@ -28,7 +28,7 @@ def toolchain_with(torch_versions: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def torch_versions() -> dict[str, str | None]:
-    """Of the torch that is installed: its own version, and those of oneDNN and CUDA that it was built with."""
+    """Versions of the installed torch, and of the oneDNN and CUDA that it was built with."""
     import torch
 
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())

@@ -1,8 +1,8 @@
-"""torch's settings as they are where the environment says nothing.
+"""torch's settings as they would be without environment variables.
 
-torch's configuration modules take the defaults of their settings from the environment when they are imported, which may have been
-long before a build; some variables even win over what a program sets. What they would hold without any is read from the modules
-themselves, executed anew in an environment without those variables, so that it is right for whatever torch is installed.
+torch's configuration modules read defaults from the environment when they are imported, possibly long before a build, and some
+variables override values that a program sets. The values without any variables come from executing the modules again in an
+environment without them, so they are right for the installed torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -24,12 +24,12 @@ MODULES = (
     "torch.fx.experimental._config",
     "torch.compiler.config",
 )
-"""What settles how torch captures, freezes and compiles."""
+"""The modules that configure how torch captures, freezes and compiles."""
 
 
 @functools.cache
-def module_anew(name: str) -> ModuleType:
-    """A second copy of a configuration module, made without the variables that builds are not to depend on."""
+def fresh_module(name: str) -> ModuleType:
+    """A second copy of a configuration module, executed without the variables that builds must not depend on."""
     first = sys.modules[name]
     spec = importlib.util.spec_from_file_location(f"{name}_of_coldpress", str(first.__file__))
     assert spec is not None
@@ -44,34 +44,28 @@ def module_anew(name: str) -> ModuleType:
     return module
 
 
-def plain_settings(name: str) -> Mapping[str, Any]:
-    """The settings of a configuration module where neither the environment nor a program says anything."""
-    found: Mapping[str, Any] = module_anew(name).get_config_copy()
-    return found
-
-
 def straying(name: str) -> dict[str, Any]:
-    """What is set otherwise now, by the environment or by a program, with the values that torch has by default."""
-    plain, now = plain_settings(name), sys.modules[name].get_config_copy()
+    """The settings that the environment or a program has changed, with torch's defaults as values."""
+    plain, now = fresh_module(name).get_config_copy(), sys.modules[name].get_config_copy()
     return {setting: plain[setting] for setting, value in now.items() if setting in plain and value != plain[setting]}
 
 
 @contextlib.contextmanager
 def without_environment() -> Iterator[None]:
-    """Let torch work as if no variable of its own were set. What a program has set stays.
+    """Make torch behave as if none of its variables were set. Values that a program has set stay.
 
-    A module that is not imported yet needs nothing: the variables are out of the environment meanwhile.
+    Modules not yet imported read the cleared environment.
     """
     with contextlib.ExitStack() as stack:
         for name in MODULES:
             if name in sys.modules:
-                _reset(sys.modules[name], module_anew(name), stack)
+                _reset(sys.modules[name], fresh_module(name), stack)
         stack.enter_context(cleared())
         yield
 
 
 def _reset(module: Any, plain: Any, stack: contextlib.ExitStack) -> None:
-    """Give the settings that came from the environment their plain values, until the stack is unwound."""
+    """Give settings from the environment their plain values, until the stack is closed."""
     changed: dict[str, Any] = {}
     now, values = module.get_config_copy(), plain.get_config_copy()
     for name, entry in module._config.items():
@@ -82,12 +76,12 @@ def _reset(module: Any, plain: Any, stack: contextlib.ExitStack) -> None:
             stack.callback(setattr, entry, "env_value_force", entry.env_value_force)
             entry.env_value_force = other.env_value_force
             changed[name] = values[name]
-        elif now[name] in (entry.default, entry.env_value_default):  # else a program has set it
+        elif now[name] in (entry.default, entry.env_value_default):  # otherwise a program has set it
             changed[name] = values[name]
     if changed:
         stack.enter_context(module.patch(changed))
 
 
 def _origin(entry: Any) -> tuple[Any, Any, Any]:
-    """Where a setting's value comes from, if no program sets it."""
+    """The origin of a setting's value, unless a program sets it."""
     return entry.default, entry.env_value_force, entry.env_value_default

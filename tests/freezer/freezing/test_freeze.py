@@ -172,10 +172,10 @@ def test_positional_examples_and_constants(tmp_path: Path) -> None:
         ({"x": X}, {"device_class": "cuda-sm75"}, UsageError, "this process cannot build for cuda-sm75: "),
         ({"x": X}, {"recipes": ["none"]}, UsageError, "unknown recipe 'none'"),
         ({"x": {1, 2}}, {}, SpecError, "input 'x': got a set, expected a tensor, a plain constant, or a tuple, list or dict"),
-        ({"y": X}, {}, SpecError, r"input 'y' is no parameter of forward\(x\)"),
+        ({"y": X}, {}, SpecError, r"input 'y' is not a parameter of forward\(x\)"),
         ({"x": X}, {"dims": {"y": {0: BATCH}}}, SpecError, "dims: unknown tensor input 'y'; expected one of x"),
         ({"x": X}, {"dims": {"x": {0: Dim(name="batch", min=3, max=4)}}}, SpecError, "dim 'batch' is 2"),
-        ({"x": X.reshape(4, 2)}, {}, JudgeError, "model: the eager model does not run on its inputs: RuntimeError"),
+        ({"x": X.reshape(4, 2)}, {}, JudgeError, "model: the eager model fails on its inputs: RuntimeError"),
     ],
 )
 def test_what_cannot_be_frozen_is_said_before_anything_is_built(

@@ -226,7 +226,9 @@ def test_sample_files_name_leaves_by_path(nested: Artifact, tmp_path: Path) -> N
     assert match_headers(read_header(path), spec) == [{"batch": 1}, {"batch": 2}, {"batch": 3}]
     subject = prepare("recurrent", seeded(Recurrent), spec, read_samples(path))
     assert list(subject.sets[0].tensors) == PATHS
-    with pytest.raises(SpecError, match=r"input 'state\.0' is no parameter of forward.*; declare 'state' as a tuple, list or dict"):
+    with pytest.raises(
+        SpecError, match=r"input 'state\.0' is not a parameter of forward.*; declare 'state' as a tuple, list or dict"
+    ):
         prepare("recurrent", seeded(Recurrent), declared_spec({"state.0": {"shape": [1]}}, {}))
     done = CliRunner().invoke(app, ["run", str(nested.folder), "--input", str(path), "--output", str(tmp_path / "out.npz")])
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""REMEDIES: every pattern is well formed, is found where it is meant, and tells more than the message."""
+"""Remedies: every pattern is well formed and matches its messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL = [(family, known) for family, table in FAMILIES.items() for known in table]
 
 
 @pytest.mark.parametrize(("family", "known"), ALL, ids=[f"{family}-{index}" for index, (family, _) in enumerate(ALL)])
-def test_a_remedy_uses_only_the_groups_of_its_pattern(family: Family, known: Remedy) -> None:
+def test_remedy_uses_only_its_patterns_groups(family: Family, known: Remedy) -> None:
     groups = set(re.compile(known.pattern).groupindex)
     used = {name for text in (known.means, known.remedy) for _, name, _, _ in Formatter().parse(text) if name}
     assert used <= groups
@@ -36,15 +36,15 @@ def test_a_remedy_uses_only_the_groups_of_its_pattern(family: Family, known: Rem
             "does not know the type 'numpy.ndarray'",
             "annotate with Tensor",
         ),
-        ("script", "[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0", "could not write the file", "make room"),
+        ("script", "[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0", "could not write the file", "free space"),
         ("script", "Unknown type name 'np.ndarray':\n", "does not know the type 'np.ndarray'", "annotate with Tensor"),
-        ("script", "keyword-arg expansion is not supported:\n", "expands **kwargs", "write its arguments out"),
+        ("script", "keyword-arg expansion is not supported:\n", "expands **kwargs", "write out its arguments"),
         ("script", "with statements aren't supported:\n", "does not take with statements", "plain Python"),
         (
             "script",
             "Return value was annotated as having type int but is actually of type Tensor:\n",
-            "says that it gives int, and gives Tensor",
-            "annotate what it gives",
+            "annotated to return int, but returns Tensor",
+            "fix the annotation",
         ),
         (
             "script",
@@ -59,19 +59,19 @@ def test_a_remedy_uses_only_the_groups_of_its_pattern(family: Family, known: Rem
             "trace",
             "output 1 of traced region did not have observable data dependence with trace inputs",
             "does not depend",
-            "leave it",
+            "remove it",
         ),
         ("trace", "Could not export Python function call 'Double'", "the Python function 'Double'", "@torch.jit.unused"),
         ("export", "There was no fake impl registered for <CustomOpDef(a::b)>", "the operator a::b has no fake", "register_fake"),
         ("inductor", "NotImplementedError: Cannot access storage of SparseTensorImpl", "sparse tensors", "torchscript-frozen"),
     ],
 )
-def test_what_is_found(family: Family, text: str, means: str, remedy: str) -> None:
+def test_message_is_explained(family: Family, text: str, means: str, remedy: str) -> None:
     found = explain(text, family)
     assert found is not None
     assert means in found.means
     assert remedy in found.remedy
 
 
-def test_what_no_pattern_knows_is_told_by_none() -> None:
+def test_unknown_message_has_no_remedy() -> None:
     assert all(explain("something else went wrong", family) is None for family in FAMILIES)

@@ -1,4 +1,4 @@
-"""The user's own line, and what captures raise as one sentence."""
+"""The user's source line, and failures of captures as one sentence."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def deep(x: Tensor) -> Tensor:
     return nn.functional.linear(x, torch.zeros(3, 5))
 
 
-def test_the_line_that_raised_is_the_users_nearest() -> None:
+def test_raised_at_is_the_users_innermost_line() -> None:
     with pytest.raises(RuntimeError) as caught:
         Calling(deep)(X)
     assert raised_at(caught.value) == place_of(deep, "linear(")
 
 
-def test_the_line_is_found_behind_what_was_raised_from_it() -> None:
+def test_raised_at_follows_causes() -> None:
     def outer() -> None:
         try:
             deep(X)
@@ -46,7 +46,7 @@ def test_the_line_is_found_behind_what_was_raised_from_it() -> None:
     assert raised_at(caught.value) == place_of(deep, "linear(")
 
 
-def test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users() -> None:
+def test_library_lines_are_not_the_users() -> None:
     class Uncopied:
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             raise RuntimeError("no")
@@ -61,13 +61,13 @@ def test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users() -> 
         nn.functional.softmax(X)  # without a dim: warned of at the caller's line
         warnings.warn_explicit("deep", UserWarning, torch.__file__, 1)
     assert [warned_at(item) for item in said] == [
-        place_of(test_lines_of_torch_freezer_and_the_standard_library_are_not_the_users, "softmax(X)"),
+        place_of(test_library_lines_are_not_the_users, "softmax(X)"),
         None,
     ]
 
 
 def in_no_file(signature: str) -> Callable[..., Tensor]:
-    """A function that reads a value, and is in no file, as a GraphModule's forward is."""
+    """A function without a file, like a GraphModule's forward, that reads a value."""
     made: dict[str, Any] = {}
     exec(f"def made({signature}):\n    return x if bool(x.sum() > 0) else -x\n", made)
     function: Callable[..., Tensor] = made["made"]
@@ -82,7 +82,7 @@ class Generated(nn.Module):
     forward = in_no_file("self, x")
 
 
-def test_the_lines_that_call_freezer_are_not_the_models() -> None:
+def test_lines_that_call_freezer_are_ignored() -> None:
     with pytest.raises(CaptureError, match=r"what Python reads of its inputs at a line of torch; ") as caught:
         captured_by(subject_of(Generated(), {"x": X}), "trace")
     assert "test_source_lines.py" not in str(caught.value)
@@ -91,7 +91,7 @@ def test_the_lines_that_call_freezer_are_not_the_models() -> None:
 
 
 class Called(nn.Module):
-    """What is wrong lies in a function of torch that forward calls."""
+    """Fails in a function of torch that forward calls."""
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
@@ -100,7 +100,7 @@ class Called(nn.Module):
 
 
 class WithHelper(nn.Module):
-    """What is wrong lies in a method that forward calls."""
+    """Fails in a method that forward calls."""
 
     def helper(self, x: Tensor) -> Tensor:
         return sorted([x], key=lambda item: item.sum())[0]
@@ -131,7 +131,7 @@ class ManyArguments(nn.Module):
             Called,
             "a Python value of type 'bool' is used in place of a tensor or number",
             "if torch",
-            "keep it as an attribute of the module, which TorchScript reads, or leave it out behind `torch.jit.is_scripting()`",
+            "make it an attribute of the module, or skip it with `torch.jit.is_scripting()`",
         ),
         (
             WithHelper,
@@ -147,9 +147,7 @@ class ManyArguments(nn.Module):
         ),
     ],
 )
-def test_why_a_model_cannot_be_scripted_is_one_sentence_with_its_own_line_and_a_remedy(
-    model: type[nn.Module], what: str, part: str, remedy: str
-) -> None:
+def test_script_error_has_line_and_remedy(model: type[nn.Module], what: str, part: str, remedy: str) -> None:
     subject = subject_of(model(), {"x": X})
     with pytest.raises(CaptureError) as caught:
         captured_by(subject, "script")
@@ -158,10 +156,10 @@ def test_why_a_model_cannot_be_scripted_is_one_sentence_with_its_own_line_and_a_
     assert str(caught.value) == f"torch.jit.script: {what} at {place}; {remedy}"
     with pytest.raises(CaptureError) as again:
         captured_by(subject, "script")
-    assert str(again.value) == str(caught.value), "TorchScript does not keep what it could not compile"
+    assert str(again.value) == str(caught.value), "TorchScript caches no failed type"
 
 
-def test_no_address_is_told_so_that_two_runs_say_the_same() -> None:
+def test_messages_omit_addresses() -> None:
     with pytest.raises(
         CaptureError,
         match=r"^torch\.jit\.script: the source of <function Answer\.__init__> cannot be read: .* in a file, or use a tuple",
@@ -169,7 +167,7 @@ def test_no_address_is_told_so_that_two_runs_say_the_same() -> None:
         captured_by(subject_of(Structured(), {"x": X}), "script")
 
 
-def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> None:
+def test_export_error_has_line_and_remedy() -> None:
     def to_numpy(x: Tensor) -> Tensor:
         return torch.from_numpy(x.numpy() * 2)
 
@@ -183,8 +181,8 @@ def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> N
         (
             to_numpy,
             {},
-            f"forward goes to NumPy at {place_of(to_numpy, 'return')}; use torch's own operations in forward, or leave NumPy "
-            "before or after the model",
+            f"forward uses NumPy at {place_of(to_numpy, 'return')}; use torch's own operations in forward, or move NumPy "
+            "code before or after the model",
         ),
         (
             branch,
@@ -203,9 +201,9 @@ def test_why_a_model_cannot_be_exported_is_one_sentence_with_its_own_line() -> N
         assert str(caught.value) == f"torch.export: {sentence}"
 
 
-def test_a_mark_over_several_lines_is_its_first() -> None:
+def test_marked_statement_reports_its_first_line() -> None:
     with torchscript_deprecations_silenced(), pytest.raises(RuntimeError) as caught:
         torch.jit.script(Called())
-    assert "~\n            return x\n" in str(caught.value), "TorchScript marks the whole statement"
+    assert "~\n            return x\n" in str(caught.value)
     assert marked_in(str(caught.value)) == place_of(Called.forward, "if torch")
     assert marked_in("no mark") is None

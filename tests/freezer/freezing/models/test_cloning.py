@@ -1,4 +1,4 @@
-"""Copies of source models: what they leave out, what copy.deepcopy refuses, and what stays of the source model."""
+"""Copies of source models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HoldsTorchScript(nn.Module):
         HoldsTorchScript,
     ],
 )
-def test_a_copy_answers_as_its_source_and_shares_nothing_with_it(make: type[nn.Module]) -> None:
+def test_copy_shares_nothing_with_its_source(make: type[nn.Module]) -> None:
     model = make().eval()
     copy = copied(model)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_a_copy_answers_as_its_source_and_shares_nothing_with_it(make: type[nn.M
         assert not torch.equal(copy(X), expected)
 
 
-def test_of_a_large_storage_only_what_a_buffer_shows_is_copied() -> None:
+def test_only_the_viewed_part_is_copied() -> None:
     whole = torch.randn(100, 100)
     model: Any = nn.Module()
     model.upper, model.weight = nn.Buffer(whole[:4, :4]), nn.Parameter(whole[50:54, :4])
@@ -80,12 +80,12 @@ def test_of_a_large_storage_only_what_a_buffer_shows_is_copied() -> None:
     model.lower = nn.Buffer(whole[2:6, 2:6])
     copy = copied(model)
     copy.upper.fill_(7.0)
-    assert float(copy.lower[0, 0]) == 7, "views of one storage stay that"
+    assert float(copy.lower[0, 0]) == 7, "views stay views"
     assert float(model.lower[0, 0]) != 7
 
 
 class Ring(nn.Module):
-    """Writes into a tensor of which a buffer shows the first rows."""
+    """Writes into a tensor; a buffer is a view of its first rows."""
 
     def __init__(self, *, hold: Callable[[Tensor], Any] = lambda whole: whole) -> None:
         super().__init__()
@@ -99,27 +99,27 @@ class Ring(nn.Module):
 
 
 @pytest.mark.parametrize("hold", [lambda whole: whole, nn.Parameter, nn.Buffer, lambda whole: [whole]])
-def test_what_lies_over_one_another_still_does_in_the_copy(hold: Callable[[Tensor], Any]) -> None:
+def test_overlapping_tensors_overlap_in_the_copy(hold: Callable[[Tensor], Any]) -> None:
     model = Ring(hold=hold).eval()
     copy = copied(model)
     with torch.no_grad():
         answers = [copy(X) for _ in range(3)]
-        assert float(torch.as_tensor(model.head).abs().sum()) == 0, "the source model is not written into"
+        assert float(torch.as_tensor(model.head).abs().sum()) == 0
         assert all(torch.equal(answer, model(X)) for answer in answers)
-    assert not torch.equal(answers[0], answers[1]), "each call adds"
+    assert not torch.equal(answers[0], answers[1])
 
 
-def test_the_wrappers_of_torch_compile_are_left_out() -> None:
+def test_copy_drops_compile_wrappers() -> None:
     part: Any = torch.compile(seeded(Mlp), backend="eager")
     inner = nn.Sequential(part)
     model: Any = torch.compile(inner, backend="eager")
     copy = copied(model)
     assert type(copy) is nn.Sequential
     assert type(copy[0]) is Mlp
-    assert type(inner[0]) is not Mlp, "the source model keeps its own"
+    assert type(inner[0]) is not Mlp
 
 
-def test_what_was_compiled_in_place_is_copied_without_it() -> None:
+def test_copy_drops_compilation_in_place() -> None:
     model = seeded(Mlp)
     model.compile(backend="eager")
     copy = copied(model)
@@ -129,7 +129,7 @@ def test_what_was_compiled_in_place_is_copied_without_it() -> None:
         assert torch.equal(copy(X), model(X))
 
 
-def test_backward_hooks_are_left_out_and_forward_hooks_stay() -> None:
+def test_copy_keeps_only_forward_hooks() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].register_full_backward_hook(lambda *given: None)
     model[0].register_full_backward_pre_hook(lambda *given: None)

@@ -1,4 +1,4 @@
-"""Models on another device: `meta` shows what was moved, and `cpu:0` is one that computes."""
+"""Models on another device: `meta` shows what was moved, `cpu:0` computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ META = torch.device("meta")
 
 
 class Holding(nn.Module):
-    """Tensors wherever a module may have them."""
+    """Tensors in every place that a module may have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Holding(nn.Module):
         return out
 
 
-def test_everything_that_a_model_holds_is_moved_and_the_model_stays() -> None:
+def test_model_on_moves_all_tensors() -> None:
     model: Any = seeded(Holding)
     moved: Any = model_on(model, META)
     deep = moved.several[1]["deep"][0]
@@ -46,10 +46,10 @@ def test_everything_that_a_model_holds_is_moved_and_the_model_stays() -> None:
     assert device_of_model(model, [torch.ones(1, device="meta")]) == CPU
 
 
-def test_constants_of_torchscript_are_moved() -> None:
+def test_model_on_moves_torchscript_constants() -> None:
     with torchscript_deprecations_silenced(), torch.no_grad():
         traced = torch.jit.freeze(torch.jit.trace(seeded(Holding), torch.ones(2)))
-    assert not list(traced.parameters()), "they are constants of the graph"
+    assert not list(traced.parameters())
     apart = torch.device("cpu", 0)
     moved = model_on(traced, apart)
     assert moved is not traced
@@ -57,17 +57,17 @@ def test_constants_of_torchscript_are_moved() -> None:
     assert moved(torch.ones(2)).is_cpu
 
 
-def test_the_graph_of_an_exported_program_names_the_new_device() -> None:
+def test_model_on_renames_devices_in_graphs() -> None:
     class Making(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.arange(2, device=x.device)
 
     program = torch.export.export(Making().eval(), (torch.ones(2),), strict=False)
     moved = model_on(module_of(program), META)
-    assert moved(torch.ones(2, device="meta")).is_meta, "else arange would be made on the CPU, and the sum refused"
+    assert moved(torch.ones(2, device="meta")).is_meta
 
 
-def test_a_metric_of_cpu_tensors_may_call_what_lies_elsewhere() -> None:
+def test_called_on_moves_arguments_and_results() -> None:
     model = seeded(Mlp)
     assert called_on(model, CPU) is model
     seen: list[torch.device] = []
@@ -80,7 +80,7 @@ def test_a_metric_of_cpu_tensors_may_call_what_lies_elsewhere() -> None:
     assert seen == [META, META]
 
 
-def test_tensors_keep_their_strides() -> None:
+def test_tensors_on_keeps_strides() -> None:
     x = torch.arange(6.0).reshape(2, 3).t()
     assert tensors_on({"x": x}, CPU)["x"] is x
     assert tensors_on({"x": x}, META)["x"].stride() == x.stride()

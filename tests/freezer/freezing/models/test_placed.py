@@ -1,4 +1,4 @@
-"""A freeze on a device apart, all the way: `cpu:0` computes as the CPU does, and is not where subjects begin."""
+"""A whole freeze on another device: `cpu:0`, which computes like the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def target() -> Target:
     return replace(target_here(HERE, 1), device=APART)
 
 
-def test_a_subject_is_placed_once_and_knows_where_it_came_from() -> None:
+def test_placed_subject_keeps_its_host() -> None:
     subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
     moved = placed(subject, APART)
     assert moved.device == APART
@@ -43,9 +43,8 @@ def test_a_subject_is_placed_once_and_knows_where_it_came_from() -> None:
     assert subject.on_host is subject
 
 
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "torchscript-optimized"])
-@pytest.mark.parametrize("model", [Mlp, Counter])
-def test_capture_build_judge_and_write_elsewhere(recipe: str, model: type[nn.Module], tmp_path: Path, target: Target) -> None:
+@pytest.mark.parametrize(("recipe", "model"), [("torchscript-frozen", Counter), ("torchscript-optimized", Mlp)])
+def test_freeze_on_another_device(recipe: str, model: type[nn.Module], tmp_path: Path, target: Target) -> None:
     subject = subject_of(seeded(model), {"x": X}, {"x": {0: BATCH}})
     (tmp_path / "candidate").mkdir()
     candidate = build(subject, RECIPES[recipe], target, tmp_path / "candidate")
@@ -56,7 +55,7 @@ def test_capture_build_judge_and_write_elsewhere(recipe: str, model: type[nn.Mod
     torch.testing.assert_close(freezer.load(artifact.folder)(x=X), subject.fresh()(X))
 
 
-def test_what_serves_where_nothing_beats_eager_is_captured_judged_and_written(tmp_path: Path, target: Target) -> None:
+def test_keep_eager_writes_the_captured_program(tmp_path: Path, target: Target) -> None:
     model = mlp()
     subject = subject_of(model, {"x": X}, {"x": {0: BATCH}})
     slow = replace(ANY_SPEED, speedup_min=1e9)
@@ -67,11 +66,11 @@ def test_what_serves_where_nothing_beats_eager_is_captured_judged_and_written(tm
     assert artifact.manifest.recipe.name == "captured"
     assert artifact.manifest.recipe.lowering == "exported"
     assert torch.equal(freezer.load(artifact.folder)(x=X), model(X))
-    assert not serves_itself(target), "of a CPU class the portable artifact serves"
+    assert not serves_itself(target), "the portable artifact serves CPU classes"
     assert serves_itself(replace(target, device_class=freezer.DeviceClass(name="cuda-sm90", kind="cuda", capability=90)))
 
 
-def test_what_cannot_be_captured_serves_nowhere(tmp_path: Path, target: Target) -> None:
+def test_keep_eager_without_a_capture_writes_nothing(tmp_path: Path, target: Target) -> None:
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.tensor(sorted(x.tolist(), key=lambda row: row[0]))
@@ -84,14 +83,14 @@ def test_what_cannot_be_captured_serves_nowhere(tmp_path: Path, target: Target) 
 
 
 class MakesOnCpu(nn.Module):
-    """Answers from the CPU, wherever its input lies."""
+    """Returns a CPU tensor on any device."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros(2) + x.shape[0]
 
 
 class Breaks(nn.Module):
-    """Adds what lies on the CPU."""
+    """Adds a CPU tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.zeros(2, 4, device="cpu")
@@ -104,17 +103,15 @@ class Breaks(nn.Module):
         (Breaks, "it runs on the CPU, but not on meta: create tensors on the device"),
     ],
 )
-def test_a_model_that_runs_on_the_cpu_alone_says_what_to_change(
-    model: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("freezer.freezing.models.calls.same_bytes", lambda *_: True)  # of meta tensors there are none
+def test_placed_rejects_models_tied_to_the_cpu(model: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freezer.freezing.models.calls.same_bytes", lambda *_: True)  # meta tensors have no bytes
     subject = subject_of(model(), {"x": X})
     with pytest.raises(JudgeError, match=message) as caught:
         placed(subject, torch.device("meta"))
     assert caught.value.code == "CP-EAGER"
 
 
-def test_a_model_may_be_tried_where_it_runs_and_begins_on_the_cpu_all_the_same() -> None:
+def test_subject_starts_on_the_cpu() -> None:
     from freezer.freezing.example_inputs import example_spec
 
     spec, example = example_spec({"x": X}, {})

@@ -1,4 +1,4 @@
-"""Input sets: generated from seeds, read from files, held against a spec."""
+"""Input sets: generated from seeds, read from files, and matched with a spec."""
 
 from __future__ import annotations
 
@@ -27,24 +27,18 @@ def spec_of(**field: Any) -> InputSpec:
     return declared_spec({field.pop("name", "x"): {"shape": [1000], **field}}, {})
 
 
-def test_generated_sets_cover_every_point_and_are_the_same_every_time() -> None:
+def test_generated_sets_cover_points_and_repeat() -> None:
     sets = generate(SPEC)
     assert len(sets) == 8
     assert [item.point["batch"] for item in sets] == [1, 9, 3, 1, 9, 3, 1, 9]
     assert list(sets[0].tensors) == ["x", "ids"]
     for one, other in zip(sets, generate(SPEC), strict=True):
         assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
-    assert not torch.equal(sets[0].tensors["x"], sets[3].tensors["x"]), "sets of one point differ"
-    assert len(generate(SPEC, num_sets=2)) == 3, "no point is left out"
+    assert not torch.equal(sets[0].tensors["x"], sets[3].tensors["x"])
+    assert len(generate(SPEC, num_sets=2)) == 3, "one per point"
 
 
-def test_generating_leaves_the_global_random_numbers_alone() -> None:
-    before = torch.get_rng_state()
-    generate(SPEC)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_values_are_of_their_kind() -> None:
+def test_generated_values_fit_dtype_and_range() -> None:
     (normal, uniform, ids, coins, mask, brain, wave) = (
         generate(spec, num_sets=1)[0].tensors[spec.inputs[0].name]
         for spec in (
@@ -65,7 +59,7 @@ def test_values_are_of_their_kind() -> None:
     assert set(coins.tolist()) == {False, True}
     assert (mask[:, 0] == 1).all()
     assert (mask.diff(dim=1) <= 0).all(), "ones, then zeros"
-    assert (mask == 0).any(), "a mask that masks something"
+    assert (mask == 0).any()
     assert (brain.dtype, wave.dtype) == (torch.bfloat16, torch.complex128)
 
 
@@ -73,9 +67,9 @@ def masks_of(name: str, dtype: str, *shape: int) -> list[torch.Tensor]:
     return [item.tensors[name] for item in generate(declared_spec({name: {"shape": list(shape), "dtype": dtype}}, {}))]
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int64", "uint8", "float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["attention_mask", "key_padding_mask", "Mask"])
-def test_masks_are_ones_then_zeros_and_mask_something(name: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["bool", "int64", "bfloat16"])
+@pytest.mark.parametrize("name", ["attention_mask", "key_padding_mask"])
+def test_generated_masks_are_ones_then_zeros(name: str, dtype: str) -> None:
     for shape in [(3, 7), (1, 2), (2, 1, 5, 5), (4,)]:
         masks = masks_of(name, dtype, *shape)
         for mask in masks:
@@ -86,20 +80,10 @@ def test_masks_are_ones_then_zeros_and_mask_something(name: str, dtype: str) -> 
             assert lengths.min() >= 1
         whole = [bool((mask != 0).all()) for mask in masks]
         either = dtype == "bool" or name == "key_padding_mask"
-        assert whole == [not either and index % 4 == 3 for index in range(8)], "where ones may mean masked, no row is all ones"
+        assert whole == [not either and index % 4 == 3 for index in range(8)]
 
 
-def test_masks_of_one_element_or_none_and_those_with_a_range() -> None:
-    assert all((mask == 1).all() for mask in masks_of("mask", "int64", 3, 1))
-    assert all((mask == 1).all() for mask in masks_of("mask", "float32"))
-    assert masks_of("mask", "bool", 2, 0)[0].shape == (2, 0)
-    ranged = generate(declared_spec({"mask": {"shape": [1000], "dtype": "int64", "range": [0, 4]}}, {}))[0].tensors["mask"]
-    assert ranged.unique().tolist() == [0, 1, 2, 3, 4]
-    within = declared_spec({"opts": {"dict": {"mask": {"shape": [2, 4], "dtype": "bool"}}}}, {})
-    assert generate(within)[0].tensors["opts.mask"][:, 0].all()
-
-
-def test_ranges_reach_the_ends_of_every_dtype() -> None:
+def test_ranges_reach_the_limits_of_dtypes() -> None:
     for dtype, low, high in [("bool", 1, 1), ("uint8", 254, 255), ("int8", -128, -127), ("int64", 2**63 - 3, 2**63 - 1)]:
         (found,) = generate(spec_of(dtype=dtype, range=[low, high]), num_sets=1)
         values = found.tensors["x"].to(torch.int64).unique().tolist()
@@ -107,30 +91,19 @@ def test_ranges_reach_the_ends_of_every_dtype() -> None:
         assert dtype == "int64" or values == list(dict.fromkeys([low, high]))
 
 
-def test_empty_inputs_need_no_range() -> None:
-    for item in generate(declared_spec({"x": {"shape": [0, 4], "dtype": "int64"}, "y": {"shape": ["n", 0]}}, {"n": {"max": 3}})):
-        assert item.tensors["x"].shape == (0, 4)
-        assert item.tensors["y"].shape == (item.point["n"], 0)
-
-
-def test_samples_of_other_dtypes_are_refused() -> None:
+def test_samples_reject_unknown_dtypes() -> None:
     with pytest.raises(SpecError, match="samples: input 'x': dtype 'uint16' is unknown") as caught:
         spec_of_samples({"x": torch.zeros(2, dtype=torch.uint16)})
     assert caught.value.code == "CP-SAMPLES"
 
 
-def test_an_example_of_a_mask_stands_for_masks_not_for_its_own_values() -> None:
+def test_mask_example_gets_no_range() -> None:
     (ones, counts) = spec_of_samples({"attention_mask": torch.ones(2, 6, dtype=torch.int64), "mask_ids": torch.tensor([0, 7])})
     assert (ones.range, counts.range) == (None, (0, 7))
     assert (generate(InputSpec(inputs=(ones,)))[0].tensors["attention_mask"] == 0).any()
 
 
-def test_the_range_of_integers_is_exact() -> None:
-    (spec,) = spec_of_samples({"x": torch.tensor([-(2**63), 2**63 - 1])})
-    assert spec.range == (-(2**63), 2**63 - 1)
-
-
-def test_an_integer_input_needs_a_range() -> None:
+def test_integer_input_needs_a_range() -> None:
     with pytest.raises(SpecError, match=r"input 'x': an integer input needs `range: \[low, high\]`"):
         generate(spec_of(dtype="int64"))
 
@@ -151,7 +124,7 @@ def write(path: Path, **arrays: Any) -> Path:
 X, IDS = np.arange(8, dtype=np.float32).reshape(2, 4), np.array([3, 5])
 
 
-def test_a_file_holds_one_set_or_several(tmp_path: Path, suffix: str) -> None:
+def test_file_holds_one_or_several_sets(tmp_path: Path, suffix: str) -> None:
     (single,) = read_samples(write(tmp_path / f"one{suffix}", x=X, ids=IDS))
     assert sorted(single) == ["ids", "x"]
     np.testing.assert_array_equal(single["x"], X)
@@ -172,7 +145,7 @@ def test_keys_must_form_sets(tmp_path: Path, suffix: str, keys: tuple[str, ...],
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 is how a zip begins", b"\x10\x00\x00\x00\x00\x00\x00\x00{}"])
-def test_a_file_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_unreadable_file_is_an_error(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"bad{suffix}"
     path.write_bytes(content)
     with pytest.raises(SpecError, match=f"samples .*bad{suffix}.*expected a readable"):
@@ -181,14 +154,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, suffi
         read_samples(tmp_path / f"none{suffix}")
 
 
-def test_texts_and_other_files_are_no_samples(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="expected a readable"):
-        read_samples(write(tmp_path / "text.npz", x=np.array(["a"])))
-    with pytest.raises(SpecError, match=r"suffix '\.txt' is unknown"):
-        read_samples(tmp_path / "x.txt")
-
-
-def test_a_pickle_in_an_npz_is_not_opened(tmp_path: Path) -> None:
+def test_pickle_in_npz_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="allow_pickle"):
         read_samples(write(tmp_path / "pickle.npz", x=np.array([object()], dtype=object)))
 
@@ -203,7 +169,6 @@ def given(**tensors: Any) -> list[dict[str, torch.Tensor]]:
         ([{"x": torch.zeros(2, 4)}], r"sample set 0: got tensors \['x'\], expected the inputs \['ids', 'x'\]"),
         (given(x=torch.zeros(2, 4).double()), "input 'x': got dtype float64, expected float32"),
         (given(x=torch.zeros(2, 4, 1)), r"got shape \[2, 4, 1\], expected \['batch', 4\]"),
-        (given(x=torch.zeros(2, 5)), r"got shape \[2, 5\]"),
         (given(x=torch.zeros(3, 4)), "input 'ids': dim 'batch' is 2, expected one size for all inputs, 1 to 9"),
         (given(x=torch.zeros(10, 4), ids=torch.zeros(10, dtype=torch.int64)), "dim 'batch' is 10"),
     ],
@@ -213,7 +178,7 @@ def test_samples_must_fit_the_spec(sets: Any, message: str) -> None:
         match_samples(sets, SPEC)
 
 
-def test_samples_and_generated_sets_are_of_multiples() -> None:
+def test_sets_respect_multiples() -> None:
     spec = declared_spec({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 44, "multiple_of": 4}})
     assert {item.tensors["x"].shape[0] for item in generate(spec)} == {4, 12, 44}
     assert {item.point["n"] for item in cover_points(match_samples([{"x": torch.zeros(8)}], spec), spec)} == {8, 4, 12, 44}
@@ -221,14 +186,14 @@ def test_samples_and_generated_sets_are_of_multiples() -> None:
         match_samples([{"x": torch.zeros(6)}], spec)
 
 
-def test_samples_are_put_in_the_specs_order() -> None:
+def test_samples_follow_the_specs_order() -> None:
     (item,) = match_samples([{"ids": torch.tensor([3, 4]), "x": torch.zeros(4, 2).t()}], SPEC)
     assert list(item.tensors) == ["x", "ids"]
     assert item.tensors["x"].is_contiguous()
     assert item.point == {"batch": 2}
 
 
-def test_points_that_no_sample_has_are_covered_by_repeating_rows() -> None:
+def test_missing_points_repeat_rows() -> None:
     sets = match_samples([{"x": torch.arange(8.0).reshape(2, 4), "ids": torch.tensor([3, 4])}], SPEC)
     covered = cover_points(sets, SPEC)
     assert [item.point["batch"] for item in covered] == [2, 1, 9, 3]
@@ -236,16 +201,10 @@ def test_points_that_no_sample_has_are_covered_by_repeating_rows() -> None:
     assert torch.equal(covered[3].tensors["x"][2], covered[0].tensors["x"][0])
 
 
-def test_the_spec_of_samples_takes_the_range_of_integers() -> None:
+def test_spec_of_samples_has_integer_ranges() -> None:
     given = {"x": torch.zeros(2, 4), "ids": torch.tensor([3, 9]), "flag": torch.tensor([True])}
     assert spec_of_samples(given) == (
         TensorSpec(name="x", dtype="float32", shape=(2, 4)),
         TensorSpec(name="ids", dtype="int64", shape=(2,), range=(3, 9)),
         TensorSpec(name="flag", dtype="bool", shape=(1,)),
     )
-
-
-def test_clones_are_copies() -> None:
-    (item,) = match_samples(given(), SPEC)
-    item.cloned()["x"].add_(1)
-    assert (item.tensors["x"] == 0).all()

@@ -13,7 +13,7 @@ from torch import nn
 
 from freezer.errors import SourceError
 from freezer.freezing.models.loaders import load_source, own_spec
-from freezer.freezing.models.sources import Source, find_function, module_file, parse_source
+from freezer.freezing.models.sources import module_file, parse_source
 from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.models import Counter, Mlp, mlp, seeded
@@ -35,14 +35,14 @@ def load(text: str, folder: Path = Path(), **settings: Any) -> nn.Module:
     return load_source(parse_source(text, folder=folder, **settings))
 
 
-def test_a_factory_is_called_with_its_arguments() -> None:
+def test_factory_gets_its_arguments() -> None:
     model = load("python:tests.models:mlp", args={"hidden": 5})
     assert isinstance(model, Mlp)
     assert model.first.out_features == 5
     assert not model.training
 
 
-def test_a_factorys_random_weights_come_from_the_seed(tmp_path: Path) -> None:
+def test_seed_sets_a_factorys_random_weights(tmp_path: Path) -> None:
     (tmp_path / "seeded_module.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n")
     one, same, other = (
         weights_digest(load("python:seeded_module:make", seed=seed, search_path=(str(tmp_path),))) for seed in (0, 0, 1)
@@ -50,7 +50,7 @@ def test_a_factorys_random_weights_come_from_the_seed(tmp_path: Path) -> None:
     assert one == same != other
 
 
-def test_a_module_is_found_in_the_search_path_and_may_import_its_neighbours_late(tmp_path: Path) -> None:
+def test_factory_may_import_neighbours_late(tmp_path: Path) -> None:
     (tmp_path / "late_neighbour.py").write_text("from torch import nn\nmodel = nn.Linear(2, 3)\n")
     (tmp_path / "late_factory.py").write_text("def make():\n    import late_neighbour\n    return late_neighbour.model\n")
     path = list(sys.path)
@@ -59,7 +59,7 @@ def test_a_module_is_found_in_the_search_path_and_may_import_its_neighbours_late
     assert module_file("late_factory", [str(tmp_path)]) == tmp_path / "late_factory.py"
 
 
-def test_the_file_of_a_module_is_found_without_importing_it(tmp_path: Path) -> None:
+def test_module_file_imports_nothing(tmp_path: Path) -> None:
     (tmp_path / "package_x").mkdir()
     (tmp_path / "package_x" / "inner.py").write_text("raise RuntimeError('imported')\n")
     assert module_file("package_x.inner", [str(tmp_path)]) == tmp_path / "package_x" / "inner.py"
@@ -67,7 +67,7 @@ def test_the_file_of_a_module_is_found_without_importing_it(tmp_path: Path) -> N
     assert module_file("no_such_package.inner", [str(tmp_path)]) is None
 
 
-def test_a_torchscript_file_is_loaded_from_the_catalogs_folder(tmp_path: Path) -> None:
+def test_torchscript_path_is_relative_to_the_folder(tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(mlp().train()), str(tmp_path / "mlp.jit"))
     model = load("torchscript:mlp.jit", tmp_path)
@@ -75,7 +75,7 @@ def test_a_torchscript_file_is_loaded_from_the_catalogs_folder(tmp_path: Path) -
     assert torch.equal(model(X), mlp()(X))
 
 
-def test_a_transformers_config_makes_random_weights_from_the_seed() -> None:
+def test_transformers_config_makes_random_weights() -> None:
     one, same, other = (load("transformers:BertConfig", args=TINY_BERT, weights="random", seed=seed) for seed in (0, 0, 1))
     assert type(one).__name__ == "BertModel"
     assert weights_digest(one) == weights_digest(same) != weights_digest(other)
@@ -83,7 +83,7 @@ def test_a_transformers_config_makes_random_weights_from_the_seed() -> None:
     assert type(named).__name__ == "BertForSequenceClassification"
 
 
-def test_a_transformers_folder_is_loaded_as_what_it_was_saved(tmp_path: Path) -> None:
+def test_transformers_folder_keeps_its_class(tmp_path: Path) -> None:
     saved = load("transformers:BertForSequenceClassification", args=TINY_BERT, weights="random")
     saved.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
     source = parse_source("transformers:bert", folder=tmp_path)
@@ -97,7 +97,6 @@ def test_a_transformers_folder_is_loaded_as_what_it_was_saved(tmp_path: Path) ->
     ("text", "message"),
     [
         ("resnet50", "got 'resnet50', expected python:…, torchscript:…, export:…"),
-        ("python:", "expected python:…"),
         ("onnx:model.onnx", "expected python:…"),
         ("model.pt", "a file needs its kind before it, as in torchscript:model.pt"),
         ("https://host/model.pt2", "a file needs its kind before it, as in torchscript:https://host/model.pt2"),
@@ -109,7 +108,7 @@ def test_a_transformers_folder_is_loaded_as_what_it_was_saved(tmp_path: Path) ->
         ),
     ],
 )
-def test_a_bad_source_is_named_before_anything_is_loaded(tmp_path: Path, text: str, message: str) -> None:
+def test_parse_source_rejects_bad_sources(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         parse_source(text, folder=tmp_path)
 
@@ -119,33 +118,20 @@ def test_a_bad_source_is_named_before_anything_is_loaded(tmp_path: Path, text: s
     [
         ("python:tests.models:none", {}, "module 'tests.models' has no function 'none'; it has: .*mlp"),
         ("python:tests.no_such:mlp", {}, "module 'tests.no_such' cannot be imported: ModuleNotFoundError"),
-        ("python:tests.models:no_model", {}, "gave a str, expected an nn.Module"),
+        ("python:tests.models:no_model", {}, "returned a str, expected an nn.Module"),
         ("python:tests.models:broken", {}, "source python:tests.models:broken: RuntimeError: weights are gone"),
         ("python:tests.models:mlp", {"args": {"width": 1}}, "TypeError: .*unexpected keyword argument 'width'"),
         ("transformers:NoSuchConfig", {"weights": "random"}, "has no class 'NoSuchConfig'"),
         ("torchscript:bad.jit", {}, "source torchscript:.*bad.jit: RuntimeError"),
     ],
 )
-def test_a_source_that_gives_no_model_says_why(tmp_path: Path, text: str, settings: Any, message: str) -> None:
+def test_load_source_explains_failures(tmp_path: Path, text: str, settings: Any, message: str) -> None:
     (tmp_path / "bad.jit").write_bytes(b"no zip")
     with pytest.raises(SourceError, match=message):
         load(text, tmp_path, **settings)
 
 
-def test_a_module_that_raises_on_import_is_a_source_error(tmp_path: Path) -> None:
-    (tmp_path / "raising_module.py").write_text("1 / 0\n")
-    with pytest.raises(SourceError, match="'raising_module' cannot be imported: ZeroDivisionError"):
-        find_function("raising_module:make", [str(tmp_path)])
-
-
-def test_a_source_is_written_as_it_was_read() -> None:
-    assert str(Source(kind="python", location="a.b:c")) == "python:a.b:c"
-
-
-# Weights
-
-
-def test_the_digest_is_of_every_parameter_and_buffer() -> None:
+def test_digest_covers_parameters_and_buffers() -> None:
     digests = {weights_digest(mlp()), weights_digest(mlp(9)), weights_digest(mlp().double()), weights_digest(mlp().half())}
     assert len(digests) == 4
     assert weights_digest(mlp()) == weights_digest(mlp())
@@ -155,36 +141,22 @@ def test_the_digest_is_of_every_parameter_and_buffer() -> None:
     assert weights_digest(counter) != before
 
 
-def test_buffers_that_are_not_persistent_count_too() -> None:
+def test_digest_covers_unsaved_buffers() -> None:
     one, other = nn.Module(), nn.Module()
     one.register_buffer("table", torch.zeros(2), persistent=False)
     other.register_buffer("table", torch.ones(2), persistent=False)
     assert weights_digest(one) != weights_digest(other)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.bool, torch.int8])
-def test_every_dtype_has_a_digest(dtype: torch.dtype) -> None:
-    def of(value: int) -> str:
-        module = nn.Module()
-        module.register_buffer("values", torch.full((3,), value).to(dtype))
-        module.register_buffer("empty", torch.empty(0, dtype=dtype))
-        return weights_digest(module)
-
-    assert of(0) != of(1)
-
-
-def test_strides_do_not_matter_to_the_digest() -> None:
+def test_digest_ignores_strides() -> None:
     one, other = nn.Linear(4, 4), nn.Linear(4, 4)
     other.load_state_dict(one.state_dict())
     other.weight = nn.Parameter(other.weight.detach().t().contiguous().t())
     assert weights_digest(one) == weights_digest(other)
 
 
-# Exported programs
-
-
 class Two(nn.Module):
-    """A model with nested inputs, a constant among them."""
+    """A model with nested inputs and a constant."""
 
     def forward(self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor], scale: float = 1.0) -> torch.Tensor:
         out: torch.Tensor = x * scale + state[0] + state[1]
@@ -201,7 +173,7 @@ def exported(path: Path) -> Path:
     return path
 
 
-def test_an_exported_program_knows_its_inputs(tmp_path: Path) -> None:
+def test_exported_program_has_its_own_spec(tmp_path: Path) -> None:
     exported(tmp_path / "two.pt2")
     model = load("export:two.pt2", tmp_path)
     x = torch.ones(5, 4)
@@ -217,7 +189,7 @@ def test_an_exported_program_knows_its_inputs(tmp_path: Path) -> None:
     assert own_spec(mlp()) is None
 
 
-def test_a_method_of_an_archive_or_a_script_is_named(tmp_path: Path) -> None:
+def test_method_selects_a_program(tmp_path: Path) -> None:
     from torch.export.pt2_archive._package import package_pt2
 
     programs = {name: torch.export.export(mlp(hidden), (X,)) for name, hidden in (("forward", 8), ("encode", 5))}
@@ -235,13 +207,13 @@ def test_a_method_of_an_archive_or_a_script_is_named(tmp_path: Path) -> None:
 
 
 class Surprise:
-    """What a pickle may do when it is loaded."""
+    """Creates a file when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("surprise"),))
 
 
-def test_nothing_is_unpickled_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_without_trust_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exported(tmp_path / "two.pt2")
     with zipfile.ZipFile(tmp_path / "two.pt2") as archive:
@@ -260,39 +232,27 @@ def test_nothing_is_unpickled_without_trust(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "surprise").exists()
 
 
-def test_compiled_code_in_an_archive_needs_trust(tmp_path: Path) -> None:
+def test_compiled_code_needs_trust(tmp_path: Path) -> None:
     exported(tmp_path / "two.pt2")
     with zipfile.ZipFile(tmp_path / "two.pt2", "a") as archive:
         archive.writestr("two/data/aotinductor/model/model.so", b"")
-    with pytest.raises(SourceError, match=r"holds compiled code .*, which loading it would run"):
+    with pytest.raises(SourceError, match=r"holds compiled code .*, which would run when loaded"):
         load("export:two.pt2", tmp_path)
     (tmp_path / "no.pt2").write_bytes(b"no zip")
-    with pytest.raises(SourceError, match=r"is no \.pt2 archive"):
+    with pytest.raises(SourceError, match=r"is not a \.pt2 archive"):
         load("export:no.pt2", tmp_path)
 
 
-def test_a_pickled_module_is_loaded_only_with_trust(tmp_path: Path) -> None:
+def test_pickled_module_needs_trust(tmp_path: Path) -> None:
     torch.save(mlp(), tmp_path / "mlp.pth")
     assert torch.equal(load("pickle:mlp.pth", tmp_path, trust=True)(X), mlp()(X))
     torch.save(mlp().state_dict(), tmp_path / "weights.pth")
-    with pytest.raises(SourceError, match=r"gave a OrderedDict, expected an nn\.Module"):
+    with pytest.raises(SourceError, match=r"returned a OrderedDict, expected an nn\.Module"):
         load("pickle:weights.pth", tmp_path, trust=True)
 
 
-def test_a_pinned_file_is_held_to_its_digest_before_it_is_opened(tmp_path: Path) -> None:
+def test_pinned_digest_is_checked_first(tmp_path: Path) -> None:
     (tmp_path / "bad.pth").write_bytes(b"anything")
     with pytest.raises(SourceError, match=r"got sha256 .*, expected 0000") as caught:
         load("pickle:bad.pth", tmp_path, trust=True, sha256="0" * 64)
     assert caught.value.code == "CP-FETCH-DIGEST"
-
-
-def test_torchscript_that_names_a_gpu_is_refused_on_a_cpu(tmp_path: Path) -> None:
-    class OnGpu(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.to("cuda:0") * 2
-
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(OnGpu()), str(tmp_path / "gpu.jit"))
-    with pytest.raises(SourceError, match=r"names the device cuda:0 .* in its graph, and this worker has no GPU") as caught:
-        load("torchscript:gpu.jit", tmp_path)
-    assert caught.value.code == "CP-SOURCE-DEVICE"

@@ -1,4 +1,4 @@
-"""State: frozen stateful models answer as eager does over sequences of calls, and a reset method brings the initial state back."""
+"""Frozen stateful models answer like eager over sequences of calls, and reset restores the initial state."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, copy_of, ju
 
 STATEFUL = (InPlace, Reassigned, Number, RunningMean, HiddenState, OptionalState)
 RECIPES = ("torchscript-frozen", "torchscript-exact", "torchscript-optimized", "portable")
+FAST = {
+    (InPlace, "torchscript-frozen"),
+    (Number, "torchscript-exact"),
+    (RunningMean, "torchscript-optimized"),
+    (OptionalState, "portable"),
+}
 
 
 def inputs_of(model: type[nn.Module], seed: int = 0) -> Tensor:
@@ -49,7 +55,7 @@ def scripted(model: nn.Module) -> nn.Module:
 
 
 def alike(recipe: str, model: type[nn.Module]) -> Callable[[Tensor, Tensor], None]:
-    """How near answers are: exactly alike where the same kernels run."""
+    """A comparison of answers: exact if the same kernels run."""
     same_kernels = recipe in ("torchscript-exact", "portable") or (recipe == "torchscript-frozen" and model is not RunningMean)
 
     def check(got: Tensor, expected: Tensor) -> None:
@@ -61,12 +67,15 @@ def alike(recipe: str, model: type[nn.Module]) -> Callable[[Tensor, Tensor], Non
     return check
 
 
-# Sequences of calls, with resets between
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kind", STATEFUL)
-def test_a_frozen_stateful_model_answers_as_eager_does(kind: type[nn.Module], recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [
+        pytest.param(kind, recipe, marks=() if (kind, recipe) in FAST else pytest.mark.slow)
+        for kind in STATEFUL
+        for recipe in RECIPES
+    ],
+)
+def test_frozen_stateful_model_answers_like_eager(kind: type[nn.Module], recipe: str, tmp_path: Path) -> None:
     subject = stateful(seeded(kind), inputs_of(kind))
     candidate = candidate_of(subject, recipe, tmp_path / "c")
     assert candidate.capture == "script"
@@ -82,24 +91,13 @@ def test_a_frozen_stateful_model_answers_as_eager_does(kind: type[nn.Module], re
             answers[-1].append(got.clone())
         model.reset()
         eager.reset()  # type: ignore[operator]
-    assert not torch.equal(answers[0][0], answers[0][3]), "one input, another answer: there is state"
+    assert not torch.equal(answers[0][0], answers[0][3])
     for first, again in zip(answers[0], answers[2], strict=True):
-        assert torch.equal(first, again), "the reset brought the initial state back"
+        assert torch.equal(first, again)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kind", [Number, OptionalState])
-def test_a_torchscript_file_with_state_keeps_it(kind: type[nn.Module], recipe: str, tmp_path: Path) -> None:
-    subject = stateful(scripted(seeded(kind)), inputs_of(kind))
-    candidate = candidate_of(subject, recipe, tmp_path / "c")
-    assert candidate.capture == "as-is"
-    found = judgement_of(subject, [candidate])
-    assert found.verdict == "published", found.reason
-    assert found.reference.stateful
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_torchscript_file_whose_source_is_gone_keeps_its_state_and_methods(recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
+def test_torchscript_file_keeps_state_and_methods(recipe: str, tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
     spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
@@ -121,7 +119,7 @@ def test_a_torchscript_file_whose_source_is_gone_keeps_its_state_and_methods(rec
     assert not hasattr(model, "unused")
 
 
-def test_a_method_of_a_file_is_frozen_with_the_reset_of_its_module(tmp_path: Path) -> None:
+def test_method_of_a_file_keeps_its_reset(tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
     spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
@@ -138,11 +136,8 @@ def test_a_method_of_a_file_is_frozen_with_the_reset_of_its_module(tmp_path: Pat
     assert (model.model.threshold, model.encode(x).shape) == (0.5, (2, 8))
 
 
-# Judging
-
-
-@pytest.mark.parametrize("kind", STATEFUL)
-def test_judging_resets_between_sets_and_calls_once_more_after_the_sequence(kind: type[nn.Module], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [RunningMean, OptionalState])
+def test_judging_resets_between_sets(kind: type[nn.Module], tmp_path: Path) -> None:
     subject = stateful(seeded(kind), inputs_of(kind))
     candidates = [candidate_of(subject, recipe, tmp_path / recipe) for recipe in RECIPES[:3]]
     found = judgement_of(subject, candidates)
@@ -157,7 +152,7 @@ def test_judging_resets_between_sets_and_calls_once_more_after_the_sequence(kind
 
 
 class Forgetful(InPlace):
-    """What a freeze that loses the reset makes of InPlace: the method does nothing."""
+    """InPlace with a reset that does nothing."""
 
     @torch.jit.export
     def reset(self) -> None:
@@ -172,13 +167,13 @@ def judged_for(subject: Subject, candidate: Candidate) -> Any:
     return judgement_of(subject, [replace(candidate, weights=weights_digest(subject.model))])
 
 
-def test_a_candidate_whose_reset_does_nothing_is_rejected(tmp_path: Path) -> None:
+def test_candidate_with_a_useless_reset_is_rejected(tmp_path: Path) -> None:
     x = random_inputs(32, 4)  # 128 elements: fewer than 64 are pooled over all sets
     subject, forgetful = stateful(seeded(InPlace), x), stateful(seeded(Forgetful), x)
     found = judged_for(subject, candidate_of(forgetful, "torchscript-frozen", tmp_path / "c"))
     assert found.verdict == "rejected"
     wrong = {(row.kind, row.set_index) for row in found.trials[0].drift.rows if row.problem}
-    assert ("single", 0) not in wrong, "the first call is right"
+    assert ("single", 0) not in wrong
     assert ("after-reset", 0) in wrong
 
 
@@ -195,7 +190,7 @@ class Lasting(InPlace):
 
 
 class Failing(InPlace):
-    """Has a reset that fails once there is something to clear."""
+    """Has a reset that fails."""
 
     def reset(self) -> None:
         raise RuntimeError("no state")
@@ -207,7 +202,7 @@ def used(model: nn.Module) -> nn.Module:
     return model
 
 
-def test_a_reset_that_does_not_bring_the_initial_state_back_is_an_error() -> None:
+def test_incomplete_reset_is_an_error() -> None:
     message = r"model: after reset\(\) the model answers input set \d otherwise than a fresh copy does, .* call it before freezing"
     for model in (seeded(Lasting), used(seeded(InPlace))):
         with pytest.raises(JudgeError, match=message) as caught:
@@ -218,33 +213,20 @@ def test_a_reset_that_does_not_bring_the_initial_state_back_is_an_error() -> Non
     assert run_reference(stateful(after_reset, inputs_of(InPlace))).stateful
 
 
-def test_a_reset_that_raises_is_an_error() -> None:
+def test_failing_reset_is_an_error() -> None:
     with pytest.raises(JudgeError, match=r"model: reset\(\) raises RuntimeError: no state") as caught:
         run_reference(stateful(seeded(Failing), inputs_of(InPlace)))
     assert caught.value.code == "CP-RESET"
 
 
-def test_state_in_a_python_number_is_not_traced(tmp_path: Path) -> None:
-    subject = stateful(seeded(Number), inputs_of(Number), reset=None)
-    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
-    assert candidate.capture == "script"
-    trace = next(row for row in candidate.tried if row["capture"] == "trace")
-    assert "differs from the model" in trace["outcome"] or "not tried" in trace["outcome"]
-    assert judgement_of(subject, [candidate]).verdict == "published"
-
-
-@pytest.mark.parametrize("recipe", ["inductor-frozen", "inductor-unpacked"])
-def test_state_and_preserved_names_are_not_for_inductor(recipe: str, tmp_path: Path) -> None:
+def test_inductor_rejects_reset_methods(tmp_path: Path) -> None:
     with pytest.raises(FreezeError, match="reset") as caught:
-        candidate_of(stateful(seeded(InPlace), inputs_of(InPlace)), recipe, tmp_path / "c")
+        candidate_of(stateful(seeded(InPlace), inputs_of(InPlace)), "inductor-frozen", tmp_path / "c")
     assert caught.value.code == "CP-PRESERVE"
 
 
-# Which models have state
-
-
 class Memo(nn.Module):
-    """Keeps a table that depends on the inputs' size alone, as rotary embeddings do."""
+    """Caches a table that depends only on the inputs' size, like rotary embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +242,7 @@ class Memo(nn.Module):
 
 
 class Calibrated(nn.Module):
-    """Takes the scale of the first input that it sees, and keeps it."""
+    """Keeps the scale of its first input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +255,7 @@ class Calibrated(nn.Module):
 
 
 class Counting(nn.Module):
-    """Counts its calls, and answers nothing of it; in a number, a list or a dict."""
+    """Counts its calls without an effect on its answers."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -297,7 +279,7 @@ class Counting(nn.Module):
 
 
 class RandomCounter(nn.Module):
-    """Draws random numbers, so that no answer tells of its state."""
+    """Has random answers, which hide its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,30 +291,30 @@ class RandomCounter(nn.Module):
 
 
 @pytest.mark.parametrize("where", ["number", "list", "dict", "tensor", "buffer"])
-def test_state_that_no_answer_shows_is_seen(where: str) -> None:
+def test_hidden_state_is_detected(where: str) -> None:
     assert run_reference(stateful(Counting(where).eval(), random_inputs(2, 4), reset=None)).stateful
 
 
-def test_state_of_a_random_model_is_seen() -> None:
+def test_state_of_a_random_model_is_detected() -> None:
     found = run_reference(stateful(RandomCounter().eval(), random_inputs(2, 4), reset=None))
     assert (found.stateful, found.deterministic) == (True, False)
 
 
-def test_what_the_first_input_settles_is_state() -> None:
+def test_value_of_the_first_input_is_state() -> None:
     assert run_reference(stateful(Calibrated().eval(), random_inputs(2, 4), reset=None)).stateful
 
 
-def test_a_memo_is_no_state() -> None:
+def test_cache_by_size_is_not_state() -> None:
     found = run_reference(stateful(Memo().eval(), random_inputs(2, 4), reset=None, dims={"x": {0: BATCH}}))
     assert (found.stateful, found.deterministic) == (False, True)
 
 
-@pytest.mark.parametrize("kind", [InPlace, Reassigned, Number, HiddenState, OptionalState])
-def test_state_of_a_script_is_seen(kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("kind", [Reassigned, Number, OptionalState])
+def test_state_of_a_script_is_detected(kind: type[nn.Module]) -> None:
     assert run_reference(stateful(scripted(seeded(kind)), inputs_of(kind), reset=None)).stateful
 
 
-def test_attributes_of_a_script_are_found_in_its_graph() -> None:
+def test_attributes_of_a_script_come_from_its_graph() -> None:
     model = scripted(Silent().eval())
     before = attributes_of(model)
     assert before == {"inner.calls": 0, "items": []}
@@ -342,7 +324,7 @@ def test_attributes_of_a_script_are_found_in_its_graph() -> None:
     assert run_reference(stateful(scripted(Silent().eval()), random_inputs(2, 4), reset=None)).stateful
 
 
-def test_values_are_compared_with_what_is_in_them() -> None:
+def test_same_values_compares_nested_values() -> None:
     nan = float("nan")
     one: dict[str, Any] = {"a": [1, (torch.tensor([1.0, nan]), None)], "b": {"c": nan}, "d": {1, 2}}
     assert same_values(one, copy.deepcopy(one))
@@ -353,9 +335,6 @@ def test_values_are_compared_with_what_is_in_them() -> None:
     assert not same_values(1, 1.0)
     assert same_values(torch.eye(2).to_sparse(), torch.eye(2).to_sparse())
     assert not same_values(torch.eye(2).to_sparse(), torch.eye(2))
-
-
-# Served
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +359,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_loaded_model_has_its_state_its_version_and_its_reset(artifact: Path) -> None:
+def test_loaded_model_has_state_and_reset(artifact: Path) -> None:
     model, eager = freezer.load(artifact), seeded(HiddenState)
     assert model.manifest is not None
     assert model.manifest.stateful
@@ -397,21 +376,10 @@ def test_a_loaded_model_has_its_state_its_version_and_its_reset(artifact: Path) 
     assert model.version == 1
     model.version = 2
     assert model.version == 2
-    assert freezer.load(artifact).version == 1, "what one instance sets, no other sees"
+    assert freezer.load(artifact).version == 1
 
 
-def test_two_open_instances_have_states_of_their_own(artifact: Path) -> None:
-    one, other = freezer.load(artifact), freezer.load(artifact)
-    x = inputs_of(HiddenState)
-    first = one(x).clone()
-    one(x)
-    assert torch.equal(other(x), first)
-    one.reset()
-    assert torch.equal(one(x), first)
-    assert not torch.equal(other(x), first)
-
-
-def test_mlflows_pyfunc_gives_the_model_that_can_be_reset(artifact: Path) -> None:
+def test_pyfunc_model_can_be_reset(artifact: Path) -> None:
     served, x = _load_pyfunc(str(artifact)), inputs_of(HiddenState)
     first = served.predict({"x": x})
     assert not (served.predict({"x": x}) == first).all()
@@ -419,14 +387,14 @@ def test_mlflows_pyfunc_gives_the_model_that_can_be_reset(artifact: Path) -> Non
     assert (served.predict({"x": x}) == first).all()
 
 
-def test_the_canary_of_a_model_with_a_reset_runs_every_golden_set(artifact: Path) -> None:
+def test_verify_runs_every_golden_set(artifact: Path) -> None:
     verified = freezer.verify(artifact)
     golden = freezer.load(artifact).manifest.golden  # type: ignore[union-attr]
     assert len(golden) > 1
     assert {figure.set_index for figure in verified.figures} == set(range(len(golden)))
 
 
-def test_an_artifact_of_before_opens_and_keeps_nothing(artifact: Path, tmp_path: Path) -> None:
+def test_artifact_without_preserved_names_opens(artifact: Path, tmp_path: Path) -> None:
     from freezer.artifact.folder import Artifact
 
     old = Artifact.read(artifact)

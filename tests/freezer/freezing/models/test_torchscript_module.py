@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from freezer.errors import SourceError
 from freezer.freezing.models.loaders import load_source
 from freezer.freezing.models.sources import parse_source
-from freezer.freezing.models.torchscript_module import cuda_constants, with_forward
+from freezer.freezing.models.torchscript_module import named_devices, with_forward
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.lines import place_of
 from tests.models import mlp
@@ -84,7 +84,7 @@ class ManyMethods(nn.Module):
 
 
 def scripted(model: nn.Module, folder: Path | None = None) -> torch.jit.ScriptModule:
-    """The model as TorchScript; with a folder, as it comes from a file."""
+    """The scripted model; with a folder, saved and loaded."""
     with torchscript_deprecations_silenced():
         module: torch.jit.ScriptModule = torch.jit.script(model.eval())
         if folder is not None:
@@ -94,24 +94,24 @@ def scripted(model: nn.Module, folder: Path | None = None) -> torch.jit.ScriptMo
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_devices_are_told_with_their_lines(saved: bool, tmp_path: Path) -> None:
+def test_named_devices_have_their_lines(saved: bool, tmp_path: Path) -> None:
     module = scripted(MadeForGpu(), tmp_path if saved else None)
-    assert cuda_constants(module) == [
+    assert named_devices(module, "cuda") == [
         f"cuda ({place_of(MadeForGpu.forward, '.cuda()')})",
         f"cuda:0 ({place_of(Inner.forward, 'zeros')})",
         f"cuda:1 ({place_of(MadeForGpu.forward, 'self.device')})",
     ]
 
 
-def test_where_no_gpu_is_named_there_is_none() -> None:
-    assert cuda_constants(scripted(mlp())) == []
+def test_modules_without_gpu_name_none() -> None:
+    assert named_devices(scripted(mlp()), "cuda") == []
     with torchscript_deprecations_silenced():
         traced = torch.jit.trace(mlp(), X)
-    assert cuda_constants(traced) == []
-    assert cuda_constants(scripted(nn.ModuleList([mlp()]))) == [], "no forward"
+    assert named_devices(traced, "cuda") == []
+    assert named_devices(scripted(nn.ModuleList([mlp()])), "cuda") == [], "no forward"
 
 
-def test_only_the_method_that_is_called_is_looked_into() -> None:
+def test_only_the_called_method_counts() -> None:
     class Other(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x
@@ -121,32 +121,32 @@ def test_only_the_method_that_is_called_is_looked_into() -> None:
             return x.to("cuda:2")
 
     module = scripted(Other())
-    assert cuda_constants(module) == []
-    assert cuda_constants(with_forward(module, "on_gpu")) == [f"cuda:2 ({place_of(Other.on_gpu, 'return')})"]
+    assert named_devices(module, "cuda") == []
+    assert named_devices(with_forward(module, "on_gpu"), "cuda") == [f"cuda:2 ({place_of(Other.on_gpu, 'return')})"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a worker with a GPU takes it")
-def test_a_file_made_for_a_gpu_is_refused_as_a_source(tmp_path: Path) -> None:
+def test_gpu_file_is_rejected_on_a_cpu(tmp_path: Path) -> None:
     scripted(MadeForGpu(), tmp_path)
     with pytest.raises(SourceError, match=r"names the device cuda \(test_torchscript_module\.py:\d+: return y\.cuda"):
         load_source(parse_source("torchscript:model.pt", folder=tmp_path))
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_method_becomes_forward_with_its_types_defaults_and_state(saved: bool, tmp_path: Path) -> None:
+def test_with_forward_keeps_types_defaults_and_state(saved: bool, tmp_path: Path) -> None:
     module = scripted(ManyMethods(), tmp_path if saved else None)
     wrapped = with_forward(module, "scale")
     wanted, got = module._c._get_method("scale").schema, wrapped.forward.schema  # type: ignore[attr-defined]
     assert str(got).partition("self, ")[2] == str(wanted).partition("self, ")[2]
     assert not wrapped.training
     assert torch.equal(wrapped(X).total, X * 7.5 + 1)
-    assert torch.equal(wrapped(X, by=X * 2, times=1, limit=3.0).total, X * 3 + 2), "the state is kept"
+    assert torch.equal(wrapped(X, by=X * 2, times=1, limit=3.0).total, X * 3 + 2)
     again = copy.deepcopy(wrapped)
     assert float(again(X)[0].mean()) == 10.5
-    assert float(wrapped(X)[0].mean()) == 10.5, "a copy has a state of its own"
+    assert float(wrapped(X)[0].mean()) == 10.5
 
 
-def test_several_methods_of_one_module_and_one_of_it_itself() -> None:
+def test_with_forward_wraps_any_method() -> None:
     module = scripted(ManyMethods())
     step, forward = with_forward(module, "step"), with_forward(module, "forward")
     assert [float(item.mean()) for item in step(X, (X, [X * 2]), {"a": X * 3})] == [2, 6]
@@ -155,12 +155,7 @@ def test_several_methods_of_one_module_and_one_of_it_itself() -> None:
     assert torch.equal(with_forward(with_forward(module, "scale"), "forward")(X)[0], X * 7.5 + 1)
 
 
-def test_a_method_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"got method 'encode', expected one of forward, nothing, scale, step$"):
-        with_forward(scripted(ManyMethods()), "encode")
-
-
-def test_what_was_wrapped_is_frozen_with_its_state(tmp_path: Path) -> None:
+def test_wrapped_module_freezes_with_state(tmp_path: Path) -> None:
     wrapped = with_forward(scripted(ManyMethods(), tmp_path), "scale")
     with torchscript_deprecations_silenced():
         frozen = torch.jit.freeze(wrapped)

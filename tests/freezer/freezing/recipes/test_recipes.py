@@ -1,4 +1,4 @@
-"""RECIPES: which are built for what, and that each is of one piece."""
+"""RECIPES: selection and consistency."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ def names(*wanted: str, portable: bool = False) -> list[str]:
     return [recipe.name for recipe in select(wanted, portable=portable)]
 
 
-def test_auto_is_what_is_worth_a_try_on_any_model_and_all_is_all() -> None:
+def test_select_auto_and_all() -> None:
     assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "inductor-frozen"]
     assert names("all") == [name for name in RECIPES if name != "portable"]
     assert names("all", portable=True) == ["portable"]
     assert names("auto", portable=True) == ["portable"]
 
 
-def test_one_may_be_named() -> None:
+def test_select_by_name() -> None:
     assert names("inductor-frozen") == ["inductor-frozen"]
     assert names("inductor-unpacked", "auto") == [*names("auto"), "inductor-unpacked"]
-    assert names("inductor-frozen", portable=True) == ["portable"], "what is portable does not depend on the others"
+    assert names("inductor-frozen", portable=True) == ["portable"]
     assert names("eager") == []
 
 
-def test_an_unknown_recipe_is_named_with_those_that_exist() -> None:
+def test_unknown_recipe_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="unknown recipe 'tensorrt'; expected auto, all, eager, torchscript-frozen"):
         names("tensorrt")
 
 
 @pytest.mark.parametrize("key", RECIPES)
-def test_a_recipe_is_of_one_piece(key: str) -> None:
+def test_recipe_names_known_captures_and_lowerings(key: str) -> None:
     recipe = RECIPES[key]
     assert recipe.name == key
     assert {lowering for _, lowering in recipe.ways} <= set(LOWERINGS)
     assert {capture for capture, _ in recipe.ways} <= set(get_args(CaptureName))
 
 
-def test_torchscript_is_the_last_resort_and_a_script_the_very_last() -> None:
+def test_script_is_tried_last() -> None:
     through_torchscript = [("as-is", "torchscript"), ("trace", "torchscript"), ("script", "torchscript")]
     assert list(RECIPES["torchscript-frozen"].ways) == through_torchscript
     exported = [("export", "exported"), ("export-strict", "exported")]
     assert list(RECIPES["portable"].ways) == [*exported, *through_torchscript]
 
 
-def test_recipes_differ_in_their_settings_and_so_in_their_keys() -> None:
+def test_recipes_differ_in_settings() -> None:
     settings = [sorted((*recipe.settings.items(), ("portable", recipe.portable))) for recipe in RECIPES.values()]
     assert all(settings.count(one) == 1 for one in settings)
 

@@ -1,4 +1,4 @@
-"""What the environment says: refused where it cannot be undone, without effect where it can, the compiler in the key."""
+"""Environment variables that change a build: refused, cleared, or part of the key."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ CHECK = "from freezer.errors import UsageError\nfrom freezer.freezing.target.tar
 
 
 def said(**environ: str) -> str:
-    """What a fresh process answers that is asked to build for this machine."""
+    """The result of asking a fresh process for a target on this machine."""
     return python(CHECK.format(here=HERE), env={**os.environ, **environ}).splitlines()[-1]
 
 
-# Refused
-
-
-def test_a_process_that_computes_in_fewer_bits_is_refused_by_name() -> None:
+def test_reduced_precision_is_refused_by_name() -> None:
     assert said(ONEDNN_DEFAULT_FPMATH_MODE="BF16") == (
         "CP-ENVIRONMENT: ONEDNN_DEFAULT_FPMATH_MODE=BF16 in the environment lets oneDNN compute float32 in fewer bits, "
-        "in the model itself too; expected unset, or strict. Unset it before Python, or the worker, starts"
+        "also in the source model; expected unset, or strict. Unset it before Python, or the worker, starts"
     )
     assert said(ONEDNN_DEFAULT_FPMATH_MODE="STRICT", ONEDNN_VERBOSE="0", OMP_NUM_THREADS="2") == "no refusal"
 
@@ -41,7 +38,6 @@ def test_a_process_that_computes_in_fewer_bits_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("environ", "match"),
     [
-        ({"DNNL_DEFAULT_FPMATH_MODE": "any"}, "compute float32 in fewer bits"),
         ({"ONEDNN_CPU_ISA_HINTS": "PREFER_YMM"}, "pack weights for other vectors"),
         ({"MKL_CBWR": "COMPATIBLE"}, "expected unset, or auto or off"),
         ({"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}, r"other instructions than those of cpu-x86-64-v4; expected unset, or AVX512"),
@@ -49,7 +45,7 @@ def test_a_process_that_computes_in_fewer_bits_is_refused_by_name() -> None:
         ({"TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": "1"}, "strides"),
     ],
 )
-def test_what_changes_numbers_or_packing_is_refused(environ: Mapping[str, str], match: str) -> None:
+def test_changed_numbers_or_packing_are_refused(environ: Mapping[str, str], match: str) -> None:
     with pytest.raises(UsageError, match=match) as caught:
         check_environment(V4, environ)
     assert caught.value.code == "CP-ENVIRONMENT"
@@ -66,18 +62,16 @@ def test_what_changes_numbers_or_packing_is_refused(environ: Mapping[str, str], 
         {"NVIDIA_TF32_OVERRIDE": "1"},
     ],
 )
-def test_what_changes_nothing_or_is_settled_otherwise_is_not_refused(environ: Mapping[str, str]) -> None:
+def test_harmless_variables_are_accepted(environ: Mapping[str, str]) -> None:
     check_environment(V4, environ)
 
 
-def test_what_is_for_gpus_alone_is_refused_there_alone() -> None:
+def test_gpu_variables_are_refused_for_gpus_only() -> None:
     with pytest.raises(UsageError, match="every CUDA library multiply float32 in fewer bits"):
         check_environment(GPU, {"NVIDIA_TF32_OVERRIDE": "1"})
     check_environment(GPU, {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"})
-    check_environment(PORTABLE, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"})  # what the class of the same process set
+    check_environment(PORTABLE, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"})  # set by the limits of another class
 
-
-# Without effect: torch's settings
 
 SETTINGS = """
 import json, sys
@@ -94,7 +88,7 @@ config.max_fusion_size = 11
 before = settings()
 with without_environment(), config.patch(straying("torch._inductor.config")):
     inside = settings()
-assert settings() == before, "everything is put back"
+assert settings() == before, "everything is restored"
 print(json.dumps({"inside": inside, "outside": before}))
 """
 
@@ -102,8 +96,8 @@ USERS = {
     "TORCHINDUCTOR_FREEZING": "1",
     "TORCHINDUCTOR_CPP_MARCH": "native",
     "TORCHINDUCTOR_SIZE_ASSERTS": "0",
-    "TORCHINDUCTOR_DISABLED_PASSES": "remove_noop_ops",  # wins over what a program sets
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # likewise
+    "TORCHINDUCTOR_DISABLED_PASSES": "remove_noop_ops",  # overrides a program
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # the same
     "TORCHINDUCTOR_APPLY_GUMBEL_MAX_TRICK": "0",  # in none of the settings of a recipe
     "TORCHINDUCTOR_PERSISTENT_REDUCTIONS": "0",
     "AOT_INDUCTOR_WEIGHT_USE_CACHING_ALLOCATOR": "1",
@@ -119,17 +113,15 @@ USERS = {
 }
 
 
-def test_what_the_environment_says_to_torch_changes_no_setting_of_a_build() -> None:
+def test_environment_changes_no_torch_setting() -> None:
     bare = {name: value for name, value in os.environ.items() if not CLEARED.fullmatch(name)} | {"PYTHONHASHSEED": "0"}
     plain, users = (json.loads(python(SETTINGS, env={**bare, **more}).splitlines()[-1]) for more in ({}, USERS))
     differ = {name for name in plain["outside"] if plain["outside"][name] != users["outside"][name]}
-    assert len(differ) >= len(USERS) - 1, "torch does read them: one or more settings of each"
+    assert len(differ) >= len(USERS) - 1, "torch reads them"
     assert {name: value for name, value in users["inside"].items() if value != plain["inside"][name]} == {}
-    assert plain["inside"]["torch._dynamo.config.recompile_limit"] == "77", "what a program set for its model stays"
-    assert plain["inside"]["torch._inductor.config.max_fusion_size"] == "64", "and Inductor is as a recipe says, or as torch has it"
+    assert plain["inside"]["torch._dynamo.config.recompile_limit"] == "77", "set by the program"
+    assert plain["inside"]["torch._inductor.config.max_fusion_size"] == "64", "the default of torch"
 
-
-# Without effect: the compilers
 
 INCLUDE = """
 import subprocess, sys
@@ -144,13 +136,12 @@ print(works(*compile))
 """
 
 
-@pytest.mark.parametrize("name", ["CPATH", "CPLUS_INCLUDE_PATH"])
-def test_folders_of_the_users_shell_are_not_searched_for_headers(name: str, tmp_path: Path) -> None:
+def test_compilers_ignore_include_paths(tmp_path: Path) -> None:
     (tmp_path / "only_on_the_path.h").write_text("")
-    assert python(INCLUDE, env={**os.environ, name: str(tmp_path)}).split() == ["True", "False", "True"]
+    assert python(INCLUDE, env={**os.environ, "CPATH": str(tmp_path)}).split() == ["True", "False", "True"]
 
 
-def test_what_is_taken_out_of_the_environment_comes_back_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleared_variables_are_restored_after_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIBRARY_PATH", "/nowhere")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere")
     monkeypatch.setenv("TORCH_LOGS", "+inductor")
@@ -160,15 +151,13 @@ def test_what_is_taken_out_of_the_environment_comes_back_also_after_an_error(mon
         with cleared():
             assert "LIBRARY_PATH" not in os.environ
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere"
-            assert os.environ["TORCH_LOGS"] == "+inductor", "logging changes nothing"
+            assert os.environ["TORCH_LOGS"] == "+inductor"
             raise RuntimeError("no compiler")
 
     with pytest.raises(RuntimeError, match="no compiler"):
         fail()
     assert dict(os.environ) == before
 
-
-# In the key: the compiler
 
 COMPILER = """
 from freezer.freezing.lowering.inductor.inductor import configuration
@@ -179,7 +168,7 @@ print(found["cpp.cxx"][1], "|", toolchain()["cxx"])
 """
 
 
-def test_the_compiler_of_the_environment_is_the_one_that_builds_and_is_in_the_key(tmp_path: Path) -> None:
+def test_cxx_selects_the_compiler_and_its_version(tmp_path: Path) -> None:
     other = tmp_path / "another-g++"
     other.write_text("#!/bin/sh\necho another compiler 1.2.3\n")
     other.chmod(0o755)
@@ -191,9 +180,6 @@ def test_the_compiler_of_the_environment_is_the_one_that_builds_and_is_in_the_ke
     assert version != "another compiler 1.2.3"
 
 
-# Recorded
-
-
-def test_what_settles_the_speed_alone_is_recorded_with_the_figures() -> None:
+def test_speed_variables_are_recorded() -> None:
     environ = {"OMP_WAIT_POLICY": "passive", "LD_PRELOAD": "x.so", "ONEDNN_MAX_CPU_ISA": "AVX2", "HOME": "/", "TORCH_LOGS": "+all"}
     assert recorded(environ) == {"LD_PRELOAD": "x.so", "OMP_WAIT_POLICY": "passive", "ONEDNN_MAX_CPU_ISA": "AVX2"}
