@@ -1,17 +1,17 @@
-"""Placement: which node does what next. Plain bookkeeping, without Ray.
+"""Queues of tasks, and which task a node gets next. Plain bookkeeping, without Ray.
 
-A node builds or judges, and never both at once. While it builds, it is given so many builds that no core waits for the driver, and
-no more, so that a fast node takes more of them than a slow one. Its turn to judge comes when enough items wait for a judge, or when
-it has nothing to build; then no builds are given to it, and when its last one ends its judges run, one after the other.
-Other nodes go on meanwhile.
+A node either builds or judges. A building node gets enough builds that no core waits for the driver, and no more, so a fast node
+takes more of them than a slow one. Its turn to judge comes when enough items wait for a judge, or when it has nothing to build
+(slots.py).
 
-Of the classes that a node serves, the one that is furthest behind in the catalog comes first, in steps of `WINDOW` items: so no
-class starves, and models are published throughout a campaign. Within a step, those that few nodes serve come first, and a node
-stays with one class while it can, since a worker serves one class, and another costs a Python, a Ray and a torch import.
+A node takes the class that is furthest behind in the catalog, in steps of `WINDOW` items, so models are published throughout a
+campaign. Within a step, classes that few nodes serve come first, and a node stays with its class if it can: a worker serves one
+class, and another one needs a new Python process that imports Ray and torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
@@ -25,23 +25,34 @@ WINDOW = 32
 """Items of the catalog within which a node may stay with one class."""
 
 LOOK_AHEAD = 32
-"""Tasks of one class that are looked at for one that fits a node."""
+"""Tasks of a class to search for one that fits a node."""
 
 
-class Placeable(Protocol):
-    """A task, as far as its place goes by it."""
+class Work(Protocol):
+    """A build, or a judge if `recipe` is None.
+
+    Attributes:
+        node: where it was started last.
+    """
+
+    recipe: str | None
+    node: Node | None
 
     @property
     def device_class(self) -> str:
-        """That its node must serve."""
+        """Class that its node must serve."""
 
     @property
     def least_cpus(self) -> int:
-        """That its node must have."""
+        """CPUs that its node must have."""
+
+    @property
+    def judge_cpus(self) -> int:
+        """CPUs that the judge of its item needs."""
 
     @property
     def index(self) -> int:
-        """Of its item in the plan."""
+        """Position of its item in the plan."""
 
     @property
     def avoid(self) -> Collection[str]:
@@ -49,14 +60,14 @@ class Placeable(Protocol):
 
     @property
     def demand(self) -> Demand:
-        """Of memory."""
+        """Memory that it needs."""
 
 
-_Task = TypeVar("_Task", bound=Placeable)
+_Task = TypeVar("_Task", bound=Work)
 
 
 class Queue(Generic[_Task]):
-    """Tasks that wait, a line for each class."""
+    """Tasks that wait, in a line for each class."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[_Task]] = {}
@@ -68,31 +79,31 @@ class Queue(Generic[_Task]):
         return (task for line in self._lines.values() for task in line)
 
     def append(self, task: _Task) -> None:
-        """Add a task at the end of its line."""
+        """Add a task to the end of its line."""
         self._lines.setdefault(task.device_class, deque()).append(task)
 
     def appendleft(self, task: _Task) -> None:
-        """Add a task that comes first in its line."""
+        """Add a task to the front of its line."""
         self._lines.setdefault(task.device_class, deque()).appendleft(task)
 
     def counts(self) -> dict[str, int]:
-        """How many wait, by class."""
+        """Number of tasks by class."""
         return {name: len(line) for name, line in self._lines.items() if line}
 
     def line(self, name: str) -> Iterator[_Task]:
-        """Those of one class, in their order."""
+        """The tasks of a class, in order."""
         return iter(self._lines.get(name, ()))
 
     def num_for(self, node: Node) -> int:
-        """How many wait for a class that a node serves."""
+        """Number of tasks of the classes that a node serves."""
         return sum(len(self._lines.get(name, ())) for name in node.classes)
 
     def take(self, slot: Slot, nodes: Collection[Node]) -> _Task | None:
-        """Take out the task that a node should be given next; None where none fits it.
+        """Remove and return the next task for a node; None if none fits.
 
         Args:
             slot: of the node.
-            nodes: all that are in use.
+            nodes: all nodes in use.
         """
         serving = {name: sum(name in node.classes for node in nodes) for name in slot.node.classes}
         lines = [(name, line) for name in slot.node.classes if (line := self._lines.get(name)) and slot.takes(name)]
@@ -105,58 +116,54 @@ class Queue(Generic[_Task]):
         return None
 
     def remove(self, tasks: Iterable[_Task]) -> None:
-        """Take out these tasks."""
+        """Remove tasks."""
         gone = {id(task) for task in tasks}
         for name, line in self._lines.items():
             self._lines[name] = deque(task for task in line if id(task) not in gone)
 
 
-def fits(task: Placeable, node: Node, nodes: Collection[Node]) -> bool:
-    """Whether a task may run on a node; on one where it failed only if no other is left."""
-    if not _hopeful(task, node, nodes):
+def fits(task: Work, node: Node, nodes: Collection[Node]) -> bool:
+    """Whether a task may run on a node; a node where it failed is used only if no other is left."""
+    if not _suits(task, node, nodes):
         return False
     left = (other for other in nodes if other.node_id not in task.avoid)
-    return node.node_id not in task.avoid or not any(_hopeful(task, other, nodes) for other in left)
+    return node.node_id not in task.avoid or not any(_suits(task, other, nodes) for other in left)
 
 
-def _hopeful(task: Placeable, node: Node, nodes: Collection[Node]) -> bool:
-    """Whether a task can run on a node; what had too little memory once has no hope there while a larger one can take it."""
+def _suits(task: Work, node: Node, nodes: Collection[Node]) -> bool:
+    """Whether a task can run on a node. After a failure for lack of memory, a larger node is preferred to one with too little."""
     if not _can(task, node):
         return False
-    asked = task.demand.asked if task.demand.firm else 0
-    return not (_has_less(node, asked) and any(_can(task, other) and _is_larger(other, node) for other in nodes))
+    too_small = task.demand.firm and _memory(node) < task.demand.asked
+    return not (too_small and any(_can(task, other) and _memory(other) > _memory(node) for other in nodes))
 
 
-def _can(task: Placeable, node: Node) -> bool:
-    return serves(task, node) and (node.memory_bytes is None or task.demand.least <= node.memory_bytes)
+def _can(task: Work, node: Node) -> bool:
+    return serves(task, node) and _memory(node) >= task.demand.least
 
 
-def _has_less(node: Node, size: int) -> bool:
-    return node.memory_bytes is not None and node.memory_bytes < size
+def _memory(node: Node) -> float:
+    """The memory of a node in bytes; a node that Ray limits no memory on has any amount."""
+    return math.inf if node.memory_bytes is None else node.memory_bytes
 
 
-def _is_larger(node: Node, other: Node) -> bool:
-    return other.memory_bytes is not None and not _has_less(node, other.memory_bytes + 1)
-
-
-def serves(task: Placeable, node: Node) -> bool:
-    """Whether a node is of a task's class, and has the cores and the GPU that it needs."""
+def serves(task: Work, node: Node) -> bool:
+    """Whether a node serves the class of a task, and has the cores and the GPU that it needs."""
     has_gpu = node.num_gpus > 0 or not takes_gpu(task.device_class)
     return task.device_class in node.classes and node.num_cpus >= task.least_cpus and has_gpu
 
 
 def ask_bytes(demand: Demand, node: Node) -> int | None:
-    """The memory to ask of a node: an estimate that is larger than the node is cut to all that it has."""
+    """Return the memory to request from a node: at most all that it has."""
     return None if node.memory_bytes is None else min(demand.asked, node.memory_bytes)
 
 
-def missing(task: Placeable, nodes: Collection[Node]) -> str | None:
-    """Why no node has the memory that a task needs, in one sentence; None where one has, or none serves its class at all."""
-    largest = [node.memory_bytes for node in nodes if serves(task, node)]
-    if not largest or any(size is None or size >= task.demand.least for size in largest):
+def missing(task: Work, nodes: Collection[Node]) -> str | None:
+    """Return why no node that serves a task has enough memory for it; None if one has, or if none serves its class."""
+    largest = max((_memory(node) for node in nodes if serves(task, node)), default=math.inf)
+    if largest >= task.demand.least:
         return None
-    most = max(size for size in largest if size is not None)
     return (
-        f"needs {task.demand.least / 1e9:.1f} GB of memory, and the largest node that serves {task.device_class} gives out "
-        f"{most / 1e9:.1f} GB; start a larger one, or lower limits.memory_gb if it is set"
+        f"needs {task.demand.least / 1e9:.1f} GB of memory, but the largest node that serves {task.device_class} has "
+        f"{largest / 1e9:.1f} GB; start a larger one, or lower limits.memory_gb if it is set"
     )

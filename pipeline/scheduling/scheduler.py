@@ -1,11 +1,4 @@
-"""Places: the nodes of a fleet as a campaign fills them, by the rules of queue.py, and in turns with other campaigns.
-
-tick      nodes that came or went, and what the other campaigns say
-given_up  tasks that no node can serve
-judges    what to start alone on which node: nothing of ours runs there, and the others start nothing more
-builds    what to start on the nodes that build
-leave     a task ended
-"""
+"""Decide which tasks start on which nodes, by the rules of queue.py and slots.py, in turns with other campaigns."""
 
 from __future__ import annotations
 
@@ -13,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from freezer.hardware.device_classes import PORTABLE
 from pipeline.cluster.autoscaling import MAX_ASKED, Ask
@@ -24,29 +17,14 @@ from pipeline.planning.memory_estimate import BASE_BYTES
 from pipeline.records.events import Event
 from pipeline.records.failure import Failure
 from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.queue import Placeable, Queue, missing, serves
+from pipeline.scheduling.queue import Queue, Work, missing, serves
 from pipeline.scheduling.slots import Slot, begins_turn, by_load, ends_turn
 
 CHECK_S = 2.0
-"""Between two looks at whether every task that waits has a node that could serve it, while the nodes stay the same."""
+"""Interval between two checks whether each waiting task has a node that could serve it, while the nodes stay the same."""
 
 BEGUN_S = 20.0
-"""Between two looks at whether a judge has begun; it is told when it has not at the second."""
-
-
-class Work(Placeable, Protocol):
-    """A task: a build, or a judge, whose `recipe` is None.
-
-    Attributes:
-        node: where it was last started.
-    """
-
-    recipe: str | None
-    node: Node | None
-
-    @property
-    def judge_cpus(self) -> int:
-        """That its item's judge needs."""
+"""Interval between two checks whether a judge runs; the second one that finds it waiting is reported."""
 
 
 _Task = TypeVar("_Task", bound=Work)
@@ -54,11 +32,11 @@ _GivenUp = tuple[_Task, Failure]
 
 
 class Places(Generic[_Task]):
-    """Slots, turns, and the tasks that wait for them.
+    """The slots of a fleet, and the tasks that wait for them.
 
     Args:
-        fleet: whose nodes are filled.
-        waiting, ready: builds and judges that wait; tasks are taken out when they are given to a node.
+        fleet: the nodes.
+        waiting, ready: builds and judges that wait; a task is removed when a node gets it.
         show: takes the events.
     """
 
@@ -76,20 +54,20 @@ class Places(Generic[_Task]):
 
     @property
     def turns(self) -> Turns:
-        """Begun with the first look at the cluster."""
+        """Turns of the campaigns of the cluster, created at the first use."""
         if self._turns is None:
             self._turns = Turns(ClusterBoard(self._fleet.cluster.head) if self._fleet.cluster.joined else None)
         return self._turns
 
     def tick(self) -> None:
-        """Take in what has changed, and ask for what is wanted."""
+        """Update nodes and turns, and ask the autoscaler for what is missing."""
         self._fleet.tick()
         self.turns.tick()
         nodes = {node.node_id: node for node in self._fleet.nodes}
         for node_id in self._slots.keys() - nodes.keys():
             del self._slots[node_id]
             self.turns.release(node_id)
-        for node_id in nodes.keys() - self._slots.keys():  # what runs on one that was in doubt is still on it
+        for node_id in nodes.keys() - self._slots.keys():  # a node that did not answer for a while still runs its tasks
             self._slots[node_id] = slot = Slot(node=nodes[node_id])
             for task in self._under_way.values():
                 if task.node and task.node.node_id == node_id:
@@ -98,7 +76,7 @@ class Places(Generic[_Task]):
         self._fleet.ask(self._asks())
 
     def judges(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
-        """The judges to start now, each with its slot; turns begin and end here."""
+        """Yield the judges to start now, each with its slot, and begin and end turns."""
         for slot in self._slots.values():
             ready, waiting, node_id = self._ready.num_for(slot.node), self._waiting.num_for(slot.node), slot.node.node_id
             if ends_turn(slot, ready=ready, waiting=waiting, others=self.turns.others):
@@ -112,7 +90,7 @@ class Places(Generic[_Task]):
                 self._end_turn(slot)
             elif not may_start(task):
                 self._ready.appendleft(task)
-                if slot.num_judged and self.turns.others:  # which may wait for this very node in their turn
+                if slot.num_judged and self.turns.others:  # one of them may wait for this node
                     self._end_turn(slot)
             else:
                 if not slot.num_judged:
@@ -120,7 +98,7 @@ class Places(Generic[_Task]):
                 yield slot, task
 
     def builds(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
-        """The builds to start now, to every node that builds one after the other, so that all get some."""
+        """Yield the builds to start now, one for each building node in turn."""
         num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
         open_ = [slot for slot in self._slots.values() if not self.turns.claimed(slot.node.node_id)]
         while open_:
@@ -135,13 +113,13 @@ class Places(Generic[_Task]):
                 open_.remove(slot)
 
     def enter(self, task: _Task, slot: Slot) -> None:
-        """A task was started in a slot."""
+        """Record that a task was started in a slot."""
         (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
         task.node = slot.node
         self._under_way[id(task)] = task
 
     def leave(self, task: _Task, done: Done) -> None:
-        """A task ended, or was lost."""
+        """Record that a task ended or was lost."""
         self._under_way.pop(id(task), None)
         slot = self._slots.get(task.node.node_id) if task.node else None
         if slot is not None:
@@ -150,17 +128,17 @@ class Places(Generic[_Task]):
             self._fleet.doubt(task.node)
 
     def check_again(self) -> None:
-        """See soon whether the tasks that wait have a node: one of them needs something else than before."""
+        """Check soon whether each waiting task has a node, since the needs of one changed."""
         self._check_again = True
 
     def judges_here(self) -> bool:
-        """Whether a judge runs where the driver stands, or another campaign has its turn there."""
+        """Whether a judge runs on the driver's node, or another campaign has its turn there."""
         home = self._fleet.cluster.home
         here = self._slots.get(home) if self._slots else None
         return here is not None and (here.judge or self.turns.claimed(home))
 
     def given_up(self) -> list[_GivenUp[_Task]]:
-        """Tasks that no node can serve, and why: at once for want of memory, later for want of a node."""
+        """Remove and return the tasks that no node can serve: without enough memory at once, without a node after some time."""
         nodes, now = self._fleet.nodes, time.monotonic()
         if nodes == self._checked_for and (not (self._unserved or self._check_again) or now < self._next_check):
             return []
@@ -182,11 +160,11 @@ class Places(Generic[_Task]):
         self._without_node = without
         self._waiting.remove(task for task, *_ in gone)
         self._ready.remove(task for task, *_ in gone)
-        self._check_again = bool(gone)  # the judge of what is built of the same item may have no node either
+        self._check_again = bool(gone)  # the judge of the item may have no node either
         return gone
 
     def close(self) -> None:
-        """Leave the cluster to the other campaigns."""
+        """End all turns."""
         self.turns.close()
 
     def _end_turn(self, slot: Slot) -> None:
@@ -195,7 +173,7 @@ class Places(Generic[_Task]):
         self.turns.release(slot.node.node_id)
 
     def _tell_held(self) -> None:
-        """Say of judges, once of each, that they have not begun, since somebody else holds something of their node."""
+        """Report each judge that waits because something else runs on its node, once."""
         now = time.monotonic()
         if now < self._next_held:
             return
@@ -206,12 +184,12 @@ class Places(Generic[_Task]):
             held = self._fleet.cluster.held(slot.node)
             slot.held_looks = slot.held_looks + 1 if held else 0
             if slot.held_looks > 1:
-                what = f"node {slot.node.node_id[:12]} is not free to be judged on: {held}"
-                self._show(Event(kind="note", text=f"{what}; the judge begins when nothing else runs there"))
+                what = f"judge waits for node {slot.node.node_id[:12]}: {held}"
+                self._show(Event(kind="note", text=f"{what}; it starts when nothing else runs there"))
 
     def _asks(self) -> Counter[Ask]:
-        """What to ask an autoscaler for. Of a class that has no node for all that waits, one that has; else nodes for what waits,
-        up to a doubling of the cores that are there.
+        """Return what to ask an autoscaler for: a node for each class that has none for its largest task, and for other classes
+        nodes for the waiting tasks, up to a doubling of the cores.
         """
         asked = Counter(ask for ask in self._unserved.values() if not any(_covers(other, ask) for other in self._unserved.values()))
         for name in self._waiting.counts().keys() | self._ready.counts().keys():
@@ -225,13 +203,13 @@ class Places(Generic[_Task]):
 
 
 def _ask_of(task: Work, num_cpus: int) -> Ask:
-    """What is asked for a task. Its estimate of memory is none of it: where no node has as much, it makes do with less."""
+    """Return what to ask for a task. A memory estimate is not part of it, since a task runs with less if no node has as much."""
     least = task.demand.least
     return Ask(device_class=task.device_class, num_cpus=num_cpus, memory_bytes=least if least > BASE_BYTES else None)
 
 
 def _unserved(tasks: Iterable[Work], nodes: Collection[Node]) -> dict[str, Ask]:
-    """By class, what the largest task needs that no node serves, or whose judge none will: builds alone end in no verdict."""
+    """Return, by class, the needs of the largest task that no node can serve, or whose judge no node can."""
     largest: dict[str, Ask] = {}
     for task in tasks:
         if not any(serves(task, node) and node.num_cpus >= task.judge_cpus for node in nodes):
@@ -241,10 +219,10 @@ def _unserved(tasks: Iterable[Work], nodes: Collection[Node]) -> dict[str, Ask]:
 
 
 def _size(ask: Ask) -> tuple[int, int]:
-    """By which the larger of two is told."""
+    """Sort key."""
     return ask.num_cpus, ask.memory_bytes or 0
 
 
 def _covers(other: Ask, ask: Ask) -> bool:
-    """Whether the node that another asks for serves what is portable, too."""
+    """Whether a node for another request also serves this portable one."""
     return ask.device_class == PORTABLE != other.device_class and _size(other) >= _size(ask)

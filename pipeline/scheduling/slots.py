@@ -1,4 +1,4 @@
-"""Slots: where on a node a task may run, and how many may run there."""
+"""Slots: how many tasks a node may run, and when it builds or judges."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from freezer.hardware.device_classes import device_class
 from pipeline.cluster.nodes import Node
 
 JUDGE_BATCH = 16
-"""Judges of one turn; and items for which a further node takes a turn."""
+"""Judges in one turn, and items that wait before another node takes a turn."""
 
 QUEUE_PER_CPU = 2
-"""Builds in flight for each core: enough that no worker waits for the driver."""
+"""Builds in flight for each core, so that no worker waits for the driver."""
 
 
 @dataclass(kw_only=True)
 class Slot:
-    """A node as the driver fills it.
+    """The tasks that the driver gave to a node.
 
     Attributes:
-        builds: in flight, whether they run or wait for a core; `gpu_builds` are those of them that take a GPU.
+        builds: in flight, running or waiting for a core; `gpu_builds` of them take a GPU.
         judge: whether one is in flight.
-        turn: whether it is its turn to judge: no build is given to it.
-        num_judged: judges of this turn, that in flight counted.
-        judge_since, held_looks: when the judge in flight was given to it, in seconds, and how often it was found not to have begun.
-        last_class: of the last task it was given.
-        rests_until: before then no turn begins.
+        turn: whether it is the node's turn to judge; it then gets no builds.
+        num_judged: judges of this turn, including the one in flight.
+        judge_since, held_looks: when the judge in flight was submitted, in seconds, and how many checks found it not running.
+        last_class: of the last task.
+        rests_until: when the next turn may begin.
     """
 
     node: Node
@@ -42,25 +42,25 @@ class Slot:
     rests_until: float = 0.0
 
     def has_room(self, num_waiting: int, num_cpus: int) -> bool:
-        """Whether it may be given a build; when few wait, no more than it has cores: the last ones should not queue."""
+        """Whether the node may get a build. When few wait, it gets one per core, so that the last builds do not queue."""
         depth = QUEUE_PER_CPU if num_waiting > num_cpus else 1
         return not self.turn and not self.judge and self.builds < depth * self.node.num_cpus
 
     def begins(self, name: str) -> None:
-        """A build of a class is under way here."""
+        """Record that a build of a class was submitted."""
         self.builds += 1
         self.gpu_builds += takes_gpu(name)
         self.last_class = name
 
     def begins_judge(self, name: str) -> None:
-        """A judge of a class is under way here."""
+        """Record that a judge of a class was submitted."""
         self.judge = self.turn = True
         self.judge_since, self.held_looks = time.monotonic(), 0
         self.num_judged += 1
         self.last_class = name
 
     def ends(self, name: str, *, judge: bool) -> None:
-        """What was under way has ended."""
+        """Record that a build or judge ended."""
         if judge:
             self.judge = False
         else:
@@ -68,7 +68,7 @@ class Slot:
             self.gpu_builds -= takes_gpu(name)
 
     def takes(self, name: str) -> bool:
-        """Whether it may be given another task of a class, as far as GPUs go."""
+        """Whether the GPUs allow another task of a class."""
         return not takes_gpu(name) or self.gpu_builds < QUEUE_PER_CPU * self.node.num_gpus
 
 
@@ -78,13 +78,13 @@ def takes_gpu(name: str) -> bool:
 
 
 def begins_turn(slot: Slot, slots: Collection[Slot], *, ready: int, waiting: int, now: float) -> bool:
-    """Whether a node that builds should judge now.
+    """Whether a building node should judge now.
 
     Args:
         slot: of the node.
         slots: of all nodes.
-        ready, waiting: items that wait for a judge, and builds that wait, of classes that the node serves.
-        now: time, as `rests_until` has it.
+        ready, waiting: judges and builds that wait, of classes that the node serves.
+        now: monotonic time, in seconds.
     """
     if slot.turn or not ready or now < slot.rests_until:
         return False
@@ -93,16 +93,16 @@ def begins_turn(slot: Slot, slots: Collection[Slot], *, ready: int, waiting: int
 
 
 def ends_turn(slot: Slot, *, ready: int, waiting: int, others: bool) -> bool:
-    """Whether a node that judges should build again, or be left to other campaigns; never while a judge runs.
+    """Whether a judging node should build again, or be left to other campaigns; never while a judge runs.
 
     Args:
         slot: of the node.
-        ready, waiting: as of `begins_turn`.
+        ready, waiting: as in `begins_turn`.
         others: whether other campaigns run on the cluster.
     """
     return slot.turn and not slot.judge and (not ready or (slot.num_judged >= JUDGE_BATCH and (waiting > 0 or others)))
 
 
 def by_load(slots: Iterable[Slot]) -> list[Slot]:
-    """The slots, the least loaded first."""
+    """Return the slots, least loaded first."""
     return sorted(slots, key=lambda slot: slot.builds / slot.node.num_cpus)

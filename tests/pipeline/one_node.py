@@ -1,16 +1,38 @@
-"""A fleet of one node, which nobody need examine and which stays, and a cluster that is no Ray."""
+"""A fleet of one node without Ray, and a task that waits for a node."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.cluster.nodes import Node
 from pipeline.cluster.ray_cluster import Cluster
+from pipeline.planning.memory_estimate import Demand
 from pipeline.scheduling.fleet import Fleet
 from tests.steps import HERE
 
 NODE = Node(node_id="n1", num_cpus=2, classes=(HERE, "portable"))
+
+
+DEMAND = Demand(asked=2 * 10**9, least=0)
+
+
+@dataclass
+class Waiting:
+    """A build, or a judge if `recipe` is None, that waits for a node."""
+
+    device_class: str
+    index: int = 0
+    recipe: str | None = None
+    judge_cpus: int = 1
+    node: Node | None = None
+    avoid: set[str] = field(default_factory=set)
+    demand: Demand = DEMAND
+
+    @property
+    def least_cpus(self) -> int:
+        return 1 if self.recipe else self.judge_cpus
 
 
 class NoRay(Cluster):

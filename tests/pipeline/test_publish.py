@@ -1,4 +1,4 @@
-"""Publishing and planning: versions when all classes are in, carried artifacts, kept-eager, and what counts as finished."""
+"""Publishing versions, carried artifacts, kept-eager, and which outcomes count as finished."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def publish_first(plan: Plan, store: Store, ledger: Ledger, scripted: Frozen, po
     return publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
 
 
-def test_a_version_is_written_when_all_classes_are_in(
+def test_version_is_published_after_the_last_class(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:
     first = plan()
@@ -71,7 +71,7 @@ def test_a_version_is_written_when_all_classes_are_in(
     assert all(item.finished is not None and item.finished.cached for item in again.items)
 
 
-def test_an_unchanged_outcome_is_kept_again_only_where_its_tags_are_others(
+def test_unchanged_outcome_is_recorded_only_with_new_tags(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:
     publish_first(plan(), store, ledger, scripted, portable)
@@ -98,7 +98,7 @@ def test_an_unchanged_outcome_is_kept_again_only_where_its_tags_are_others(
     assert rows == [[False, False], [True, True], [False, False]], "written"
 
 
-def test_kept_eager_on_a_cpu_is_served_by_the_portable_artifact(
+def test_kept_eager_cpu_uses_the_portable_artifact(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
 ) -> None:
     here, anywhere = plan().items
@@ -111,9 +111,7 @@ def test_kept_eager_on_a_cpu_is_served_by_the_portable_artifact(
 
 
 @pytest.mark.parametrize("captured", [True, False])
-def test_kept_eager_on_a_gpu_is_served_by_an_artifact_of_its_own(
-    model: Entry, store: Store, ledger: Ledger, portable: Frozen, captured: bool
-) -> None:
+def test_kept_eager_gpu_has_its_own_artifact(model: Entry, store: Store, ledger: Ledger, portable: Frozen, captured: bool) -> None:
     gpu = "cuda-sm90"
     made = plan_of([replace(model, device_classes=(gpu,))], store, ledger, classes=(gpu, "portable"))
     here, anywhere = made.items
@@ -128,7 +126,7 @@ def test_kept_eager_on_a_gpu_is_served_by_an_artifact_of_its_own(
     assert not judged_folder(str(store.root), here.judge.digest, "mlp").exists()
 
 
-def test_nothing_is_published_of_a_model_that_fails_and_what_was_published_stays(
+def test_rejected_model_keeps_its_version(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:
     publish_first(plan(), store, ledger, scripted, portable)
@@ -141,9 +139,7 @@ def test_nothing_is_published_of_a_model_that_fails_and_what_was_published_stays
     assert store.versions("mlp") == [1]
 
 
-def test_a_judge_that_crashed_does_so_once_though_the_driver_is_killed_before_the_other_classes_are_in(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
-) -> None:
+def test_crashed_judge_is_recorded_at_once(plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen) -> None:
     first = plan()
     here, anywhere = first.items
     crashed = replace(judged(here, "failed", store), failure=Failure(kind="crash", code="CP-CRASH", message="because"))
@@ -158,7 +154,7 @@ def test_a_judge_that_crashed_does_so_once_though_the_driver_is_killed_before_th
     assert sorted(rows) == [HERE, "portable"], "each is written once"
 
 
-def test_a_class_that_is_not_judged_again_is_carried_over_from_the_same_source(
+def test_other_classes_are_carried_over(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:
     publish_first(plan(), store, ledger, scripted, portable)
@@ -177,7 +173,7 @@ def test_a_class_that_is_not_judged_again_is_carried_over_from_the_same_source(
     assert after.images["portable"] != before["portable"]
 
 
-def test_a_class_that_nothing_is_built_for_is_done_again_with_other_weights(
+def test_class_without_builds_depends_on_the_weights(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen, tmp_path: Path
 ) -> None:
     def publish(planned: Plan) -> None:
@@ -197,9 +193,7 @@ def test_a_class_that_nothing_is_built_for_is_done_again_with_other_weights(
     assert before != store.version("mlp").source_key == second.items[0].source.digest
 
 
-def test_models_that_are_the_same_but_for_their_names_have_artifacts_of_their_own(
-    model: Entry, store: Store, ledger: Ledger, portable: Frozen
-) -> None:
+def test_equal_models_have_separate_artifacts(model: Entry, store: Store, ledger: Ledger, portable: Frozen) -> None:
     twins = plan_of([replace(model, name=name) for name in ("mlp", "twin")], store, ledger, classes=("portable",))
     first, second = twins.items
     assert first.judge.digest == second.judge.digest
@@ -211,7 +205,7 @@ def test_models_that_are_the_same_but_for_their_names_have_artifacts_of_their_ow
 
 
 @pytest.mark.parametrize("cleared", [False, True], ids=["judged by both", "judged by the other"])
-def test_what_another_campaign_published_meanwhile_is_taken_over(
+def test_version_of_another_campaign_is_reused(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, cleared: bool
 ) -> None:
     made = plan()
@@ -229,7 +223,7 @@ def test_what_another_campaign_published_meanwhile_is_taken_over(
     assert not any(judged_folder(str(store.root), item.judge.digest, "mlp").exists() for item in made.items)
 
 
-def test_what_was_judged_without_a_recipe_is_no_other_campaigns_to_publish_or_to_clear_away(
+def test_results_with_fewer_recipes_are_kept_apart(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
 ) -> None:
     def reached(item: Item, *missing: str) -> Outcome:
@@ -256,9 +250,7 @@ def test_what_was_judged_without_a_recipe_is_no_other_campaigns_to_publish_or_to
     assert list((store.root / ".coldpress" / "judged").iterdir()) == []
 
 
-def test_what_was_judged_and_is_gone_is_a_failure_of_the_disk(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
-) -> None:
+def test_lost_judged_artifact_is_a_disk_failure(plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen) -> None:
     here, anywhere = plan().items
     publisher = Publisher(plan(), store, ledger)
     publisher.add(here, judged(here, "published", store))
@@ -281,7 +273,7 @@ def test_explain_names_what_changed(
 @pytest.mark.parametrize(
     ("verdict", "failure"), [("failed", "timeout"), ("failed", "error"), ("failed", "disk"), ("unstable", None)]
 )
-def test_what_the_circumstances_did_is_tried_again(
+def test_failures_of_circumstances_are_retried(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, verdict: str, failure: str | None
 ) -> None:
     first = plan()
@@ -291,7 +283,7 @@ def test_what_the_circumstances_did_is_tried_again(
     assert all(item.finished is None and "never kept" in item.why for item in plan().items)
 
 
-def test_an_outcome_whose_version_is_gone_is_not_finished(
+def test_outcome_without_its_version_is_not_finished(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:
     publish_first(plan(), store, ledger, scripted, portable)
@@ -299,7 +291,7 @@ def test_an_outcome_whose_version_is_gone_is_not_finished(
     assert {item.why for item in plan().items} == {"version 1 is gone from the store"}
 
 
-def test_auto_is_each_kind_of_nodes_best_level() -> None:
+def test_auto_is_the_best_level_of_each_node() -> None:
     nodes = [("cpu-x86-64-v3", "portable"), ("cpu-x86-64-v3", "cpu-x86-64-v4", "portable"), ("portable",)]
     assert set(auto_classes_of(nodes)) == {"cpu-x86-64-v3", "cpu-x86-64-v4", "portable"}
     assert set(auto_classes_of(nodes[1:])) == {"cpu-x86-64-v4", "portable"}

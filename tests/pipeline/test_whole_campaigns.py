@@ -1,4 +1,4 @@
-"""Whole campaigns on a real local Ray: outcomes, resume, interrupts, and what people and programs are shown."""
+"""Whole campaigns on a real local Ray: outcomes, reuse, interrupts and reports."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4, to be told to be a lesser one")
 @pytest.mark.slow
-def test_a_worker_told_to_be_of_a_lesser_class_builds_and_judges_under_its_limits(tmp_path: Path) -> None:
+def test_lesser_class_runs_under_its_limits(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL)
     done = optimize(tmp_path, "--device-class", "cpu-x86-64-v3", "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -401,7 +401,7 @@ def head(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
-def test_a_campaign_joins_a_cluster_that_shares_nothing_with_it_but_the_store(tmp_path: Path, head: str) -> None:
+def test_campaign_joins_a_cluster_sharing_only_the_store(tmp_path: Path, head: str) -> None:
     folder = tmp_path / "driver"
     write_catalog(folder, SHIPPED.format())
     save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, folder / "samples.safetensors")

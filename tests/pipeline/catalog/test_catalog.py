@@ -1,4 +1,4 @@
-"""Catalogs: what is read, and that every mistake names the entry and the field."""
+"""Reading catalogs; every mistake names the entry and the field."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entry(**fields: str) -> str:
     return "models:\n  -\n" + "\n".join(lines) + "\n"
 
 
-def test_reads_an_entry_with_all_it_may_hold(tmp_path: Path) -> None:
+def test_reads_an_entry_with_all_fields(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"1")
     text = """
         defaults: {recipes: [torchscript-frozen], limits: {speedup_min: 1.2, timeout_s: 60}}
@@ -74,7 +74,7 @@ def test_reads_an_entry_with_all_it_may_hold(tmp_path: Path) -> None:
     assert read.task_metric == "campaign_models:good"
 
 
-def test_threads_and_points_are_the_entrys_own_or_the_defaults(tmp_path: Path) -> None:
+def test_threads_and_points_override_the_defaults(tmp_path: Path) -> None:
     text = """
         defaults: {threads: [1, 4], points: [{batch: 1}, {batch: 8}]}
         models:
@@ -202,9 +202,7 @@ def as_parquet(path: Path) -> Path | None:
 @pytest.mark.parametrize(
     ("fields", "field", "code", "message"), BAD, ids=[" ".join(f"{k}={v}" for k, v in bad[0].items()) for bad in BAD]
 )
-def test_a_bad_field_is_one_clear_error_in_every_format(
-    folder: Path, fields: dict[str, str], field: str, code: str, message: str
-) -> None:
+def test_bad_field_is_one_error_in_every_format(folder: Path, fields: dict[str, str], field: str, code: str, message: str) -> None:
     path = write(folder, entry(**fields))
     for form, place in (
         (path, "catalog.yaml:3"),
@@ -280,14 +278,14 @@ def test_what_is_no_catalog_is_refused(tmp_path: Path, text: str, code: str, mes
         ("bad.parquet", b"PAR0", "SYNTAX", "bad.parquet is not Parquet"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, code: str, message: str) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes, code: str, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CatalogError, match=message) as caught:
         read_catalog(tmp_path / name)
     assert caught.value.code == f"CP-CATALOG-{code}"
 
 
-def test_a_catalog_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_catalog_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"none.yaml cannot be read: it is not there; name a catalog file"):
         read_catalog(tmp_path / "none.yaml")
     (tmp_path / "folder.yaml").mkdir()
@@ -313,7 +311,7 @@ def test_parquet_has_an_explicit_schema(tmp_path: Path, columns: dict[str, list[
 PLACES = {"threads": "[2, 1]", "points": "[{batch: 3}]"}
 
 
-def test_all_formats_say_the_same(folder: Path) -> None:
+def test_all_formats_are_equivalent(folder: Path) -> None:
     path = write(folder, entry(tags="{team: vision}", limits="{speedup_min: 1.5}", seed="3", recipes="[portable]", **PLACES))
     parquet = as_parquet(path)
     assert parquet is not None
@@ -324,7 +322,7 @@ def test_all_formats_say_the_same(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_thousand_lines_are_read_in_seconds(tmp_path: Path) -> None:
+def test_large_catalog_is_read_in_seconds(tmp_path: Path) -> None:
     line = json.dumps({"source": "transformers:BertModel", "weights": "random", "inputs": {"x": {"shape": [1, 8]}}})
     with (tmp_path / "large.jsonl").open("w") as file:
         file.writelines(f'{{"name": "m{index}", {line[1:]}\n' for index in range(20_000))
@@ -333,7 +331,7 @@ def test_twenty_thousand_lines_are_read_in_seconds(tmp_path: Path) -> None:
     assert time.monotonic() - started < 60
 
 
-def test_good_entries_are_kept_beside_bad_ones(tmp_path: Path) -> None:
+def test_good_entries_are_read_beside_bad_ones(tmp_path: Path) -> None:
     text = entry() + entry(name="Bad").removeprefix("models:\n") + entry().removeprefix("models:\n")
     catalog = read_catalog(write(tmp_path, text))
     assert [read.name for read in catalog.entries] == ["good"]

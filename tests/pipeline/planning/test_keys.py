@@ -1,4 +1,4 @@
-"""Keys: equal for equal work, other for other work, and known without loading a model."""
+"""Keys are equal for equal work, and known without loading a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def key_of_build(entry: Entry, folder: Path, recipe: Recipe = RECIPES["inductor-
     return build_key(entry, source, recipe, replace(TARGET, **changed))
 
 
-def test_a_source_key_changes_with_all_that_settles_the_source(tmp_path: Path) -> None:
+def test_source_key_depends_on_code_arguments_and_files(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
     before = source_digest(entry, tmp_path)
     assert source_digest(make_entry(tmp_path), tmp_path) == before
@@ -66,7 +66,7 @@ def test_a_source_key_changes_with_all_that_settles_the_source(tmp_path: Path) -
     assert source_digest(entry, tmp_path) != before
 
 
-def test_a_transformers_folder_is_known_by_its_files(tmp_path: Path) -> None:
+def test_source_key_depends_on_transformers_files(tmp_path: Path) -> None:
     folder = tmp_path / "bert"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -115,14 +115,14 @@ INDUCTOR = FROZEN.settings["inductor"]
         ({"ways": FROZEN.ways[::-1]}, "ways"),
     ],
 )
-def test_a_build_key_changes_with_one_setting_of_its_recipe_alone(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
+def test_build_key_depends_on_each_recipe_setting(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
     entry = make_entry(tmp_path)
     before, after = (key_of_build(entry, tmp_path, recipe) for recipe in (FROZEN, replace(FROZEN, **changed)))
     assert before.digest != after.digest
     assert differing(before.parts, after.parts) == [f"recipe.{name}"]
 
 
-def test_gates_are_part_of_a_judge_and_not_of_a_build(tmp_path: Path) -> None:
+def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
     stricter = replace(entry, limits=Limits(speedup_min=2))
     assert key_of_build(entry, tmp_path) == key_of_build(stricter, tmp_path)
@@ -138,7 +138,7 @@ def test_gates_are_part_of_a_judge_and_not_of_a_build(tmp_path: Path) -> None:
     assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), "a time limit changes no verdict that is reached"
 
 
-def test_a_judge_without_builds_depends_on_source_and_class(tmp_path: Path) -> None:
+def test_judge_key_without_builds_has_source_and_class(tmp_path: Path) -> None:
     entry, sources = make_entry(tmp_path), [make_key({"weights": 1}), make_key({"weights": 2})]
     targets = [TARGET, replace(TARGET, device_class="cpu-x86-64-v3")]
 
@@ -149,7 +149,7 @@ def test_a_judge_without_builds_depends_on_source_and_class(tmp_path: Path) -> N
     assert len(keys(key_of_build(entry, tmp_path))) == 1, "a build's key has both"
 
 
-def test_digests_are_cached_by_size_and_time_and_survive_a_broken_cache(tmp_path: Path) -> None:
+def test_digests_are_cached_by_size_and_time(tmp_path: Path) -> None:
     cache, file = tmp_path / "digests.json", tmp_path / "file"
     file.write_bytes(b"one")
     digests = FileDigests(cache)

@@ -1,4 +1,4 @@
-"""A recipe that the circumstances kept from being built: the next start builds it and judges again, a bounded number of times."""
+"""Recipes that circumstances kept from being built are retried by the next starts, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def first_start(store: Store, ledger: Ledger, failure: str, code: str | None = N
     return plan.items[0]
 
 
-def test_what_timed_out_is_built_by_the_next_start_and_judged_with_the_others(store: Store, ledger: Ledger) -> None:
+def test_next_start_builds_what_timed_out(store: Store, ledger: Ledger) -> None:
     first_start(store, ledger, "timeout")
     plan = plan_of(store, ledger)
     (item,) = plan.items
@@ -92,7 +92,7 @@ def test_what_timed_out_is_built_by_the_next_start_and_judged_with_the_others(st
     assert (again.why, again.finished is None) == ("unchanged", False)
 
 
-def test_what_fails_again_is_not_judged_again_and_is_given_up_after_some_starts(store: Store, ledger: Ledger) -> None:
+def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledger) -> None:
     first_start(store, ledger, "timeout")
     for _ in range(MOST_STARTS - 1):
         outcome, cluster, _ = start(store, ledger, [built(OTHER, "timeout")], plan_of(store, ledger))
@@ -108,7 +108,7 @@ def test_what_fails_again_is_not_judged_again_and_is_given_up_after_some_starts(
 
 
 @pytest.mark.parametrize("verdict", ["failed", "unstable"])
-def test_what_was_found_before_stands_where_judging_again_comes_to_nothing(store: Store, ledger: Ledger, verdict: str) -> None:
+def test_failed_revalidation_keeps_the_previous_result(store: Store, ledger: Ledger, verdict: str) -> None:
     first_start(store, ledger, "timeout")
     outcome, _, notes = start(store, ledger, [built(OTHER), judged(verdict)], plan_of(store, ledger))
     assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
@@ -118,7 +118,7 @@ def test_what_was_found_before_stands_where_judging_again_comes_to_nothing(store
     assert cluster.started == [f"judge m {HERE}"]
 
 
-def test_what_was_built_again_is_judged_by_the_next_start_where_this_one_was_killed_before(store: Store, ledger: Ledger) -> None:
+def test_next_start_judges_what_was_built(store: Store, ledger: Ledger) -> None:
     item = first_start(store, ledger, "timeout")
     ledger.append(
         "build", item.builds[OTHER].digest, model="m", device_class=HERE, data={"recipe": OTHER, "failure": None, "wall_s": 1.0}
@@ -136,7 +136,7 @@ def test_what_was_built_again_is_judged_by_the_next_start_where_this_one_was_kil
     ("failure", "code", "missed"),
     [("capture", "CP-CAPTURE", False), ("crash", "CP-CRASH", False), ("error", "CP-ERROR", True), ("source", "CP-FETCH", True)],
 )
-def test_what_the_model_did_is_not_missed(store: Store, ledger: Ledger, failure: str, code: str, missed: bool) -> None:
+def test_only_failures_of_circumstances_are_missed(store: Store, ledger: Ledger, failure: str, code: str, missed: bool) -> None:
     attempts = 2 if failure == "crash" else 1
     plan = plan_of(store, ledger)
     ends = [built(ONE), *[built(OTHER, failure, code)] * attempts, judged()]

@@ -1,4 +1,4 @@
-"""Plans: what is wrong with an entry ends no other's work."""
+"""Problems of one entry do not stop the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_files(folder: Path, name: str) -> Entry:
 
 
 @pytest.mark.parametrize(("suffix", "field"), [("pt2", "source"), ("npz", "samples")])
-def test_a_file_that_goes_away_while_nodes_are_waited_for_is_its_entrys_problem(tmp_path: Path, suffix: str, field: str) -> None:
+def test_file_lost_before_planning_is_a_problem(tmp_path: Path, suffix: str, field: str) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     entries = [of_files(tmp_path, name) for name in ("first", "gone", "last")]
     (tmp_path / f"gone.{suffix}").unlink()

@@ -1,4 +1,4 @@
-"""Thread counts and points of an entry: in keys, in the plan, in a worker's tasks, and in what MLflow is told."""
+"""Thread counts and points of an entry, in keys, plans, tasks and MLflow."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def judge_of(one: Entry, further_threads: tuple[int, ...] = ()) -> Key:
 # Keys
 
 
-def test_what_is_as_by_default_leaves_no_trace_in_a_key(tmp_path: Path) -> None:
+def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
     plain, named = several(threads=(), points=()), several(points=({"batch": 1},))
     assert build_of(plain, tmp_path, "inductor-frozen") == build_of(named, tmp_path, "inductor-frozen")
     assert judge_of(plain) == judge_of(named) == judge_of(several(points=({},)))
@@ -67,7 +67,7 @@ def test_what_is_as_by_default_leaves_no_trace_in_a_key(tmp_path: Path) -> None:
     assert set(judge_of(plain).parts) == {"builds", "limits", "policy", "num_threads", "inputs", "task_metric"}
 
 
-def test_thread_counts_and_points_are_part_of_what_they_change(tmp_path: Path) -> None:
+def test_threads_and_points_change_keys(tmp_path: Path) -> None:
     plain, both = several(threads=(), points=()), several()
     assert build_of(both, tmp_path, "inductor-frozen").parts["points"] == list(POINTS)
     assert build_of(plain, tmp_path, "inductor-frozen", further_threads=(1,)).parts["num_threads"] == [2, 1]
@@ -88,7 +88,7 @@ def planned(one: Entry, folder: Path, *, keep_going: bool = False) -> Plan:
         return plan_of([one], store, ledger, keep_going=keep_going)
 
 
-def test_every_class_but_portable_is_planned_for_all_counts(tmp_path: Path) -> None:
+def test_portable_is_planned_for_one_count(tmp_path: Path) -> None:
     found = {
         item.device_class: (item.num_threads, item.further_threads) for item in planned(several(threads=(1, 2)), tmp_path).items
     }
@@ -97,7 +97,7 @@ def test_every_class_but_portable_is_planned_for_all_counts(tmp_path: Path) -> N
     assert found == {HERE: (2, ()), "portable": (2, ())}
 
 
-def test_more_threads_than_the_workers_have_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_too_many_threads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InfrastructureError,
         match=rf"entry 'good': got threads 4, but the smallest node that serves {HERE} has 2 CPUs; leave the count",
@@ -114,7 +114,7 @@ def test_more_threads_than_the_workers_have_are_refused_before_any_work(tmp_path
 
 
 @pytest.mark.slow
-def test_figures_of_every_cell_reach_the_outcome_and_mlflow(tmp_path: Path) -> None:
+def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "entry": several(),
         "device_class": HERE,

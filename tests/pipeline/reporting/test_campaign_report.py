@@ -1,4 +1,4 @@
-"""What people and programs are shown at the end, and line by line."""
+"""Reports at the end of a campaign, and displays while it runs."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ def printed(report: CampaignReport, width: int = 200) -> str:
         (report_of(FAILED, infrastructure=("MLflow: gone",), interrupted=True), 130),
     ],
 )
-def test_exit_codes_are_the_contracts(report: CampaignReport, code: int) -> None:
+def test_exit_codes(report: CampaignReport, code: int) -> None:
     assert report.exit_code == code
 
 
-def test_an_outcome_survives_json() -> None:
+def test_outcome_round_trips_through_json() -> None:
     for outcome in (PUBLISHED, FAILED):
         assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
 
 
-def test_an_outcome_of_an_earlier_release_is_read() -> None:
+def test_reads_an_outcome_of_an_earlier_release() -> None:
     data = json.loads(json.dumps(PUBLISHED.to_json()))
     for name in ("lowering", "tried", "strides_equal", "reports"):
         del data["candidates"][0][name]
@@ -103,7 +103,7 @@ def test_an_outcome_of_an_earlier_release_is_read() -> None:
     assert read.recipe == "inductor-frozen"
 
 
-def test_the_json_file_holds_every_outcome(tmp_path: Path) -> None:
+def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     report_of(PUBLISHED, FAILED).write_json(path)
     read = json.loads(path.read_text())
@@ -115,13 +115,13 @@ def test_the_json_file_holds_every_outcome(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_json_file_that_cannot_be_written_is_told_with_its_remedy(tmp_path: Path) -> None:
+def test_unwritable_json_report_names_the_fix(tmp_path: Path) -> None:
     (tmp_path / "folder").touch()
     with pytest.raises(InfrastructureError, match=r"--json .*out.json cannot be written: .*; nothing else is lost"):
         report_of(PUBLISHED).write_json(tmp_path / "folder" / "out.json")
 
 
-def test_the_table_shows_verdicts_and_why_and_the_log_of_a_crash() -> None:
+def test_table_shows_verdicts_reasons_and_logs() -> None:
     text = printed(report_of(PUBLISHED, FAILED, replace(PUBLISHED, cached=True)))
     assert "1.84x (1.79-1.90)" in text
     assert "published, unchanged" in text
@@ -130,7 +130,7 @@ def test_the_table_shows_verdicts_and_why_and_the_log_of_a_crash() -> None:
     assert "2 published, 1 failed (1 unchanged) in 5 s" in text
 
 
-def test_a_reason_that_holds_for_all_classes_is_printed_once_behind_its_code() -> None:
+def test_shared_reason_is_printed_once() -> None:
     coded = replace(FAILED, failure=replace(CRASH, code="CP-CRASH"))
     text = printed(report_of(coded, replace(coded, device_class="portable"), replace(coded, model="other", reason="is another")))
     assert text.count("the process died of SIGSEGV") == 1
@@ -141,7 +141,7 @@ def test_a_reason_that_holds_for_all_classes_is_printed_once_behind_its_code() -
 
 
 @pytest.mark.parametrize("width", [80, 100, 130, 160])
-def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width: int) -> None:
+def test_narrow_terminal_gets_fewer_columns(width: int) -> None:
     text = printed(report_of(PUBLISHED, FAILED), width)
     assert "cpu-x86-64-v4" in text
     assert "1.84x (1.79-1.90)" in text
@@ -150,7 +150,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width: int) -> Non
     assert max(len(line) for line in text.splitlines()[:8]) <= width
 
 
-def test_the_next_steps_are_commands_that_name_what_was_published() -> None:
+def test_next_steps_name_a_published_model() -> None:
     console = Console(file=io.StringIO(), width=200)
     print_next_steps([FAILED, PUBLISHED], console, store="./store", tracking_uri="sqlite:///mlflow.db")
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def test_the_next_steps_are_commands_that_name_what_was_published() -> None:
     assert 'freezer.load("resnet50")' in text
 
 
-def test_lines_are_plain_and_bear_the_time() -> None:
+def test_line_display_prints_one_line_per_event() -> None:
     console = Console(file=io.StringIO(), width=200)
     with LineDisplay(console) as display:
         display.plan(2, 3)
@@ -172,7 +172,7 @@ def test_lines_are_plain_and_bear_the_time() -> None:
     assert verdict_text(FAILED) == "failed (crash) - the process died of SIGSEGV without a result"
 
 
-def test_the_live_display_shows_what_runs_and_the_time_left() -> None:
+def test_live_display_shows_tasks_and_time_left() -> None:
     now = [0.0]
     console = Console(file=io.StringIO(), width=120)
     display = LiveDisplay(console, clock=lambda: now[0])

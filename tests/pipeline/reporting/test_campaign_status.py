@@ -1,4 +1,4 @@
-"""The status of campaigns that did not come to their end: how far they are from what was planned."""
+"""The status of campaigns that were stopped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def after_three(error: BaseException) -> Callable[[int], None]:
 @pytest.mark.parametrize(
     ("error", "state"), [(KeyboardInterrupt(), "interrupted"), (StoreUnreachableError("the disk is gone"), "broken off")]
 )
-def test_what_was_planned_is_told_when_a_campaign_was_stopped(
+def test_stopped_campaign_reports_planned_and_reached(
     tmp_path: Path, scripted: Frozen, portable: Frozen, error: BaseException, state: str
 ) -> None:
     artifacts = {HERE: scripted.artifact, "portable": portable.artifact}

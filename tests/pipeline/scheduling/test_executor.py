@@ -1,4 +1,4 @@
-"""The order in which a plan is executed: what may happen beside a judge where the driver stands, and what is done only once."""
+"""The order in which a plan is executed, with tasks that end when they are waited for."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def built(plan: Plan, store: Store, names: str) -> None:
             candidate_folder(str(store.root), key.digest).mkdir(parents=True)
 
 
-def test_an_outcome_is_handed_out_before_the_next_judge_starts_where_the_driver_stands(store: Store, ledger: Ledger) -> None:
+def test_outcome_is_yielded_before_the_next_local_judge(store: Store, ledger: Ledger) -> None:
     plan, workers = planned(store, ledger, "abc"), Workers()
     built(plan, store, "abc")
     assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 3
@@ -121,7 +121,7 @@ def test_an_outcome_is_handed_out_before_the_next_judge_starts_where_the_driver_
 
 
 @pytest.mark.parametrize("shipping", [False, True], ids=["nothing to bring", "code to ship"])
-def test_other_nodes_are_given_builds_while_the_drivers_own_judges(store: Store, ledger: Ledger, shipping: bool) -> None:
+def test_other_nodes_build_while_the_drivers_judges(store: Store, ledger: Ledger, shipping: bool) -> None:
     entries = [entry(name, store.root.parent) for name in "abcdefgh"]
     plan, workers = plan_of(entries, store, ledger), Workers()
     for item in plan.items:
@@ -135,7 +135,7 @@ def test_other_nodes_are_given_builds_while_the_drivers_own_judges(store: Store,
     assert builds_away[3] < judges_at_home[1], "two for each core, before the next judge"
 
 
-def test_what_another_campaign_finished_meanwhile_is_not_judged(store: Store, ledger: Ledger, portable: Frozen) -> None:
+def test_outcome_of_another_campaign_is_reused(store: Store, ledger: Ledger, portable: Frozen) -> None:
     plan, workers = planned(store, ledger, "ab"), Workers()
     built(plan, store, "ab")
     with Ledger(store, "faster") as other:
@@ -149,18 +149,14 @@ def test_what_another_campaign_finished_meanwhile_is_not_judged(store: Store, le
 
 
 @pytest.mark.parametrize(("times", "verdict"), [(1, "rejected"), (2, "failed")])
-def test_candidates_that_are_damaged_before_their_judge_are_built_again_once(
-    store: Store, ledger: Ledger, times: int, verdict: str
-) -> None:
+def test_damaged_candidates_are_rebuilt_once(store: Store, ledger: Ledger, times: int, verdict: str) -> None:
     plan, workers = planned(store, ledger, "a"), Workers(damaged=["a"] * times)
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert outcome.verdict == verdict
     assert workers.said == ["build a home", "judge a home", "build a home", "judge a home", "outcome a"]
 
 
-def test_a_backlog_waits_when_another_campaign_takes_its_turn_meanwhile(
-    store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_wait_for_the_turn_of_others(store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     board, clock = DictBoard(), Clock()
     entries = [entry(name, store.root.parent) for name in "ab"]
     plan = plan_of(entries, store, ledger, recipes=("portable",), classes=("portable", HERE))
@@ -190,7 +186,7 @@ def test_a_backlog_waits_when_another_campaign_takes_its_turn_meanwhile(
     assert workers.said == ["outcome a kept-eager", "waited", "outcome b kept-eager"]
 
 
-def test_more_memory_is_more_than_was_asked_for_the_model_that_was_fetched(
+def test_retry_doubles_the_memory_of_a_fetched_model(
     store: Store, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = tmp_path / "weights"
@@ -216,7 +212,7 @@ def test_more_memory_is_more_than_was_asked_for_the_model_that_was_fetched(
     assert asked[:2] == [16 * 10**9, 32 * 10**9]
 
 
-def test_what_a_build_was_seen_to_use_is_asked_for_by_the_judge_and_by_the_next_campaign(store: Store, ledger: Ledger) -> None:
+def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> None:
     asked: list[tuple[str, object]] = []
 
     class Large(Workers):
@@ -244,7 +240,7 @@ def test_what_a_build_was_seen_to_use_is_asked_for_by_the_judge_and_by_the_next_
     assert others
 
 
-def test_a_file_that_has_changed_since_it_was_planned_is_not_loaded(store: Store, ledger: Ledger, tmp_path: Path) -> None:
+def test_file_changed_after_planning_is_rejected(store: Store, ledger: Ledger, tmp_path: Path) -> None:
     model = tmp_path / "model.pt"
     model.write_bytes(b"as it was planned")
     asked: list[BuildRequest | JudgeRequest] = []

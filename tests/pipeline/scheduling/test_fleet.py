@@ -1,4 +1,4 @@
-"""Fleets: what nodes are asked before they are used, and for which classes each is."""
+"""Which nodes a campaign uses, and for which classes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def fleet_of(
         return fleet, notes
 
 
-def test_a_gpu_is_asked_what_it_builds_with_and_its_node_too(tmp_path: Path) -> None:
+def test_gpus_and_cpus_report_their_toolchains(tmp_path: Path) -> None:
     fleet, notes = fleet_of(tmp_path, Answers([node("a", GPU, V4, num_gpus=1), node("b", V4)]))
     facts = fleet.facts()
     assert {name: found.toolchain for name, found in facts.items()} == {GPU: ON_GPU, V4: PLAIN, "portable": PLAIN}
@@ -79,7 +79,7 @@ def test_a_gpu_is_asked_what_it_builds_with_and_its_node_too(tmp_path: Path) -> 
     assert notes == []
 
 
-def test_a_node_whose_gpu_does_not_work_is_used_for_its_cpu(tmp_path: Path) -> None:
+def test_node_with_a_broken_gpu_serves_cpus(tmp_path: Path) -> None:
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1), node("c", GPU, V4)]
     fleet, notes = fleet_of(tmp_path, Answers(nodes, broken=["b"]))
     assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable"), (V4, "portable")]
@@ -90,7 +90,7 @@ def test_a_node_whose_gpu_does_not_work_is_used_for_its_cpu(tmp_path: Path) -> N
     assert fleet.facts()[GPU].toolchain == ON_GPU
 
 
-def test_a_node_whose_gpu_is_held_is_used_for_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_with_a_busy_gpu_serves_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1)]
     fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
@@ -100,7 +100,7 @@ def test_a_node_whose_gpu_is_held_is_used_for_its_cpu(tmp_path: Path, monkeypatc
     assert [found.classes for found in fleet.nodes] == [(V4, "portable")], "nobody has asked for what only it serves"
 
 
-def test_a_class_whose_only_gpu_is_held_is_an_error_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 0.2)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
@@ -110,7 +110,7 @@ def test_a_class_whose_only_gpu_is_held_is_an_error_in_the_end(tmp_path: Path, m
             fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
 
 
-def test_a_node_that_joins_while_it_is_held_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_joining_node_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Answers([node("a", V4)], held=["b"])
     fleet, notes = fleet_of(tmp_path, cluster)
     cluster._nodes.append(node("b", GPU, V4, num_gpus=1))
@@ -123,9 +123,7 @@ def test_a_node_that_joins_while_it_is_held_is_told_once(tmp_path: Path, monkeyp
     assert [found.node_id for found in fleet.nodes] == ["a"]
 
 
-def test_a_node_that_joins_before_the_stores_disk_is_mounted_there_is_used_when_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Joined(Answers):
         sighted: tuple[str, ...] = ("a",)
 
@@ -153,7 +151,7 @@ def test_a_node_that_joins_before_the_stores_disk_is_mounted_there_is_used_when_
     assert notes[1:] == [f"node b joined, for {V4}, portable"]
 
 
-def test_a_campaign_that_goes_on_keeps_its_threads_while_a_node_has_as_many_cores(tmp_path: Path) -> None:
+def test_continued_campaign_keeps_its_threads(tmp_path: Path) -> None:
     small, large = node("small", V4, num_cpus=4), node("large", V4, num_cpus=8)
     fleet, _ = fleet_of(tmp_path, Answers([small, large]))
     before = fleet.facts()
@@ -164,14 +162,14 @@ def test_a_campaign_that_goes_on_keeps_its_threads_while_a_node_has_as_many_core
     assert fleet_of(tmp_path, Answers([large]))[0].facts()[V4].num_threads == 8, "a campaign that is new"
 
 
-def test_threads_that_no_node_has_any_more_are_told(tmp_path: Path) -> None:
+def test_lost_thread_count_is_reported(tmp_path: Path) -> None:
     before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=8, toolchain=PLAIN))
     fleet, notes = fleet_of(tmp_path, Answers([node("a", V4), node("b", V4, num_cpus=6)]), before)
     assert fleet.facts()[V4].num_threads == 4
     assert f"{V4} is for 4 threads now, since no node has the 8 CPUs that it was for when the campaign was started: " in notes[-1]
 
 
-def test_a_campaign_that_goes_on_keeps_its_toolchain_while_a_node_has_it(tmp_path: Path) -> None:
+def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
     nodes = [node(name, V4) for name in "abc"]
     before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=4, toolchain={"driver": None, "torch": "2.13.0"}))
     fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b"]), before)
@@ -184,7 +182,7 @@ def test_a_campaign_that_goes_on_keeps_its_toolchain_while_a_node_has_it(tmp_pat
     ]
 
 
-def test_of_toolchains_that_as_many_nodes_have_the_same_is_taken_in_any_order(tmp_path: Path) -> None:
+def test_toolchain_choice_ignores_node_order(tmp_path: Path) -> None:
     nodes = [node("a", V4), node("b", V4)]
     for newer in ("a", "b"):
         for order in (nodes, nodes[::-1]):

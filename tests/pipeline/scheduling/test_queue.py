@@ -1,27 +1,16 @@
-"""Which node does what next: by class, memory, load, and whose turn it is to judge."""
+"""Which task a node gets next: by class, memory, load and turn."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pipeline.cluster.nodes import Node
 from pipeline.planning.memory_estimate import Demand
 from pipeline.scheduling.queue import LOOK_AHEAD, WINDOW, Queue, ask_bytes, fits, missing
 from pipeline.scheduling.slots import JUDGE_BATCH, Slot, begins_turn, by_load, ends_turn
+from tests.pipeline.one_node import Waiting
 
 V3, V4, GPU, ANY = "cpu-x86-64-v3", "cpu-x86-64-v4", "cuda-sm90", "portable"
-
-
-@dataclass
-class Work:
-    """A task, as far as its place goes by it."""
-
-    device_class: str
-    index: int = 0
-    least_cpus: int = 1
-    avoid: set[str] = field(default_factory=set)
-    demand: Demand = field(default_factory=lambda: Demand(asked=1, least=1))
 
 
 def node(name: str, *classes: str, num_cpus: int = 2, num_gpus: int = 0, memory_bytes: int | None = 100) -> Node:
@@ -32,14 +21,14 @@ BIG, SMALL = node("big", V4, V3, num_cpus=4), node("small", V3)
 NODES = (BIG, SMALL)
 
 
-def queue_of(*tasks: Work) -> Queue[Work]:
-    queue: Queue[Work] = Queue()
+def queue_of(*tasks: Waiting) -> Queue[Waiting]:
+    queue: Queue[Waiting] = Queue()
     for task in tasks:
         queue.append(task)
     return queue
 
 
-def taken(queue: Queue[Work], slot: Slot, nodes: tuple[Node, ...] = NODES) -> list[str]:
+def taken(queue: Queue[Waiting], slot: Slot, nodes: tuple[Node, ...] = NODES) -> list[str]:
     """The classes of all that a node takes, in order."""
     found = []
     while (task := queue.take(slot, nodes)) is not None:
@@ -48,15 +37,15 @@ def taken(queue: Queue[Work], slot: Slot, nodes: tuple[Node, ...] = NODES) -> li
     return found
 
 
-def test_a_node_takes_first_what_few_others_can() -> None:
-    queue = queue_of(Work(ANY), Work(V3), Work(V4), Work(V4))
+def test_node_takes_rare_classes_first() -> None:
+    queue = queue_of(Waiting(ANY), Waiting(V3), Waiting(V4), Waiting(V4))
     assert taken(queue, Slot(node=BIG)) == [V4, V4, V3, ANY]
-    assert taken(queue_of(Work(ANY), Work(V3), Work(V4)), Slot(node=SMALL)) == [V3, ANY], "v4 is beyond it"
+    assert taken(queue_of(Waiting(ANY), Waiting(V3), Waiting(V4)), Slot(node=SMALL)) == [V3, ANY], "v4 is beyond it"
 
 
-def test_a_node_stays_with_a_class_but_no_class_falls_behind_by_more_than_a_window() -> None:
+def test_node_changes_class_after_a_window() -> None:
     alike = (node("a", V3), node("b", V3))
-    queue = queue_of(*(Work(name, index=i) for i in range(3 * WINDOW) for name in (V3, ANY)))
+    queue = queue_of(*(Waiting(name, index=i) for i in range(3 * WINDOW) for name in (V3, ANY)))
     slot = Slot(node=alike[0], last_class=ANY)
     order = taken(queue, slot, alike)
     assert order[:WINDOW] == [ANY] * WINDOW
@@ -65,16 +54,16 @@ def test_a_node_stays_with_a_class_but_no_class_falls_behind_by_more_than_a_wind
     assert switches <= 4
 
 
-def test_a_task_that_failed_on_a_node_comes_back_elsewhere_unless_no_other_is_left() -> None:
-    failed = Work(V3, avoid={"big"})
+def test_failed_task_avoids_its_node() -> None:
+    failed = Waiting(V3, avoid={"big"})
     assert queue_of(failed).take(Slot(node=BIG), NODES) is None
     assert queue_of(failed).take(Slot(node=SMALL), NODES) is failed
     assert queue_of(failed).take(Slot(node=BIG), (BIG,)) is failed
 
 
-def test_what_does_not_fit_a_node_does_not_keep_others_from_it() -> None:
-    large = [Work(V3, demand=Demand(asked=500, least=500)) for _ in range(LOOK_AHEAD - 1)]
-    little = Work(V3)
+def test_large_tasks_do_not_block_small_ones() -> None:
+    large = [Waiting(V3, demand=Demand(asked=500, least=500)) for _ in range(LOOK_AHEAD - 1)]
+    little = Waiting(V3)
     roomy = node("roomy", V3, memory_bytes=1000)
     queue = queue_of(*large, little)
     assert queue.take(Slot(node=SMALL), (SMALL, roomy)) is little
@@ -82,24 +71,24 @@ def test_what_does_not_fit_a_node_does_not_keep_others_from_it() -> None:
     assert len(queue) == LOOK_AHEAD - 2
 
 
-def test_a_judge_needs_a_core_for_each_thread() -> None:
-    wide = Work(V3, least_cpus=4)
+def test_judge_needs_a_core_per_thread() -> None:
+    wide = Waiting(V3, judge_cpus=4)
     assert queue_of(wide).take(Slot(node=SMALL), NODES) is None
     assert queue_of(wide).take(Slot(node=BIG), NODES) is wide
 
 
-def test_builds_for_a_gpu_are_bounded_by_gpus_and_the_cores_go_to_others() -> None:
+def test_gpu_builds_are_bounded_by_gpus() -> None:
     with_gpu = node("gpu", GPU, V3, num_cpus=8, num_gpus=1)
-    queue = queue_of(*(Work(GPU) for _ in range(5)), *(Work(V3) for _ in range(3)))
+    queue = queue_of(*(Waiting(GPU) for _ in range(5)), *(Waiting(V3) for _ in range(3)))
     slot = Slot(node=with_gpu)
     assert taken(queue, slot, (with_gpu,)) == [GPU, GPU, V3, V3, V3]
     slot.ends(GPU, judge=False)
     assert taken(queue, slot, (with_gpu,)) == [GPU]
     without = node("none", GPU)
-    assert queue_of(Work(GPU)).take(Slot(node=without), (without,)) is None
+    assert queue_of(Waiting(GPU)).take(Slot(node=without), (without,)) is None
 
 
-def test_a_faster_node_takes_more_and_the_last_builds_do_not_queue() -> None:
+def test_last_builds_do_not_queue() -> None:
     slots = [Slot(node=BIG, builds=3), Slot(node=SMALL, builds=1)]
     assert [slot.node.node_id for slot in by_load(slots)] == ["small", "big"]
     full = Slot(node=SMALL, builds=2)
@@ -112,7 +101,7 @@ def turn(slot: Slot, *slots: Slot, ready: int, waiting: int, now: float = 0.0) -
     return begins_turn(slot, (slot, *slots), ready=ready, waiting=waiting, now=now)
 
 
-def test_nodes_take_turns_to_judge_one_for_each_batch_while_others_build() -> None:
+def test_nodes_take_turns_to_judge() -> None:
     first, second = Slot(node=BIG), Slot(node=SMALL)
     assert not turn(first, second, ready=JUDGE_BATCH - 1, waiting=9)
     assert turn(first, second, ready=JUDGE_BATCH, waiting=9)
@@ -124,7 +113,7 @@ def test_nodes_take_turns_to_judge_one_for_each_batch_while_others_build() -> No
     assert not first.has_room(num_waiting=100, num_cpus=6), "nothing is built where a judge is to run"
 
 
-def test_a_turn_ends_after_a_batch_if_somebody_waits_for_the_node() -> None:
+def test_turn_ends_after_a_batch() -> None:
     slot = Slot(node=BIG)
     for _ in range(JUDGE_BATCH):
         slot.begins_judge(V4)
@@ -137,38 +126,38 @@ def test_a_turn_ends_after_a_batch_if_somebody_waits_for_the_node() -> None:
     assert not turn(Slot(node=BIG, rests_until=5.0), ready=9, waiting=0, now=4.0), "the others have had no time to notice"
 
 
-def test_what_is_too_large_for_every_node_is_said_and_an_estimate_takes_a_whole_node() -> None:
-    said = missing(Work(V3, demand=Demand(asked=4 * 10**9, least=2 * 10**9)), [node("a", V3, memory_bytes=10**9), BIG])
+def test_missing_memory_names_the_largest_node() -> None:
+    said = missing(Waiting(V3, demand=Demand(asked=4 * 10**9, least=2 * 10**9)), [node("a", V3, memory_bytes=10**9), BIG])
     assert said is not None
-    assert said.startswith("needs 2.0 GB of memory, and the largest node that serves cpu-x86-64-v3 gives out 1.0 GB; start")
-    assert missing(Work(V3), NODES) is None
-    assert missing(Work(V3), [node("a", V3, memory_bytes=None)]) is None, "it gives out none, and limits none"
-    assert missing(Work(GPU), NODES) is None, "no node of the class is another complaint"
+    assert said.startswith("needs 2.0 GB of memory, but the largest node that serves cpu-x86-64-v3 has 1.0 GB; start")
+    assert missing(Waiting(V3), NODES) is None
+    assert missing(Waiting(V3), [node("a", V3, memory_bytes=None)]) is None, "it gives out none, and limits none"
+    assert missing(Waiting(GPU), NODES) is None, "no node of the class is another complaint"
     assert ask_bytes(Demand(asked=500, least=90), SMALL) == 100
     assert ask_bytes(Demand(asked=50, least=9), SMALL) == 50
     assert ask_bytes(Demand(asked=50, least=9), node("a", memory_bytes=None)) is None
 
 
-def test_what_had_too_little_memory_goes_to_the_largest_node_where_none_has_enough() -> None:
+def test_retry_for_memory_prefers_the_largest_node() -> None:
     small, large = node("small", V3, memory_bytes=4 * 10**9), node("large", V3, memory_bytes=8 * 10**9)
-    again = Work(V3, demand=Demand(asked=20 * 10**9, least=0, firm=True))
+    again = Waiting(V3, demand=Demand(asked=20 * 10**9, least=0, firm=True))
     assert not fits(again, small, [small, large])
     assert fits(again, large, [small, large])
     assert fits(again, small, [small]), "it is the largest"
-    assert fits(Work(V3, demand=Demand(asked=20 * 10**9, least=0)), small, [small, large]), "an estimate"
-    assert fits(Work(V3, demand=Demand(asked=3 * 10**9, least=0, firm=True)), small, [small, large]), "it has enough"
+    assert fits(Waiting(V3, demand=Demand(asked=20 * 10**9, least=0)), small, [small, large]), "an estimate"
+    assert fits(Waiting(V3, demand=Demand(asked=3 * 10**9, least=0, firm=True)), small, [small, large]), "it has enough"
 
 
-def test_what_failed_on_the_large_node_and_had_too_little_memory_on_the_small_goes_to_the_large_again() -> None:
+def test_memory_counts_more_than_avoided_nodes() -> None:
     small, large = node("small", V3, memory_bytes=4 * 10**9), node("large", V3, memory_bytes=8 * 10**9)
-    again = Work(V3, avoid={"large"}, demand=Demand(asked=6 * 10**9, least=0, firm=True))
+    again = Waiting(V3, avoid={"large"}, demand=Demand(asked=6 * 10**9, least=0, firm=True))
     assert [fits(again, one, [small, large]) for one in (small, large)] == [False, True]
     other = node("other", V3, memory_bytes=8 * 10**9)
     assert [fits(again, one, [small, large, other]) for one in (small, large, other)] == [False, False, True]
 
 
-def test_what_was_taken_back_comes_first_and_what_was_given_up_is_gone() -> None:
-    a, b, c = Work(V3, index=1), Work(V3, index=2), Work(ANY, index=3)
+def test_queue_returns_and_removes_tasks() -> None:
+    a, b, c = Waiting(V3, index=1), Waiting(V3, index=2), Waiting(ANY, index=3)
     queue = queue_of(a, b, c)
     assert queue.take(Slot(node=SMALL), NODES) is a
     queue.appendleft(a)

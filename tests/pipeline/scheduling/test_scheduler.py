@@ -1,4 +1,4 @@
-"""Places: what an autoscaler is asked for, and what is given up, as nodes come and go."""
+"""Autoscaler requests and given-up tasks, as nodes come and go."""
 
 from __future__ import annotations
 
@@ -18,30 +18,17 @@ from pipeline.scheduling.queue import Queue
 from pipeline.scheduling.scheduler import Places
 from pipeline.worker.requests import JudgeResult
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
-from tests.pipeline.one_node import NoRay
+from tests.pipeline.one_node import DEMAND, NoRay, Waiting
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 
 
-@dataclass
-class Task:
-    """A build, or a judge, whose `recipe` is None."""
-
-    device_class: str
-    recipe: str | None = None
-    judge_cpus: int = 4
-    index: int = 0
-    node: Node | None = None
-    avoid: set[str] = field(default_factory=set)
-    demand: Demand = field(default_factory=lambda: Demand(asked=2 * 10**9, least=0))
-
-    @property
-    def least_cpus(self) -> int:
-        return 1 if self.recipe else self.judge_cpus
+def build(name: str = V4, judge_cpus: int = 4) -> Waiting:
+    return Waiting(name, recipe="portable", judge_cpus=judge_cpus)
 
 
-def build(name: str = V4, judge_cpus: int = 4) -> Task:
-    return Task(name, recipe="portable", judge_cpus=judge_cpus)
+def judge(demand: Demand = DEMAND) -> Waiting:
+    return Waiting(V4, judge_cpus=4, demand=demand)
 
 
 class Some(Fleet):
@@ -70,17 +57,17 @@ class Here:
     """A fleet, its places, and what waits for them."""
 
     fleet: Some
-    waiting: Queue[Task] = field(default_factory=Queue)
-    ready: Queue[Task] = field(default_factory=Queue)
+    waiting: Queue[Waiting] = field(default_factory=Queue)
+    ready: Queue[Waiting] = field(default_factory=Queue)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         def show(event: Event) -> None:
             self.notes.append(event.text)
 
-        self.places: Places[Task] = Places(self.fleet, self.waiting, self.ready, show)
+        self.places: Places[Waiting] = Places(self.fleet, self.waiting, self.ready, show)
 
-    def wait_for(self, tasks: Sequence[Task]) -> None:
+    def wait_for(self, tasks: Sequence[Waiting]) -> None:
         for task in tasks:
             (self.waiting if task.recipe else self.ready).append(task)
 
@@ -97,7 +84,7 @@ def here(tmp_path: Path) -> Here:
     return Here(Some(tmp_path))
 
 
-def test_builds_ask_for_a_core_each_up_to_a_doubling_of_what_is_there(here: Here) -> None:
+def test_builds_ask_for_at_most_twice_the_cores(here: Here) -> None:
     here.fleet.have(node("a", V4))
     here.wait_for([build() for _ in range(5)])
     assert here.asked() == {Ask(device_class=V4): 5}
@@ -105,9 +92,9 @@ def test_builds_ask_for_a_core_each_up_to_a_doubling_of_what_is_there(here: Here
     assert here.asked() == {Ask(device_class=V4): 8}
 
 
-def test_where_the_last_node_left_in_the_judging_tail_another_is_asked_for(here: Here) -> None:
+def test_asks_for_a_node_after_the_last_one_left(here: Here) -> None:
     here.fleet.have(node("a", V4))
-    here.wait_for([Task(V4) for _ in range(3)])
+    here.wait_for([judge() for _ in range(3)])
     here.asked()
     here.fleet.have()
     assert here.asked() == {Ask(device_class=V4, num_cpus=4): 1}
@@ -116,28 +103,26 @@ def test_where_the_last_node_left_in_the_judging_tail_another_is_asked_for(here:
     assert here.asked() == {Ask(device_class=V4, num_cpus=4): 2}
 
 
-def test_a_class_without_a_node_asks_for_one_that_serves_its_largest_judge_too(here: Here) -> None:
+def test_asks_for_a_node_that_fits_the_largest_judge(here: Here) -> None:
     here.wait_for([build(V3, 2), build(V4, 4), build(V4, 8), build("portable", 2)])
     assert here.asked() == {Ask(device_class=V3, num_cpus=2): 1, Ask(device_class=V4, num_cpus=8): 1}, "any serves what is portable"
 
 
-def test_nodes_that_are_too_small_for_a_judge_do_not_keep_a_larger_from_being_asked_for(here: Here) -> None:
+def test_asks_for_a_larger_node_beside_small_ones(here: Here) -> None:
     here.fleet.have(node("small", V4, num_cpus=2))
     here.wait_for([build() for _ in range(50)])
     assert here.asked() == {Ask(device_class=V4, num_cpus=4): 1}
     assert here.notes == [], "they are built meanwhile"
 
 
-def test_memory_without_which_there_is_no_hope_is_asked_for_and_an_estimate_is_not(here: Here) -> None:
+def test_asks_for_required_memory_but_not_estimates(here: Here) -> None:
     here.fleet.have(node("a", V4))
-    limited = Task(V4, demand=Demand(asked=24 * 10**9, least=24 * 10**9))
-    here.wait_for([limited, Task(V4)])
+    limited = judge(Demand(asked=24 * 10**9, least=24 * 10**9))
+    here.wait_for([limited, judge()])
     assert here.asked() == {Ask(device_class=V4, num_cpus=4, memory_bytes=24 * 10**9): 1, Ask(device_class=V4, num_cpus=4): 1}
 
 
-def test_a_judge_whose_node_left_while_it_was_built_elsewhere_is_given_up_in_the_end(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.scheduler.CHECK_S", 0.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.GONE_S", 0.0)
     here.fleet.have(node("small", V4, num_cpus=2))
@@ -146,16 +131,14 @@ def test_a_judge_whose_node_left_while_it_was_built_elsewhere_is_given_up_in_the
     [(slot, task)] = here.places.builds(lambda _: True)
     here.places.enter(task, slot)
     assert here.places.given_up() == []
-    judge = Task(V4)
-    here.wait_for([judge])
+    waiting = judge()
+    here.wait_for([waiting])
     [(found, failure)] = here.places.given_up()
-    assert (found, failure.code) == (judge, "CP-NO-NODE")
+    assert (found, failure.code) == (waiting, "CP-NO-NODE")
     assert failure.message.startswith(f"no node serves {V4} with 4 CPUs, for 0 s; start one")
 
 
-def test_the_judge_of_what_was_built_is_given_up_after_the_build_that_no_node_can_take(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_without_enough_memory_are_given_up(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.scheduler.CHECK_S", 0.0)
     here.fleet.have(node("a", V4))
     large = Demand(asked=128 * 10**9, least=128 * 10**9)
@@ -163,15 +146,13 @@ def test_the_judge_of_what_was_built_is_given_up_after_the_build_that_no_node_ca
     built.demand = large
     here.wait_for([built])
     assert [(task, failure.kind) for task, failure in here.places.given_up()] == [(built, "memory")]
-    judge = Task(V4, demand=large)
-    here.wait_for([judge])  # another of its recipes was built before
-    assert [(task, failure.kind) for task, failure in here.places.given_up()] == [(judge, "memory")]
+    waiting = judge(large)
+    here.wait_for([waiting])  # another of its recipes was built before
+    assert [(task, failure.kind) for task, failure in here.places.given_up()] == [(waiting, "memory")]
     assert here.places.given_up() == []
 
 
-def test_what_asks_for_more_than_before_is_looked_at_again_and_what_failed_for_good_makes_no_work(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raised_demand_is_checked_only_when_requested(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.scheduler.CHECK_S", 0.0)
     here.fleet.have(node("a", V4))
     task = build()
@@ -188,11 +169,11 @@ def test_what_asks_for_more_than_before_is_looked_at_again_and_what_failed_for_g
     assert [found for found, *_ in here.places.given_up()] == [task]
 
 
-def test_campaigns_that_claim_the_same_node_do_not_wait_for_each_other(here: Here) -> None:
+def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     board, ours, theirs = DictBoard(), Clock(), Clock()
     here.places._turns, other = Turns(board, ours), Turns(board, theirs)
     here.fleet.have(node("a", V4))
-    first, second = Task(V4), Task(V4)
+    first, second = judge(), judge()
     here.wait_for([first, second])
     here.places.tick()
     [(slot, started)] = here.places.judges(lambda _: True)
@@ -211,19 +192,17 @@ def test_campaigns_that_claim_the_same_node_do_not_wait_for_each_other(here: Her
     assert not other.claimed("a")
 
 
-def test_a_judge_that_others_keep_from_beginning_is_told_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.scheduler.BEGUN_S", 0.0)
     held = [None, "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs"]
     monkeypatch.setattr(here.fleet.cluster, "held", lambda _: held.pop(0), raising=False)
     here.fleet.have(node("a", V4))
-    here.wait_for([Task(V4)])
+    here.wait_for([judge()])
     here.places.tick()
     [(slot, started)] = here.places.judges(lambda _: True)
     here.places.enter(started, slot)
     for number in range(4):
         here.places.tick()
         assert len(here.notes) == (number > 1), "a judge that has just ended leaves its cores, too"
-    assert here.notes == [
-        "node a is not free to be judged on: in use are 1 of its 4 CPUs; the judge begins when nothing else runs there"
-    ]
+    assert here.notes == ["judge waits for node a: in use are 1 of its 4 CPUs; it starts when nothing else runs there"]
     assert len(held) == 1

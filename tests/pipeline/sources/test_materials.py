@@ -1,4 +1,4 @@
-"""Materials: a registry's models, URLs and local files, brought to where workers find them; and entries that travel whole."""
+"""Sources of entries: registry models, URLs and local files, and shipping them to workers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
     return uri
 
 
-def test_a_registrys_model_becomes_a_file_with_its_inputs(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+def test_registry_model_becomes_a_file_with_inputs(tmp_path: Path, registry: str, digests: FileDigests) -> None:
     (tmp_path / "catalog.yaml").write_text("models: [{name: mine, source: 'mlflow:models:/exported@champion'}]\n")
     materials = Materials(tmp_path / "store", registry, digests)
     (entry,), problems = materials.resolve(read_catalog(tmp_path / "catalog.yaml").entries)
@@ -98,7 +98,7 @@ def test_a_registrys_model_becomes_a_file_with_its_inputs(tmp_path: Path, regist
     assert torch.equal(subject.fresh()(x), mlp()(x))
 
 
-def test_a_pickled_model_needs_trust_and_then_brings_its_signature(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+def test_pickled_registry_model_needs_trust(tmp_path: Path, registry: str, digests: FileDigests) -> None:
     (tmp_path / "catalog.yaml").write_text(
         "models:\n  - {name: one, source: 'mlflow:models:/Old One/1'}\n"
         "  - {name: two, source: 'mlflow:models:/Old One', trust: true}\n"
@@ -117,7 +117,7 @@ def test_a_pickled_model_needs_trust_and_then_brings_its_signature(tmp_path: Pat
     assert torch.equal(subject.sets[0].tensors[ready.spec.tensors[0].name], torch.ones(2, 4))
 
 
-def test_a_whole_registry_is_a_catalog(registry: str) -> None:
+def test_registry_can_be_a_catalog(registry: str) -> None:
     catalog = read_registry("mlflow:", registry, filter_string=None, trust=True, only=None)
     assert catalog.problems == ()
     names = {entry.tags["coldpress.source_model"]: entry for entry in catalog.entries}
@@ -136,7 +136,7 @@ def test_a_whole_registry_is_a_catalog(registry: str) -> None:
         read_registry("mlflow:exported", registry, filter_string=None, trust=False, only=None)
 
 
-def test_what_cannot_be_resolved_is_a_problem_of_its_entry(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+def test_unresolvable_source_is_a_problem_of_its_entry(tmp_path: Path, registry: str, digests: FileDigests) -> None:
     scripted(tmp_path / "mlp.jit")
     catalog = catalog_of(
         tmp_path,
@@ -177,7 +177,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def test_a_file_that_went_away_or_may_not_be_read_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests) -> None:
+def test_unreadable_file_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests) -> None:
     for name in ("gone.pt2", "closed.pt2", "listed.bin", "good.pt2"):
         (open_folder / name).write_bytes(b"0")
     (open_folder / "factory.py").write_text("def make():\n    return model\n")
@@ -207,7 +207,7 @@ def test_a_file_that_went_away_or_may_not_be_read_is_a_problem_of_its_entry(open
 
 
 @pytest.mark.parametrize("mode", [0o444, 0o111])
-def test_a_folder_that_may_not_be_read_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests, mode: int) -> None:
+def test_unreadable_folder_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests, mode: int) -> None:
     """Its files are part of the key: they are not left out of it."""
     inner = open_folder / "bert" / "inner"
     inner.mkdir(parents=True)
@@ -226,7 +226,7 @@ def test_a_folder_that_may_not_be_read_is_a_problem_of_its_entry(open_folder: Pa
     assert re.search(r"PermissionError: .*bert/inner", str(problem))
 
 
-def test_an_entry_that_names_what_lies_in_a_closed_folder_is_a_problem_of_its_own(open_folder: Path) -> None:
+def test_closed_folder_is_a_problem_of_its_entry(open_folder: Path) -> None:
     (open_folder / "closed").mkdir()
     (open_folder / "closed" / "far.pt2").write_bytes(b"0")
     (open_folder / "near.pt2").write_bytes(b"0")
@@ -248,7 +248,7 @@ def test_an_entry_that_names_what_lies_in_a_closed_folder_is_a_problem_of_its_ow
     assert re.search(r"entry 'far': PermissionError: .*closed/far\.pt2", str(catalog.problems[0]))
 
 
-def test_a_registry_that_was_made_anew_gives_other_keys(tmp_path: Path, digests: FileDigests) -> None:
+def test_recreated_registry_changes_keys(tmp_path: Path, digests: FileDigests) -> None:
     (entry,) = catalog_of(tmp_path, ("mine", "mlflow:models:/exported/1", "")).entries
     one, other = (source_key(replace(entry, tags={"coldpress.source_run": run}), digests).digest for run in ("a", "b"))
     assert one != other
@@ -282,7 +282,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def test_the_closure_of_a_module_is_what_it_imports_here(tmp_path: Path) -> None:
+def test_module_closure_follows_local_imports(tmp_path: Path) -> None:
     folder = project(tmp_path)
     found = {str(path.relative_to(folder)) for path in module_closure("ship_factory", [str(folder)])}
     assert found == {"ship_factory.py", "late.py", *(f"pkg/{name}" for name in ("__init__.py", "base.py"))} | {
@@ -291,7 +291,7 @@ def test_the_closure_of_a_module_is_what_it_imports_here(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["python", "torchscript", pytest.param("transformers", marks=pytest.mark.slow)])
-def test_a_shipped_entry_loads_where_the_original_is_gone(tmp_path: Path, kind: str) -> None:
+def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> None:
     here = tmp_path / "here"
     here.mkdir()
     project(here)
@@ -353,7 +353,7 @@ print(type(load_source(entry.source)).__name__)
     return done.stdout.split()[-1]
 
 
-def test_a_neighbour_that_does_not_parse_is_the_failure_of_its_entry(tmp_path: Path, digests: FileDigests) -> None:
+def test_unparsable_import_is_a_problem_of_its_entry(tmp_path: Path, digests: FileDigests) -> None:
     (tmp_path / "unparsed.py").write_text("def half(:\n")
     (tmp_path / "importing.py").write_text("def make():\n    import unparsed\n    return unparsed.half()\n")
     (entry,) = catalog_of(tmp_path, ("mine", "python:importing:make", "")).entries
@@ -363,7 +363,7 @@ def test_a_neighbour_that_does_not_parse_is_the_failure_of_its_entry(tmp_path: P
 
 
 @pytest.mark.parametrize("same_folder", [True, False])
-def test_the_code_of_a_pickle_is_shipped_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_folder: bool) -> None:
+def test_pickle_is_shipped_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_folder: bool) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "pickled_net.py").write_text("WIDTH = 4\n")
     (tmp_path / "net.pth").write_bytes(b"0")
