@@ -1,11 +1,10 @@
-"""Durable writes: a file is written aside, synced and renamed, so that it is there whole or not at all. Imports no torch.
+"""Durable, atomic writes: files are written under another name, synced and renamed. Imports no torch.
 
-What a disk refuses for a moment (a network's file system, a storage array that changes its path) is tried again, here and nowhere
-else, a bounded number of times: TRANSIENT says which errors, WAITS_S how often and how long. A full or read-only disk and a missing
-permission are final at once.
+Transient errors (of network file systems, of storage arrays that switch paths) are retried here and nowhere else: TRANSIENT lists
+them, WAITS_S bounds the retries. A full or read-only disk and missing permissions fail at once.
 
-A write goes on from where it failed, so that a long file comes to its end too. A sync that failed is not simply repeated: Linux may
-have dropped what could not be written, and says of the next sync that all is well. So the content is written again, then synced.
+A failed write continues where it stopped. A failed sync is not just repeated: Linux may have dropped the unwritten pages, and then
+report success for the next sync. So the content is written again and synced.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -28,22 +27,22 @@ _T = TypeVar("_T")
 CHUNK_BYTES = 1 << 20
 
 TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR})
-"""Errors after which a disk may do the same step well: an input/output error, a stale handle of NFS, a server that is silent."""
+"""Errors after which the same step may succeed: an input/output error, a stale NFS handle, a silent server."""
 
 WAITS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0)
-"""Between two attempts at one step: 10 attempts within 3.3 s. Where every attempt in three fails, one step in 59,000 fails."""
+"""Waits between attempts: 10 attempts within 3.3 s. If one attempt in three fails, one step in 59,000 fails."""
 
 
 def is_transient(error: OSError) -> bool:
-    """Whether an attempt at the same step may go well in a moment."""
+    """Whether the same step may succeed in a moment."""
     return error.errno in TRANSIENT
 
 
 def retried(step: Callable[[], _T]) -> _T:
-    """What a step returns; after a transient error it is done again, so it must be one that may be.
+    """Run a repeatable step, again after transient errors.
 
     Raises:
-        OSError: it is not transient, or was met at every attempt.
+        OSError: not transient, or raised by every attempt.
     """
     for wait_s in WAITS_S:
         try:
@@ -56,89 +55,58 @@ def retried(step: Callable[[], _T]) -> _T:
 
 
 def write_whole(path: Path, data: bytes, *, mode: int | None = None, synced: bool = True) -> None:
-    """Write a file, or put another in its place; it is on the disk when this returns.
+    """Write or replace a file; it is durable when this returns.
 
     Args:
-        path: in a folder that exists.
-        data: all of it.
-        mode: permissions; None leaves what the process's umask gives.
-        synced: False where a file that is lost with its machine is no loss.
+        path: in an existing folder.
+        data: the whole content.
+        mode: permissions; None applies the umask.
+        synced: False if losing the file in a crash of the machine is harmless.
 
     Raises:
-        OSError: it cannot be written; what was there before is there still, and nothing else.
+        OSError: it cannot be written; the previous file is unchanged.
     """
-    partial = _aside(path)
-    try:
+    with _replacing(path, mode) as partial:
         _write(partial, lambda file: file.write(data), synced=synced)
-        if mode is not None:
-            partial.chmod(mode)
-        move(partial, path)
-    except BaseException:
-        _discard(partial)
-        raise
     if synced:
         sync_folder(path.parent)
 
 
 def copy_whole(source: Path, dest: Path, *, mode: int | None = None, check: Callable[[Path], object] | None = None) -> None:
-    """Give a file a copy, which is on the disk when this returns.
+    """Copy a file; the copy is durable when this returns.
 
     Args:
-        source: a file; `dest` itself, to have it written anew.
-        dest: in a folder that exists.
-        mode: permissions of the copy; None leaves what the process's umask gives.
-        check: is given the copy before it has its name, and raises if it is not right.
+        source: a file; may be `dest`, to write that again.
+        dest: in an existing folder.
+        mode: permissions; None applies the umask.
+        check: receives the path of the copy before it is renamed to `dest`, and raises if the copy is wrong.
 
     Raises:
-        OSError: it cannot be read or written; what was at `dest` before is there still.
+        OSError: it cannot be read or written; the previous file at `dest` is unchanged.
     """
-    partial = _aside(dest)
 
     def copy(file: BinaryIO) -> None:
         with source.open("rb") as content:
             shutil.copyfileobj(content, file, CHUNK_BYTES)
 
-    try:
+    with _replacing(dest, mode) as partial:
         _write(partial, copy)
         if check is not None:
             check(partial)
-        if mode is not None:
-            partial.chmod(mode)
-        move(partial, dest)
-    except BaseException:
-        _discard(partial)
-        raise
 
 
-def link_whole(source: Path, dest: Path, *, mode: int | None = None, check: Callable[[Path], object] | None = None) -> None:
-    """Give a file a second name, which is on the disk when this returns; copy it where the file system cannot.
-
-    Args:
-        source, dest, mode: as of `copy_whole`; the mode becomes the source's too.
-        check: as of `copy_whole`, of what had to be copied.
-    """
-    partial = _aside(dest)
+def link_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
+    """Make a durable hard link, or a copy if the file system cannot link. The mode becomes the source's too."""
     try:
-        _link(source, partial)
-        if mode is not None:
-            partial.chmod(mode)
-        _fsync(partial)
-        move(partial, dest)
-    except OSError:  # what could not be linked is copied, and what could not be synced written again
-        _discard(partial)
-        copy_whole(source, dest, mode=mode, check=check)
-    except BaseException:
-        _discard(partial)
-        raise
+        with _replacing(dest, mode) as partial:
+            _link(source, partial)
+            _fsync(partial)
+    except OSError:  # also a failed sync, after which the content must be written again
+        copy_whole(source, dest, mode=mode)
 
 
 def link_or_copy(source: Path, dest: Path) -> None:
-    """Give a file a second name, or copy it where the file system cannot; neither is synced.
-
-    Args:
-        source: a file.
-        dest: that does not exist; its folder is made.
-    """
+    """Make a hard link at a new path, or a copy if the file system cannot link, without syncing. Makes the folder of `dest`."""
     make_folder(dest.parent)
     try:
         _link(source, dest)
@@ -147,38 +115,22 @@ def link_or_copy(source: Path, dest: Path) -> None:
 
 
 def move(source: Path, dest: Path) -> None:
-    """Give a file or folder another name in one step.
-
-    Raises:
-        OSError: it cannot be moved.
-    """
+    """Rename a file or folder atomically."""
     _retried_once_done(lambda: os.replace(source, dest), done=lambda: not source.exists() and dest.exists())
 
 
 def make_folder(path: Path, *, mode: int = 0o777) -> None:
-    """Make a folder, and those above it, unless it is there.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder and its parents, if missing."""
     retried(lambda: path.mkdir(mode, parents=True, exist_ok=True))
 
 
 def remove(path: Path) -> None:
-    """Remove a file or link, unless it is gone.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a file or link, if it exists."""
     retried(lambda: path.unlink(missing_ok=True))
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file that others have written is on the disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make a file written by others durable."""
     try:
         _fsync(path)
     except OSError as error:
@@ -188,33 +140,34 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Make the names in a folder durable."""
     retried(lambda: _fsync(path))
 
 
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
-
-
-def _discard(partial: Path) -> None:
-    """Remove what was begun; whoever writes there next looks for what could not be removed."""
-    with contextlib.suppress(OSError):
-        remove(partial)
+@contextlib.contextmanager
+def _replacing(path: Path, mode: int | None) -> Iterator[Path]:
+    """A temporary path beside `path`, which the block writes; renamed to `path` at its end, removed if it raises."""
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        yield partial
+        if mode is not None:
+            partial.chmod(mode)
+        move(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(partial)
+        raise
 
 
 class _Raw(io.FileIO):
-    """An open file; a write that failed for a moment is done again, at the same place."""
+    """An open file that retries writes at the same position."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         return retried(lambda: super(_Raw, self).write(data))
 
 
 def _write(path: Path, fill: Callable[[BinaryIO], object], *, synced: bool = True) -> None:
-    """Write a file by a function, which is called again when its content, or the sync of that, could not be written."""
+    """Write a file with `fill`, which is called again after a transient error of the write or the sync."""
     handle = retried(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
 
     def write() -> None:
@@ -236,7 +189,7 @@ def _link(source: Path, dest: Path) -> None:
 
 
 def _retried_once_done(step: Callable[[], object], *, done: Callable[[], bool]) -> None:
-    """Retry a step that cannot be done twice: of an attempt that was carried out, the answer alone may have been lost."""
+    """Retry a step that works only once: a failed attempt may have been executed with only its answer lost."""
     tried = False
 
     def attempt() -> None:

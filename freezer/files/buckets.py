@@ -1,11 +1,11 @@
-"""Buckets: what an s3:// or gs:// URI names, opened over pyarrow.fs. pyarrow is imported here, when such a URI is opened.
+"""Buckets named by s3:// and gs:// URIs, opened with pyarrow.fs, which is imported when a bucket is opened.
 
     s3://BUCKET[/PREFIX][?region=R&endpoint_override=HOST:PORT&scheme=http&anonymous=true&tls_ca_file_path=FILE]
     gs://BUCKET[/PREFIX][?endpoint_override=HOST:PORT&scheme=http&retry_limit_seconds=S]       gs://anonymous@BUCKET/…
 
-The query is pyarrow's own; `anonymous` is ours, for s3://. Credentials are taken from the environment and never from the URI, which
-is printed and kept: of S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE and what else the AWS SDK reads,
-of Google GOOGLE_APPLICATION_CREDENTIALS. So are AWS_REGION, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL.
+The query is pyarrow's, with `anonymous` added for s3://. URIs are printed and stored, so credentials come from the environment
+only: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE and others that the AWS SDK reads, or
+GOOGLE_APPLICATION_CREDENTIALS. AWS_REGION, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL apply too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from freezer.errors import MissingDependencyError, StoreUnreachableError, UsageE
 SCHEMES = ("s3", "gs")
 
 CONNECT_S, READ_S = 5, 20
-"""Until a server must have taken a connection, and between two pieces of its answer."""
+"""Timeouts of a connection, and between two pieces of an answer."""
 
 ATTEMPTS = 4
-"""Of one request to S3, the first among them."""
+"""Attempts at one request to S3."""
 
 RETRY_LIMIT_S = 30
-"""How long requests to Google's servers are tried again."""
+"""Longest time for retries of a request to Google."""
 
 S3_OPTIONS = ("region", "endpoint_override", "scheme", "anonymous", "tls_ca_file_path")
 GS_OPTIONS = ("endpoint_override", "scheme", "retry_limit_seconds")
@@ -40,10 +40,10 @@ class Bucket:
     """A place in a bucket.
 
     Attributes:
-        uri: that it was opened by.
+        uri: the URI that opened it.
         filesystem: pyarrow's.
-        base: BUCKET/PREFIX, where the filesystem finds it.
-        where: the same as a URI, without options.
+        base: BUCKET/PREFIX, its path in the filesystem.
+        where: its URI without options.
     """
 
     uri: str
@@ -53,12 +53,12 @@ class Bucket:
 
 
 def open_bucket(uri: str) -> Bucket:
-    """The place that a URI names; whether it can be reached shows when it is read.
+    """Open the place that a URI names, without reaching it yet.
 
     Raises:
-        UsageError: the URI is none, has an option that is unknown, or holds credentials.
+        UsageError: the URI names no bucket, has an unknown option, or contains credentials.
         MissingDependencyError: pyarrow is not installed.
-        StoreUnreachableError: the region of the bucket cannot be asked for.
+        StoreUnreachableError: the region of the bucket cannot be determined.
     """
     parts = urlsplit(uri)
     options = _options(uri, parts)
@@ -81,7 +81,7 @@ def open_bucket(uri: str) -> Bucket:
 
 
 def remedy(scheme: str) -> str:
-    """What to look at when a bucket cannot be reached."""
+    """Advice for a bucket that cannot be reached."""
     where = "AWS_ACCESS_KEY_ID or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL" if scheme == "s3" else "GOOGLE_APPLICATION_CREDENTIALS"
     return f"check the network, the bucket's name, and that this process has credentials for it ({where})"
 
@@ -91,8 +91,8 @@ def _options(uri: str, parts: SplitResult) -> dict[str, str]:
         raise UsageError(f"store {uri!r} names no bucket; expected {parts.scheme}://BUCKET/PREFIX")
     if "@" in parts.netloc and not (parts.scheme == "gs" and parts.netloc.startswith("anonymous@")):
         raise UsageError(
-            f"store {parts.scheme}://…{parts.netloc.rpartition('@')[2]}{parts.path} holds credentials, and a store's URI is "
-            "printed and kept; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            f"store {parts.scheme}://…{parts.netloc.rpartition('@')[2]}{parts.path} contains credentials, but URIs are "
+            "printed and stored; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         )
     known = S3_OPTIONS if parts.scheme == "s3" else GS_OPTIONS
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -103,7 +103,7 @@ def _options(uri: str, parts: SplitResult) -> dict[str, str]:
 
 
 def _s3(fs: Any, bucket: str, options: dict[str, str]) -> Any:
-    """A filesystem whose requests end in bounded time. Where nothing says in which region the bucket is, AWS is asked."""
+    """A filesystem with bounded retries; asks AWS for the region of the bucket unless it is given."""
     given = {name: value for name, value in options.items() if name != "anonymous"}
     endpoint = given.get("endpoint_override") or next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
     region = given.get("region") or next((os.environ[name] for name in _REGIONS if os.environ.get(name)), None)
@@ -115,5 +115,5 @@ def _s3(fs: Any, bucket: str, options: dict[str, str]) -> Any:
         connect_timeout=CONNECT_S,
         request_timeout=READ_S,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
-        allow_delayed_open=True,  # what is small is one request
+        allow_delayed_open=True,  # small files take one request
     )

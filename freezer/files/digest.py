@@ -9,10 +9,10 @@ from freezer.errors import IntegrityError
 
 
 def verify_file(path: Path, *, digest: str, size_bytes: int) -> None:
-    """Compare a file with its digest.
+    """Compare a file with its size and digest.
 
     Raises:
-        IntegrityError: it is missing, or its bytes differ.
+        IntegrityError: the file is missing or differs.
     """
     try:
         found_size = path.stat().st_size
@@ -26,11 +26,11 @@ def verify_file(path: Path, *, digest: str, size_bytes: int) -> None:
 
 
 def digest_bytes(data: bytes) -> str:
-    """`sha256:` and the hex digest of some bytes."""
+    """`sha256:` and the hex digest of bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def digest_file(path: Path) -> str:
-    """`sha256:` and the hex digest of a file's bytes."""
+    """`sha256:` and the hex digest of a file."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

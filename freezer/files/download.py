@@ -1,6 +1,6 @@
-"""Fetch files that a source or samples name by URL: https://, s3:// and gs://, whole or not at all, held against a digest.
+"""Download sources and samples from https://, s3:// and gs:// URLs, atomically, and verify their digests.
 
-A fetched file lies at `FOLDER/<sha256>/<name>`. A file whose digest is known beforehand is fetched once and never asked for again.
+Files are stored at `FOLDER/<sha256>/<name>`. A file with a pinned digest is downloaded only once.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ CHUNK_BYTES = 1 << 20
 CONNECT_S, READ_S = 10, 60
 RETRIES = 3
 PIN = "`sha256:` (with `coldpress freeze`, `--sha256`)"
-"""How a remedy names the digest, to readers of a catalog and to users of the command."""
+"""The digest in advice, for catalogs and for the command."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def is_url(location: str) -> bool:
-    """Whether a location names a file that must be fetched."""
+    """Whether a location is a URL that must be downloaded."""
     return urlsplit(location).scheme in (*HTTP, *OBJECTS)
 
 
 def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
-    """The local copy of a file.
+    """Download a file, and return its local path.
 
     Args:
-        url: https://, s3:// or gs://; http:// only with a digest, since nothing else tells its bytes from a stranger's.
-        folder: where fetched files lie; made if it does not exist.
-        sha256: the digest that the file must have, in hexadecimal.
+        url: https://, s3:// or gs://; http:// only with a digest, as it is not authenticated.
+        folder: for downloaded files; made if missing.
+        sha256: expected digest, in hexadecimal.
 
     Raises:
-        SourceError: it is not there, cannot be reached, or came in part.
-        IntegrityError: its digest is another.
-        MissingDependencyError: the kind of URL needs a package that is not installed.
+        SourceError: the file does not exist, cannot be reached, or is truncated.
+        IntegrityError: it has another digest.
+        MissingDependencyError: the scheme needs a package that is not installed.
     """
     name = file_name(url)
     if sha256 is not None and (folder / sha256 / name).is_file():
         return folder / sha256 / name
     if urlsplit(url).scheme == "http" and sha256 is None:
-        raise SourceError(f"{url}: http:// is taken only with a digest; use https://, or add {PIN}", code="CP-FETCH")
+        raise SourceError(f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH")
     folder.mkdir(parents=True, exist_ok=True)
     handle, unfinished = tempfile.mkstemp(prefix=".fetch-", dir=folder)
     try:
@@ -59,7 +59,7 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
             os.fsync(out.fileno())
         if sha256 is not None and digest != sha256:
             raise IntegrityError(
-                f"{url}: got sha256 {digest}, expected {sha256}; the file was changed, or the pinned digest, {PIN}, is an old one",
+                f"{url}: got sha256 {digest}, expected {sha256}; the file was changed, or the pinned digest, {PIN}, is outdated",
                 code="CP-FETCH-DIGEST",
             )
         done = folder / digest / name
@@ -71,10 +71,10 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
 
 
 def identity(url: str) -> str | None:
-    """What the server says of a file without sending it (ETag, size, time); None when it says nothing that tells versions apart.
+    """Identify the version of a file without downloading it, by ETag, size and time; None if the server gives none of them.
 
     Raises:
-        SourceError: it is not there, or cannot be reached.
+        SourceError: the server cannot be reached.
     """
     if urlsplit(url).scheme in OBJECTS:
         with _fetching(url):
@@ -88,7 +88,7 @@ def identity(url: str) -> str | None:
 
 
 def file_name(url: str) -> str:
-    """The last part of a URL's path: its suffix tells the kind of samples."""
+    """The last part of a URL's path."""
     return PurePosixPath(unquote(urlsplit(url).path)).name or "file"
 
 
@@ -111,7 +111,7 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
     with _fetching(url), _session() as session, session.get(url, stream=True, timeout=(CONNECT_S, READ_S)) as response:
         response.raise_for_status()
         if urlsplit(response.url).scheme != "https" and not pinned:
-            raise SourceError(f"{url} leads to {response.url}, which is not https; add {PIN}", code="CP-FETCH")
+            raise SourceError(f"{url} redirects to {response.url}, which is not https; add {PIN}", code="CP-FETCH")
         response.raw.decode_content = True
         yield response.raw
 
@@ -140,7 +140,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _fetching(url: str) -> Iterator[None]:
-    """Turn whatever requests, urllib3 and pyarrow raise into SourceError; a full disk stays what it is."""
+    """Turn errors of requests, urllib3 and pyarrow into SourceError; errors of the local disk pass."""
     try:
         yield
     except (SourceError, MissingDependencyError):
@@ -149,5 +149,5 @@ def _fetching(url: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in DISK:
             raise
         raise SourceError(
-            f"{url} cannot be fetched: {first_line(error)}; is it there, and may it be read?", code="CP-FETCH"
+            f"{url} cannot be fetched: {first_line(error)}; check that it exists and may be read", code="CP-FETCH"
         ) from error

@@ -1,7 +1,4 @@
-"""Where results go: what a user named is checked before any work is done for it, and made when there is something to write.
-
-Imports no torch.
-"""
+"""Check the places for results before any work starts, and paths inside artifacts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from freezer.errors import IntegrityError, UsageError
 
 
 def check_folder(path: Path, name: str) -> None:
-    """Refuse a place where no new folder can be written; nothing is made yet.
+    """Check that a new folder can be written; makes nothing.
 
     Args:
-        path: the folder that will be written in one step: it must not exist, or be empty.
-        name: of the option or argument that named it, for the message.
+        path: must not exist, or be an empty folder.
+        name: the option or argument, for messages.
 
     Raises:
-        UsageError: it holds something, is no folder, is the working directory itself, or lies where nothing can be written.
+        UsageError: it is a file, a folder with content or the working directory, or cannot be written.
     """
     try:
         there = _is_there(path)
@@ -28,7 +25,7 @@ def check_folder(path: Path, name: str) -> None:
         if path.name == "..":
             raise UsageError(f"{name} {path} ends in `..`; name the new folder itself")
         if there and path.samefile("."):
-            raise UsageError(f"{name} {path} is the working directory, which no finished folder can replace; name a new folder")
+            raise UsageError(f"{name} {path} is the working directory, which cannot be replaced; name a new folder")
         if there and any(path.iterdir()):
             raise UsageError(f"{name} {path} is not empty; name a new folder")
         _check_above(path, name)
@@ -37,14 +34,14 @@ def check_folder(path: Path, name: str) -> None:
 
 
 def check_file(path: Path, name: str) -> None:
-    """Refuse a place where no file can be written; nothing is made yet, and what is there stays until it is replaced.
+    """Check that a file can be written or replaced; makes nothing.
 
     Args:
-        path: the file that will be written.
-        name: of the option that named it, for the message.
+        path: the file.
+        name: the option, for messages.
 
     Raises:
-        UsageError: it is a folder, or lies where nothing can be written.
+        UsageError: it is a folder, or cannot be written.
     """
     try:
         if _is_there(path) and path.is_dir():
@@ -55,18 +52,18 @@ def check_file(path: Path, name: str) -> None:
 
 
 def made_parent(path: Path) -> Path:
-    """The same path, whose parent folder is there now."""
+    """Make the parent folder, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _why(error: OSError | ValueError) -> str:
-    """What the system says of a path, without the path."""
+    """The system's error without the path."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a path is anything at all, a link to nothing among it; what the system cannot even be asked for raises."""
+    """Whether a path exists, dangling links included; raises for invalid paths."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -75,19 +72,19 @@ def _is_there(path: Path) -> bool:
 
 
 def _check_above(path: Path, name: str) -> None:
-    """Hold the nearest folder above a path that exists: what lies between will be made in it."""
+    """Check the nearest existing parent, in which missing folders will be made."""
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
-        raise UsageError(f"{name} {path}: {above} is no folder; name a path within one")
+        raise UsageError(f"{name} {path}: {above} is not a folder; name a path inside a folder")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{name} {path}: nothing may be written into {above}; name another path")
+        raise UsageError(f"{name} {path}: no permission to write into {above}; name another path")
 
 
 def check_inside(path: str, *, origin: str) -> None:
-    """Refuse a path that would leave the artifact's folder.
+    """Check that a path stays inside the artifact's folder.
 
     Raises:
-        IntegrityError: the path is absolute or climbs.
+        IntegrityError: it is absolute or contains `..`.
     """
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:

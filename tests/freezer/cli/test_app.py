@@ -139,7 +139,10 @@ def test_2_what_is_misused(coldpress: Run, published: Store, scripted: Frozen, t
         (freeze, "declare them (`inputs:`; with `coldpress freeze`, `--inputs`), or give samples"),
         (("verify", scripted.artifact.folder, "--speed"), "which is not in the folder: --store URI names"),
         (("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"), "ends in .safetensors or .npz"),
-        (("run", scripted.artifact.folder, "--input", "x.npz", "--output", tmp_path / "full" / "mine" / "y.npz"), "is no folder"),
+        (
+            ("run", scripted.artifact.folder, "--input", "x.npz", "--output", tmp_path / "full" / "mine" / "y.npz"),
+            "is not a folder",
+        ),
         (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full" / "mine"), "is a file or a link"),
         (("freeze", "python:tests.models:broken", "--out", tmp_path / "full"), f"--out {tmp_path}/full is not empty"),
         (("freeze", "python:tests.models:broken", "--out", tmp_path / "full" / "mine"), "is a file or a link; name a new folder"),

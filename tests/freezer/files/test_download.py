@@ -1,4 +1,4 @@
-"""Fetching: real servers on the loopback address, over TLS, S3's protocol, and with every way to send something else."""
+"""Downloads from real local servers: TLS, S3, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from freezer.files.download import fetch, identity, is_url
 from freezer.freezing.models.loaders import load_source
 from freezer.freezing.models.sources import fetched, parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.buckets import overwrite
 from tests.models import mlp
 
 CONTENT = b"the bytes of a model" * 1000
@@ -116,7 +117,7 @@ def make_certificate(path: Path) -> Path:
     return path
 
 
-def test_a_file_is_fetched_over_tls_and_lies_under_its_digest(tmp_path: Path, https: str) -> None:
+def test_files_are_stored_under_their_digest(tmp_path: Path, https: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
     path = fetch(f"{https}/model.pt?token=1", tmp_path / "fetched")
     assert path == tmp_path / "fetched" / DIGEST / "model.pt"
@@ -124,17 +125,17 @@ def test_a_file_is_fetched_over_tls_and_lies_under_its_digest(tmp_path: Path, ht
     assert [item.name for item in (tmp_path / "fetched").iterdir()] == [DIGEST]
 
 
-def test_a_pinned_file_is_fetched_once(tmp_path: Path, https: str, asked: list[str]) -> None:
+def test_pinned_files_are_fetched_once(tmp_path: Path, https: str, asked: list[str]) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
     for _ in range(3):
         fetch(f"{https}/model.pt", tmp_path / "fetched", sha256=DIGEST)
     assert asked == ["GET /model.pt"]
 
 
-def test_another_digest_is_refused_and_leaves_nothing(tmp_path: Path, https: str) -> None:
+def test_fetch_rejects_another_digest(tmp_path: Path, https: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT + b"!")
     with pytest.raises(
-        IntegrityError, match=f"got sha256 [0-9a-f]{{64}}, expected {DIGEST}; .*, `sha256:` .*`--sha256`.*old one"
+        IntegrityError, match=f"got sha256 [0-9a-f]{{64}}, expected {DIGEST}; .*, `sha256:` .*`--sha256`.*outdated"
     ) as caught:
         fetch(f"{https}/model.pt", tmp_path / "fetched", sha256=DIGEST)
     assert caught.value.code == "CP-FETCH-DIGEST"
@@ -142,16 +143,14 @@ def test_another_digest_is_refused_and_leaves_nothing(tmp_path: Path, https: str
 
 
 @pytest.mark.parametrize("path", ["none.pt", "short.pt"])
-def test_what_is_not_there_or_comes_in_part_leaves_nothing(tmp_path: Path, https: str, path: str) -> None:
-    with pytest.raises(SourceError, match=f"{path} cannot be fetched: .*; is it there, and may it be read") as caught:
+def test_missing_and_truncated_files_leave_nothing(tmp_path: Path, https: str, path: str) -> None:
+    with pytest.raises(SourceError, match=f"{path} cannot be fetched: .*; check that it exists and may be read") as caught:
         fetch(f"{https}/{path}", tmp_path / "fetched")
     assert caught.value.code == "CP-FETCH"
     assert list((tmp_path / "fetched").iterdir()) == []
 
 
-def test_a_server_that_is_not_there_or_not_trusted_is_one_error(
-    tmp_path: Path, https: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_and_untrusted_servers_are_errors(tmp_path: Path, https: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match="cannot be fetched"):
         fetch("https://127.0.0.1:9/model.pt", tmp_path / "fetched")
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
@@ -161,14 +160,14 @@ def test_a_server_that_is_not_there_or_not_trusted_is_one_error(
 
 def test_plain_http_needs_a_digest(tmp_path: Path, http: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with pytest.raises(SourceError, match=r"http:// is taken only with a digest; .* add `sha256:` \(.*`--sha256`\)"):
+    with pytest.raises(SourceError, match=r"http:// needs a digest; .* add `sha256:` \(.*`--sha256`\)"):
         fetch(f"{http}/model.pt", tmp_path / "fetched")
     assert fetch(f"{http}/model.pt", tmp_path / "fetched", sha256=DIGEST).is_file()
 
 
 def test_a_redirect_to_plain_http_is_refused(tmp_path: Path, https: str, http: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with pytest.raises(SourceError, match=r"leads to http://.*, which is not https; add `sha256:` \(.*`--sha256`\)"):
+    with pytest.raises(SourceError, match=r"redirects to http://.*, which is not https; add `sha256:` \(.*`--sha256`\)"):
         fetch(f"{https}/to/{http}/model.pt", tmp_path / "fetched")
 
 
@@ -184,14 +183,14 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_as_such(https: str, tmp_path: Path, full_disk: Path) -> None:
+def test_a_full_disk_is_an_os_error(https: str, tmp_path: Path, full_disk: Path) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
     with pytest.raises(OSError, match="No space left on device"):
         fetch(f"{https}/model.pt", full_disk)
     assert list(full_disk.iterdir()) == []
 
 
-def test_the_identity_of_a_file_changes_with_it(tmp_path: Path, https: str) -> None:
+def test_identity_changes_with_the_file(tmp_path: Path, https: str) -> None:
     model = tmp_path / "served" / "model.pt"
     model.write_bytes(CONTENT)
     before = identity(f"{https}/model.pt")
@@ -201,41 +200,16 @@ def test_the_identity_of_a_file_changes_with_it(tmp_path: Path, https: str) -> N
     assert identity(f"{https}/none.pt") is None
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket with one object, behind S3's protocol."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="models")
-    client.put_object(Bucket="models", Key="a/model.pt", Body=CONTENT)
-    try:
-        yield "s3://models/a/model.pt"
-    finally:
-        client.close()
-        server.stop()
-
-
-def test_an_object_is_fetched_from_s3(tmp_path: Path, s3: str) -> None:
-    assert is_url(s3)
-    assert fetch(s3, tmp_path / "fetched", sha256=DIGEST).read_bytes() == CONTENT
-    assert identity(s3) == identity(s3) is not None
+def test_fetch_from_s3(tmp_path: Path, bucket: str, s3_address: str) -> None:
+    url = f"{bucket}/model.pt"
+    overwrite(s3_address, url.removeprefix("s3://"), CONTENT)
+    assert is_url(url)
+    assert fetch(url, tmp_path / "fetched", sha256=DIGEST).read_bytes() == CONTENT
+    assert identity(url) == identity(url) is not None
     with pytest.raises(SourceError, match=r"none\.pt cannot be fetched"):
-        fetch(s3.replace("model.pt", "none.pt"), tmp_path / "fetched")
+        fetch(f"{bucket}/none.pt", tmp_path / "fetched")
     with pytest.raises(IntegrityError, match="expected 0000"):
-        fetch(s3, tmp_path / "fetched", sha256="0" * 64)
+        fetch(url, tmp_path / "fetched", sha256="0" * 64)
 
 
 def test_a_source_may_be_a_url(tmp_path: Path, https: str) -> None:

@@ -1,4 +1,4 @@
-"""Places where results go: refused before any work, and made when there is something to write."""
+"""Checks of the places for results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("path", ["new", "deep/er/new", "../empty", "../full/new"])
-def test_a_folder_that_is_not_there_or_empty_is_taken_and_not_made(here: Path, path: str) -> None:
+def test_new_and_empty_folders_are_accepted(here: Path, path: str) -> None:
     before = sorted(here.rglob("*"))
     check_folder(Path(path), "--out")
     assert sorted(here.rglob("*")) == before
@@ -44,18 +44,18 @@ def test_a_folder_that_is_not_there_or_empty_is_taken_and_not_made(here: Path, p
         ("../full/mine", r"^--out \.\./full/mine is a file or a link; name a new folder"),
         ("../link", "is a file or a link"),
         ("../dangling", "is a file or a link"),
-        ("../full/mine/new", r"^--out \.\./full/mine/new: .*/here/\.\./full/mine is no folder; name a path within one"),
+        ("../full/mine/new", r"^--out \.\./full/mine/new: .*/here/\.\./full/mine is not a folder; name a path inside a folder"),
         ("x" * 300, "cannot be written: .*File name too long; name another folder"),
         ("a\0b", r"'a\\x00b' cannot be written: .*null"),
     ],
 )
-def test_a_folder_that_could_not_be_written_is_refused(here: Path, path: str, message: str) -> None:
+def test_check_folder_rejects(here: Path, path: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_folder(Path(path), "--out")
 
 
 @pytest.mark.parametrize("path", ["new.json", "deep/er/new.json", "../full/mine", "../full/new.json"])
-def test_a_file_is_taken_whether_it_is_there_or_not(here: Path, path: str) -> None:
+def test_new_and_existing_files_are_accepted(here: Path, path: str) -> None:
     before = sorted(here.rglob("*"))
     check_file(Path(path), "--json")
     assert sorted(here.rglob("*")) == before
@@ -67,18 +67,18 @@ def test_a_file_is_taken_whether_it_is_there_or_not(here: Path, path: str) -> No
     [
         (".", r"^--json \. is a folder; name a file"),
         ("../full", r"^--json \.\./full is a folder; name a file"),
-        ("../full/mine/new.json", "/full/mine is no folder; name a path within one"),
+        ("../full/mine/new.json", "/full/mine is not a folder; name a path inside a folder"),
         ("x" * 300, "cannot be written: .*File name too long; name another file"),
     ],
 )
-def test_a_file_that_could_not_be_written_is_refused(here: Path, path: str, message: str) -> None:
+def test_check_file_rejects(here: Path, path: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_file(Path(path), "--json")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 @pytest.mark.parametrize("check", [check_folder, check_file])
-def test_a_folder_that_may_not_be_written_into_is_refused(here: Path, check: Callable[[Path, str], None]) -> None:
+def test_read_only_folders_are_rejected(here: Path, check: Callable[[Path, str], None]) -> None:
     (here / "empty").chmod(0o555)
-    with pytest.raises(UsageError, match=r"nothing may be written into .*/empty; name another path"):
+    with pytest.raises(UsageError, match=r"no permission to write into .*/empty; name another path"):
         check(here / "empty" / "deep" / "new", "--out")

@@ -233,7 +233,7 @@ def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:
         Store.open("s3:///models")
     with pytest.raises(UsageError, match="unknown option regoin; expected region, endpoint_override"):
         Store.open("s3://bucket/models?regoin=eu-west-1")
-    with pytest.raises(UsageError, match="holds credentials, and a store's URI is printed and kept") as caught:
+    with pytest.raises(UsageError, match="contains credentials, but URIs are printed and stored") as caught:
         Store.open("s3://KEY:SECRET@bucket/models")
     assert "SECRET@" not in str(caught.value)
     with pytest.raises(UsageError, match=r"unknown scheme 'oci'; .*with skopeo"):
