@@ -1,4 +1,4 @@
-"""Buckets for tests: a real server of S3's protocol on the loopback address, and a wire to it that can be cut."""
+"""Buckets for tests: a server of S3's protocol on the loopback address, and a wire to it that can be cut."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-
-from pyarrow.fs import FileSelector, S3FileSystem
+from typing import Any
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -17,12 +16,12 @@ ENVIRONMENT = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""What clients of the server need besides its address."""
+"""The environment of clients, without the address."""
 
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
-    """The address of a server that starts empty."""
+    """The address of a server without buckets."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -34,17 +33,24 @@ def s3_server() -> Iterator[str]:
         server.stop()
 
 
+def _filesystem(address: str) -> Any:
+    from pyarrow.fs import S3FileSystem
+
+    return S3FileSystem(endpoint_override=address, allow_bucket_creation=True)
+
+
 def make_bucket(address: str, name: str) -> None:
-    """Make an empty bucket; the environment has the credentials."""
-    S3FileSystem(endpoint_override=address, allow_bucket_creation=True).create_dir(name)
+    """Create an empty bucket."""
+    _filesystem(address).create_dir(name)
 
 
 def objects(address: str, place: str) -> dict[str, bytes]:
-    """What lies below BUCKET/PREFIX: by path within it, the content."""
-    filesystem = S3FileSystem(endpoint_override=address)
-    found = filesystem.get_file_info(FileSelector(place, recursive=True, allow_not_found=True))
+    """The content of all objects below BUCKET/PREFIX, by path below it."""
+    from pyarrow.fs import FileSelector
+
+    filesystem = _filesystem(address)
     contents = {}
-    for info in found:
+    for info in filesystem.get_file_info(FileSelector(place, recursive=True, allow_not_found=True)):
         if info.type.name == "File":
             with filesystem.open_input_stream(info.path) as stream:
                 contents[info.path.removeprefix(f"{place}/")] = stream.read()
@@ -52,18 +58,18 @@ def objects(address: str, place: str) -> dict[str, bytes]:
 
 
 def overwrite(address: str, path: str, content: bytes) -> None:
-    """Write an object, whatever is there."""
-    with S3FileSystem(endpoint_override=address).open_output_stream(path) as stream:
+    """Write an object."""
+    with _filesystem(address).open_output_stream(path) as stream:
         stream.write(content)
 
 
 class Wire(socketserver.ThreadingTCPServer):
-    """A port that leads to a server until it is cut, at once or at the n-th object that is written through it.
+    """A port that forwards to a server until it is cut, at once or at the n-th object that is written through it.
 
     Attributes:
-        address: to reach the server by.
-        num_written: objects so far.
-        cut_at: the number of the object that does not arrive any more; None lets all through.
+        address: of the port.
+        num_written: number of objects so far.
+        cut_at: the number of the first object that does not arrive; None forwards everything.
     """
 
     daemon_threads = True
@@ -74,9 +80,7 @@ class Wire(socketserver.ThreadingTCPServer):
         host, _, port = address.removeprefix("http://").partition(":")
         self.behind = (host, int(port))
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
-        self.num_written = 0
-        self.cut_at: int | None = None
-        self.is_cut = False
+        self.mend()
 
     def __enter__(self) -> Wire:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -88,11 +92,12 @@ class Wire(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of connections that broke."""
+        """Do not report broken connections."""
 
     def mend(self) -> None:
-        """Let everything through again."""
-        self.cut_at, self.is_cut, self.num_written = None, False, 0
+        """Forward everything again."""
+        self.cut_at: int | None = None
+        self.is_cut, self.num_written = False, 0
 
 
 class _Forward(socketserver.BaseRequestHandler):
@@ -120,5 +125,5 @@ def _copy(source: socket.socket, dest: socket.socket, wire: Wire) -> None:
 
 
 def cached_files(cache: Path) -> list[Path]:
-    """The blobs in a cache folder, whole and partial."""
-    return sorted(path for path in (cache / "coldpress" / "blobs" / "sha256").glob("*"))
+    """The complete and partial blobs in a cache folder."""
+    return sorted((cache / "coldpress" / "blobs" / "sha256").glob("*"))

@@ -6,33 +6,21 @@ import torch
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
-    """Two convolutions with batch norms, and what goes past them."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.relu(self.norms[0](self.first(x)))
-        return torch.relu(self.norms[1](self.second(out)) + x)
-
-
-class ResNet(nn.Module):
-    """[batch, 3, 32, 32] to [batch, 10]."""
+class Residual(nn.Module):
+    """[batch, 3, 32, 32] to [batch, 10]: convolutions with batch norm and a shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.blocks, self.head = nn.Conv2d(3, 32, 3, padding=1), nn.Sequential(Block(32), Block(32)), nn.Linear(32, 10)
+        self.stem, self.conv, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.blocks(torch.relu(self.stem(x))).mean((2, 3)))
+        x = torch.relu(self.stem(x))
+        out: Tensor = self.head(torch.relu(self.norm(self.conv(x)) + x).mean((2, 3)))
         return out
 
 
-class Mlp(nn.Module):
+class Perceptron(nn.Module):
     """[batch, 64] to [batch, 32]."""
 
     def __init__(self) -> None:
@@ -49,11 +37,8 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.project, self.out, self.norms = (
-            nn.Linear(64, 192),
-            nn.Linear(64, 64),
-            nn.ModuleList([nn.LayerNorm(64) for _ in range(2)]),
-        )
+        self.project, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.norms = nn.ModuleList([nn.LayerNorm(64) for _ in range(2)])
         self.feed = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +50,7 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """[batch, 12, 16] to [batch, 8]: an LSTM that begins with zeros."""
+    """[batch, 12, 16] to [batch, 8]: an LSTM that starts from zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,29 +62,17 @@ class Recurrent(nn.Module):
         return out
 
 
-class Counter(nn.Module):
-    """Adds the number of calls, which a buffer holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Tensor = nn.Buffer(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count.add_(1)
-        return x + self.count
-
-
 SHAPES: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
-    "resnet": (ResNet, (4, 3, 32, 32)),
-    "mlp": (Mlp, (4, 64)),
+    "resnet": (Residual, (4, 3, 32, 32)),
+    "mlp": (Perceptron, (4, 64)),
     "attention": (Attention, (4, 16, 64)),
     "lstm": (Recurrent, (4, 12, 16)),
 }
-"""By name, a model and the shape of its input."""
+"""Each model with the shape of its input."""
 
 
 def made(name: str, dtype: torch.dtype, device: torch.device) -> tuple[nn.Module, Tensor]:
-    """A model in eval mode and an input, the same everywhere."""
+    """A model in eval mode and an input, seeded."""
     kind, shape = SHAPES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
