@@ -80,7 +80,7 @@ class Wire(socketserver.ThreadingTCPServer):
         host, _, port = address.removeprefix("http://").partition(":")
         self.behind = (host, int(port))
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
-        self.mend()
+        self.restore()
 
     def __enter__(self) -> Wire:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -94,7 +94,7 @@ class Wire(socketserver.ThreadingTCPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Do not report broken connections."""
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Forward everything again."""
         self.cut_at: int | None = None
         self.is_cut, self.num_written = False, 0

@@ -263,7 +263,7 @@ def test_a_server_that_dies_leaves_no_half_version(
         with pytest.raises(StoreUnreachableError, match="cannot be written"):
             publish(store, newer, key="new key")
         assert wire.num_written >= cut_at, "the last of them is index.json"
-        wire.mend()
+        wire.restore()
         assert store.versions("tiny") == [1]
         assert store.version("tiny") == first
         store.pull(first, "portable", tmp_path / "pulled").verify()

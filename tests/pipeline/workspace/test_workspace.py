@@ -76,7 +76,7 @@ def test_a_folder_is_not_there_before_its_marker(
         wire.cut_at = 3
         with pytest.raises(StoreUnreachableError, match="cannot be reached"):
             here.keep(made(tmp_path / "made"), "judged", "key")
-        wire.mend()
+        wire.restore()
         assert len(objects(s3_address, bucket.removeprefix("s3://"))) == 2
         assert not here.has("judged", "key")
         assert not here.bring("judged", "key", tmp_path / "brought")
@@ -163,7 +163,7 @@ def test_what_cannot_be_written_into_a_bucket_is_not_in_the_ledger(
             wire.is_cut = True
             with pytest.raises(StoreUnreachableError, match=r"cannot be (read|written)"):
                 ledger.append("build", "second", model="m", device_class="portable", data={})
-            wire.mend()
+            wire.restore()
             ledger.append("build", "third", model="m", device_class="portable", data={})
         assert {row.key for row in read_rows(ledger_folder(Store.open(bucket)))} == {"first", "third"}
 
