@@ -1,1 +1,1 @@
-"""What `ray job submit` runs: each module parses its arguments, builds a config and calls pipeline."""
+"""Commands: each module parses its arguments, builds a config and calls pipeline."""

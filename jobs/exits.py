@@ -1,4 +1,4 @@
-"""How commands end: every error of ours as one red line and its exit code. The one place that says which code is whose."""
+"""Exit codes of commands: every Coldpress error is printed as one red line, and decides the exit code."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CODES: tuple[tuple[type[ColdpressError], int], ...] = (
     (StoreError, INFRASTRUCTURE),
     (IntegrityError, INFRASTRUCTURE),
 )
-"""By class of error; of any other there is a traceback, since it is a fault of ours."""
+"""Exit code by class of error. Other errors are bugs, and keep their traceback."""
 
 
 @contextlib.contextmanager
 def exiting(errors: Console, *, interrupted: str | None = None) -> Iterator[None]:
-    """End the process where the block raises what people or machines did wrong, or is interrupted.
+    """Exit if the block raises an error of a person or a machine, or is interrupted.
 
     Args:
-        errors: where it is told.
-        interrupted: what a person who presses Ctrl-C is told; None says nothing.
+        errors: console for the error.
+        interrupted: message after Ctrl-C, or None.
     """
     try:
         yield
@@ -40,5 +40,5 @@ def exiting(errors: Console, *, interrupted: str | None = None) -> Iterator[None
 
 
 def say(console: Console, text: str, style: str = "red") -> None:
-    """Print a line as it is: of an error in red."""
+    """Print a line without markup."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -36,45 +36,46 @@ def main(
     catalog: Annotated[
         str, typer.Argument(help="A catalog: .yaml, .jsonl or .parquet; or `mlflow:` or `mlflow:@ALIAS` for a whole registry.")
     ],
-    store: Annotated[str, typer.Option(help="Where artifacts are published: a folder, s3:// or gs://.")] = "./store",
-    tracking_uri: Annotated[str, typer.Option(help="Of MLflow.")] = "sqlite:///mlflow.db",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: a local Ray for this run.")] = None,
+    store: Annotated[str, typer.Option(help="Store to publish to: a folder, s3:// or gs://.")] = "./store",
+    tracking_uri: Annotated[str, typer.Option(help="URI of MLflow.")] = "sqlite:///mlflow.db",
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster. Default: a local Ray.")] = None,
     campaign: Annotated[
-        str | None, typer.Option(help="A name; the same name goes on with the same campaign. Default: the catalog's.")
+        str | None, typer.Option(help="Name; the same name continues the same campaign. Default: the catalog's name.")
     ] = None,
     device_class: Annotated[
-        list[str] | None, typer.Option(help="Freeze for this class, whatever the entries say. Repeatable.")
+        list[str] | None, typer.Option(help="Freeze for this class instead of the entries' classes. Repeatable.")
     ] = None,
-    recipe: Annotated[list[str] | None, typer.Option(help="Use this recipe, whatever the entries say. Repeatable.")] = None,
-    only: Annotated[str | None, typer.Option(help="A glob: only entries whose names match.")] = None,
+    recipe: Annotated[list[str] | None, typer.Option(help="Use this recipe instead of the entries' recipes. Repeatable.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only entries whose names match this glob.")] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="With `mlflow:`, which models: \"name LIKE 'credit-%' AND tags.team = 'risk'\".")
+        str | None,
+        typer.Option("--filter", help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\"."),
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="With `mlflow:`, load pickled models, which run code.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Say what would be done and why, and stop.")] = False,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the good entries when others are bad.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="With `mlflow:`, load pickled models, which executes their code.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Print what would be done and why, and exit.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the valid entries if others are invalid.")] = False,
     wait_for_nodes: Annotated[
-        bool, typer.Option("--wait-for-nodes", help="Wait for nodes of classes that have none: an autoscaler is asked for them.")
+        bool, typer.Option("--wait-for-nodes", help="Wait for nodes of classes without nodes, and request them from an autoscaler.")
     ] = False,
-    wait_limit: Annotated[float, typer.Option(help="With --wait-for-nodes, how long, in seconds.", min=0)] = WAIT_S,
+    wait_limit: Annotated[float, typer.Option(help="Time limit of --wait-for-nodes, in seconds.", min=0)] = WAIT_S,
     lift_quarantine: Annotated[
-        bool, typer.Option("--lift-quarantine", help="Try again what crashed in earlier campaigns and has not changed since.")
+        bool, typer.Option("--lift-quarantine", help="Retry unchanged models that crashed in earlier campaigns.")
     ] = False,
     mlflow_artifacts: Annotated[
-        Literal["copy", "reference"], typer.Option(help="Whether MLflow holds whole artifacts, or references to the store.")
+        Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
     ] = "copy",
     json: Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")] = None,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
     console, errors = Console(), Console(stderr=True)
     if not console.is_terminal:
-        console = Console(width=LOG_WIDTH)  # a job's log has no width; 80 columns would cut the table
+        console = Console(width=LOG_WIDTH)  # a job's log has no width
     signal.signal(signal.SIGTERM, interrupt)
-    with exiting(errors, interrupted="interrupted; what was finished by now is kept, and the same command goes on from it"):
+    with exiting(errors, interrupted="interrupted; finished work is kept, and the same command continues"):
         name = campaign or campaign_name(catalog)
         check_campaign(name)
         if in_job():
-            check_job_locations(store, tracking_uri, json)
+            check_absolute(locations(store, tracking_uri, json))
         select(recipe or (), portable=False)
         _check_registry_options(catalog, filter_, trust=trust)
         if json is not None:
@@ -112,26 +113,22 @@ def main(
 
 
 def _check_registry_options(catalog: str, filter_: str | None, *, trust: bool) -> None:
-    """Refuse options that a catalog file does not heed."""
+    """Reject options that only apply to registries."""
     if is_registry(catalog):
         return
     if filter_ is not None:
-        raise UsageError("--filter is for `mlflow:` catalogs; for a file use --only GLOB")
+        raise UsageError("--filter only applies to `mlflow:` catalogs; use --only GLOB for a file")
     if trust:
-        raise UsageError("--trust is for `mlflow:` catalogs; in a file write `trust: true` in the entries that need it")
+        raise UsageError("--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the entries that need it")
 
 
-def check_job_locations(store: str, tracking_uri: str, json: Path | None) -> None:
-    """Refuse places that a job would lose.
-
-    Raises:
-        UsageError: one is relative.
-    """
-    check_absolute({"--store": store, "--tracking-uri": tracking_uri, **({"--json": str(json)} if json is not None else {})})
+def locations(store: str, tracking_uri: str, json: Path | None) -> dict[str, str]:
+    """Return the locations of a job's output, by option."""
+    return {"--store": store, "--tracking-uri": tracking_uri, **({} if json is None else {"--json": str(json)})}
 
 
 def campaign_name(catalog: str) -> str:
-    """The catalog's own name; a name that cannot be one becomes the time."""
+    """Return the catalog's name, or the time if that is not a valid name."""
     if is_registry(catalog):
         return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
     stem = Path(catalog).stem.lower()
@@ -139,7 +136,7 @@ def campaign_name(catalog: str) -> str:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Take SIGTERM as Ctrl-C: what is finished is kept."""
+    """Handle SIGTERM like Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -19,19 +19,19 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    campaign: Annotated[str | None, typer.Argument(help="The campaign to show.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every campaign of the store, in order of time.")] = False,
-    store: Annotated[str, typer.Option(help="That the campaign published to: a folder, s3:// or gs://.")] = "./store",
-    tracking_uri: Annotated[str, typer.Option(help="Of MLflow.")] = "sqlite:///mlflow.db",
+    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")] = False,
+    store: Annotated[str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")] = "./store",
+    tracking_uri: Annotated[str, typer.Option(help="URI of MLflow.")] = "sqlite:///mlflow.db",
     mlflow_artifacts: Annotated[
-        Literal["copy", "reference"], typer.Option(help="Whether MLflow holds whole artifacts, or references to the store.")
+        Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
     ] = "copy",
 ) -> None:
-    """Log a campaign's outcomes to MLflow, as far as it does not show them already. Doing it again changes nothing."""
+    """Log outcomes of a campaign that MLflow does not show. Repeating it changes nothing."""
     console, errors = Console(), Console(stderr=True)
-    with exiting(errors, interrupted="interrupted; the same command goes on from here"):
+    with exiting(errors, interrupted="interrupted; run the same command to continue"):
         if every == (campaign is not None):
-            raise UsageError("name one campaign, or all with --all")
+            raise UsageError("expected one campaign, or --all")
         done = replay(
             Store.open(store),
             tracking_uri,

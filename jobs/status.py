@@ -1,4 +1,4 @@
-"""`python -m jobs.status CAMPAIGN`: where a campaign stands. See docs/run-a-fleet.md."""
+"""`python -m jobs.status CAMPAIGN`: progress of a campaign. See docs/run-a-fleet.md."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    campaign: Annotated[str, typer.Argument(help="Its name.")],
-    store: Annotated[str, typer.Option(help="That the campaign publishes to: a folder, s3:// or gs://.")] = "./store",
-    address: Annotated[str | None, typer.Option(help="Of the head's dashboard, http://HEAD:8265, to see its job too.")] = None,
-    ca: Annotated[str | None, typer.Option(help="Certificates that an https:// address is verified by.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    campaign: Annotated[str, typer.Argument(help="Name of the campaign.")],
+    store: Annotated[str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")] = "./store",
+    address: Annotated[str | None, typer.Option(help="Dashboard of the head, http://HEAD:8265, to show the job.")] = None,
+    ca: Annotated[str | None, typer.Option(help="Certificates to verify an https:// address.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say where a campaign stands: from the ledger, while it runs, when it has ended, and when its driver died."""
+    """Print the progress of a campaign, whether it is running, has ended, or its driver died."""
     out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
 
     def tell(text: str) -> None:
@@ -35,11 +35,11 @@ def main(
 
     with exiting(errors):
         job = None if address is None else _newest_job(campaign, store, address, ca)
-        # A job may wait for nodes, or have died, before it has recorded anything.
+        # A job may wait for nodes, or die, before it records anything.
         status = status_if_known(store, campaign, tell) if job else campaign_status(Store.open(store), campaign, tell)
     if json:
-        told = {"campaign": campaign, "status": None} if status is None else status.to_json()
-        sys.stdout.write(json_text.dumps({**told, "job": job.to_json() if job else None}, indent=1) + "\n")
+        found = {"campaign": campaign, "status": None} if status is None else status.to_json()
+        sys.stdout.write(json_text.dumps({**found, "job": job.to_json() if job else None}, indent=1) + "\n")
         return
     for line in in_words(status, store) if status else (f"campaign {campaign}: the store {store} has no record of it yet",):
         out.print(line)
@@ -47,11 +47,11 @@ def main(
         times = "".join(f", {word} {iso(time)}" for word, time in (("started", job.started), ("ended", job.ended)) if time)
         out.print(f"job {job.id}: {job.status}{times}; {job.message}")
     elif address is not None:
-        out.print(f"the cluster at {address} has no job of this campaign that `python -m jobs.submit` has submitted to this store")
+        out.print(f"the cluster at {address} has no job of this campaign and store that `python -m jobs.submit` submitted")
 
 
 def _newest_job(campaign: str, store: str, address: str, ca: str | None) -> Job | None:
-    """The newest job of a campaign on the cluster; None where it has none."""
+    """Return the newest job of a campaign on the cluster, or None."""
     from pipeline.cluster.jobs_api import Jobs, job_prefix  # imports ray
 
     known = Jobs(address, ca=ca).find(job_prefix(campaign, store))

@@ -1,4 +1,4 @@
-"""`python -m jobs.worker_labels`: what `ray start` must be told on this machine. Use it as
+"""`python -m jobs.worker_labels`: arguments of `ray start` for this machine. Usage:
 
     env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m jobs.worker_labels)
 
@@ -27,24 +27,24 @@ from jobs.exits import exiting
 
 LABEL = "coldpress.dev/"
 MEMORY_SHARE = 0.8
-"""Share of the machine's memory that Ray may give out; the rest is for Ray itself, and for what was estimated too low."""
+"""Share of the machine's memory that Ray schedules; the rest is for Ray itself and for low estimates."""
 
 OBJECT_STORE_BYTES = 200_000_000
-"""Tasks exchange paths and figures, never weights. Without a size Ray takes 30% of the memory."""
+"""Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights."""
 
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
-"""Of a container, below /sys/fs/cgroup: v2, v1."""
+"""Files below /sys/fs/cgroup with a container's limit: v2, v1."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """What a machine offers as a worker.
+    """Resources of a worker.
 
     Attributes:
-        classes: that it is labelled with.
-        environment: to start Ray under.
+        classes: device classes of its labels.
+        environment: variables to start Ray with.
     """
 
     classes: tuple[str, ...]
@@ -55,12 +55,12 @@ class Worker:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of its node."""
+        """Labels of its node."""
         return {f"{LABEL}{name}": "true" for name in self.classes}
 
     @property
     def arguments(self) -> list[str]:
-        """Of `ray start`; none holds a space."""
+        """Arguments of `ray start`, without spaces."""
         return [
             f"--labels={','.join(f'{key}={value}' for key, value in self.labels.items())}",
             f"--num-cpus={self.num_cpus}",
@@ -70,7 +70,7 @@ class Worker:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return the JSON form."""
         return {
             "labels": self.labels,
             "num_cpus": self.num_cpus,
@@ -85,10 +85,10 @@ class Worker:
 def main(
     device_class_: Annotated[
         list[str] | None,
-        typer.Option("--device-class", help="Serve this class alone. Repeatable. Default: all that the machine can."),
+        typer.Option("--device-class", help="Serve only this class. Repeatable. Default: all classes of the machine."),
     ] = None,
-    environment: Annotated[bool, typer.Option("--environment", help="Print the variables to start Ray under instead.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything, as JSON.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Print the environment variables to start Ray with.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Print the arguments of `ray start` for this machine: labels, CPUs, GPUs, memory."""
     with exiting(Console(stderr=True)):
@@ -102,33 +102,33 @@ def main(
 
 
 def this_worker(wanted: Sequence[str]) -> Worker:
-    """What this machine offers, cut to the classes that are wanted, where any are.
+    """Describe this machine as a worker of some classes, or of all its classes.
 
-    A class's own tasks run under its limits wherever they run. A worker that is to be of a lesser class than its machine in all
-    that it does (what is portable, what torch picks by itself) is started under the limits of the best class that is left.
+    Tasks of a class always run under its limits. To restrict everything else too (portable tasks, torch's own choices), a worker
+    of lesser classes is started under the limits of the best one.
 
     Raises:
-        UsageError: it cannot serve a wanted class, or has GPUs of several classes, of which Ray would give out any.
+        UsageError: the machine cannot serve a class, or has GPUs of several classes, among which Ray cannot choose.
     """
     machine = detect()
     for name in wanted:
         device_class(name)
         if name not in machine.classes:
-            why = machine.why_not.get(name, "the hardware is of another kind")
+            why = machine.why_not.get(name, "the hardware is different")
             raise UsageError(
-                f"this machine cannot serve {name}: {why}; it can {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
+                f"this machine cannot serve {name}: {why}; it can serve {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
             )
     classes = tuple(name for name in machine.classes if name != PORTABLE and (not wanted or name in wanted))
     if not classes:
         raise UsageError(
-            "this machine is of no device class but portable, and a worker needs one; see `coldpress classes`",
+            "this machine has no device class but portable, and a worker needs one; see `coldpress classes`",
             code="CP-DEVICE-CLASS",
         )
     gpus = [name for name in machine.classes if device_class(name).kind == "cuda"]
     if len(gpus) > 1:
         raise UsageError(
-            f"this machine has GPUs of several classes ({', '.join(gpus)}), and Ray would give out any of them; set "
-            "CUDA_VISIBLE_DEVICES to those of one class, and start one worker for each",
+            f"this machine has GPUs of several classes ({', '.join(gpus)}), and Ray cannot choose among them; set "
+            "CUDA_VISIBLE_DEVICES to the GPUs of one class, and start one worker for each class",
             code="CP-DEVICE-CLASS",
         )
     num_gpus = _num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0
@@ -142,7 +142,7 @@ def this_worker(wanted: Sequence[str]) -> Worker:
 
 
 def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str]:
-    """Ray's workers at normal niceness, since they time things; as many kept idle as two classes need; limits of a lesser class."""
+    """Return normal niceness, for timings; idle workers for two classes; limits of a lesser class."""
     level = best_level(classes)
     limits = device_class(level).limits if level and level != best_level(served) else {}
     return {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus()), **limits}
@@ -154,7 +154,7 @@ def _num_visible(num_gpus: int) -> int:
 
 
 def _memory_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The machine's memory, or its container's."""
+    """Return the memory of the machine or its container."""
     total: int = psutil.virtual_memory().total
     for name in MEMORY_LIMITS:
         path = groups / name

@@ -1,4 +1,8 @@
-"""Asking: an autoscaler is asked for nodes by tasks that do nothing."""
+"""Requests to an autoscaler, made with tasks that do nothing and wait for a node.
+
+Ray's `request_resources` takes label selectors too, but is worse here: a cluster has a single request, which every campaign would
+overwrite, and which outlives its driver and keeps the nodes running. Tasks end with their driver.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,12 @@ from pipeline.cluster.nodes import Handle
 from pipeline.cluster.ray_cluster import Cluster
 
 MAX_ASKED = 2
-"""Cores to ask an autoscaler for, for each that a class has; so a fleet grows by doubling."""
+"""Cores to request for each core that a class has, so a fleet grows by doubling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """What one task that waits needs of a node, as an autoscaler is asked for it.
-
-    Attributes:
-        memory_bytes: None where any node has enough.
-    """
+    """Resources of one waiting task, as requested from an autoscaler; no memory if any node has enough."""
 
     device_class: str
     num_cpus: int = 1
@@ -26,22 +26,18 @@ class Ask:
 
 
 class Asking:
-    """The tasks that an autoscaler is asked by.
-
-    Args:
-        cluster: they wait there until a node has what they ask.
-    """
+    """The tasks that request nodes on a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._asked: dict[Ask, list[Handle]] = {}
 
     def ask(self, wanted: Mapping[Ask, int]) -> None:
-        """Ask for this, and no more for what was asked before.
+        """Request these resources instead of the previous ones.
 
         Args:
-            wanted: how many of each. What nothing wants any more is taken back; single ones are not, since Ray would go on asking
-                while any of a kind waits.
+            wanted: count of each. All tasks of an unwanted kind are cancelled; single ones are not, since Ray requests nodes as
+                long as any task of a kind waits.
         """
         waiting = [handle for handles in self._asked.values() for handle in handles]
         ended = {done.handle for done in self._cluster.wait(waiting, timeout_s=0)} if waiting else set()
@@ -60,4 +56,4 @@ class Asking:
 
 
 def _nothing() -> None:
-    """What an autoscaler is asked for a node for."""
+    """The task that waits for a node."""

@@ -24,35 +24,37 @@ from pipeline.cluster.ray_cluster import Cluster
 from pipeline.cluster.tls import check_tls
 
 OBJECT_STORE_BYTES = 100_000_000
-"""Tasks exchange paths and figures, never weights: the object store may be small."""
+"""Size of the object store; tasks exchange paths and figures, never weights."""
 
 LEAVE_S = 10.0
-"""How long it may take to leave a cluster whose head is silent."""
+"""Time limit of disconnecting from a cluster whose head is silent."""
 
 RAYLET_S = 15.0
-"""How long a raylet that is being started on this machine may take to appear; Ray looks for one for a minute."""
+"""Time for a raylet of this machine to appear; Ray itself waits for a minute."""
 
 LOOKED_FOR = re.compile("No node info found|Can't find a `node_ip_address.json` file|This node has an IP address of")
-"""What Ray says, in various releases, when it has found no raylet of the cluster on this machine."""
+"""Messages of several Ray releases when this machine has no raylet of the cluster."""
 
 
 @contextlib.contextmanager
 def connect(address: str | None) -> Iterator[Cluster]:
-    """A cluster for the length of a campaign: the one at `address`, or a local Ray that ends with it.
+    """Connect to the cluster at `address`, or start a local Ray that ends with the block.
 
     Args:
-        address: `HOST:PORT`, `auto`, or None for a local Ray. Inside a Ray job, the job's own cluster is taken.
+        address: `HOST:PORT`, `auto`, or None for a local Ray; inside a Ray job, None means the job's cluster.
 
     Raises:
         UsageError: the address is that of a dashboard.
         InfrastructureError: the cluster cannot be reached, or this machine has not joined it.
     """
     check_address(address)
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs workers at nice 15, which is no way to time anything
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
     joined = address or os.environ.get("RAY_ADDRESS")
     try:
         if joined:
-            _check_answers(joined)
+            place = host_and_port(joined)
+            if place is not None:  # Ray itself retries for minutes
+                check_tls(*place, limit_s=CONNECT_S)
             _check_raylet(joined)
             ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_own_code())
         else:
@@ -62,7 +64,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
             raise _no_raylet(joined) from error
         raise InfrastructureError(
             f"Ray at {joined or 'this machine'} cannot be reached: {first_line(error)}; "
-            f"start it with `ray start --head`, or mend --address",
+            f"start it with `ray start --head`, or correct --address",
             code="CP-RAY",
         ) from error
     head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
@@ -74,26 +76,23 @@ def connect(address: str | None) -> Iterator[Cluster]:
 
 
 def check_address(address: str | None) -> None:
-    """Refuse the address of a dashboard: Ray's own commands for jobs take it, from RAY_ADDRESS too, and a driver cannot.
-
-    Args:
-        address: as of `connect`.
+    """Reject the address of a dashboard, in `address` or RAY_ADDRESS: Ray's job commands take it, but a driver cannot.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the address is that of a dashboard.
     """
     found = address or os.environ.get("RAY_ADDRESS", "")
     if not re.match(r"https?://", found):
         return
     what, other = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
     raise UsageError(
-        f"{what} {found!r} is that of a dashboard, which takes jobs: `python -m jobs.submit CATALOG --address {found}`. To run the "
-        f"campaign from here, {other} for a local Ray, or name the head of a cluster with --address HOST:6379"
+        f"{what} {found!r} is that of a dashboard, which accepts jobs: `python -m jobs.submit CATALOG --address {found}`. To run "
+        f"the campaign from here, {other} for a local Ray, or set --address HOST:6379 to the head of a cluster"
     )
 
 
 def _leave(head: Head) -> None:
-    """Leave the cluster. A silent head would be waited for: a thread does that, and Ray's own farewell at exit is left out."""
+    """Disconnect. Ray would wait for a silent head: do it in a thread, and not again at exit."""
     if not head.is_silent:
         ray.shutdown()
         return
@@ -104,7 +103,7 @@ def _leave(head: Head) -> None:
 
 
 def _own_code() -> dict[str, Any] | None:
-    """The runtime environment that brings this Coldpress to the nodes; a submitted job's working directory has it already."""
+    """Return a runtime environment with this Coldpress; a submitted job's working directory contains it already."""
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         return None
     import freezer
@@ -113,28 +112,15 @@ def _own_code() -> dict[str, Any] | None:
     return {"py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]}
 
 
-def _check_answers(address: str) -> None:
-    """Fail at once where nothing listens, or does not speak TLS as this process does: Ray itself tries for minutes.
-
-    Raises:
-        OSError: nothing answers at the address.
-        InfrastructureError: TLS is wrong.
-    """
-    place = host_and_port(address)
-    if place is not None:
-        check_tls(*place, limit_s=CONNECT_S)
-
-
 def _check_raylet(address: str) -> None:
-    """Fail where no raylet appears on this machine: a driver reaches its cluster through one.
+    """Check that a raylet runs on this machine: a driver reaches its cluster through one.
 
     Raises:
-        InfrastructureError: there is none.
+        InfrastructureError: no raylet appears within RAYLET_S.
     """
     if "://" in address or host_and_port(address) is None:
         return
-    # Releases that have it find the driver's node by it alone (2.60); of others (2.49, 2.53) Ray's own error is told, later.
-    with contextlib.suppress(ImportError, AttributeError):
+    with contextlib.suppress(ImportError, AttributeError):  # Ray before 2.60, whose own error arrives after a minute
         from ray._private.services import find_node_ids
 
         deadline = time.monotonic() + RAYLET_S
@@ -148,7 +134,7 @@ def _no_raylet(address: str) -> InfrastructureError:
     place = host_and_port(address)
     host, head = (f"[{place[0]}]" if ":" in place[0] else place[0], address) if place else ("HEAD", "HEAD:6379")
     return InfrastructureError(
-        f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one; join it here with `ray start "
+        f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one; join the cluster with `ray start "
         f"--address={head} --num-cpus=0`, or submit the campaign with `python -m jobs.submit CATALOG --address http://{host}:8265`",
         code="CP-RAY",
     )
@@ -156,10 +142,10 @@ def _no_raylet(address: str) -> InfrastructureError:
 
 def _init_local() -> None:
     num_cpus = available_cpus()
-    # Keep a worker for each core and class environment: Ray would end the idle ones, and each has a torch imported to lose.
+    # Keep an idle worker for each core and class environment: starting one again imports torch.
     os.environ.setdefault("RAY_num_workers_soft_limit", str(2 * num_cpus))
     ray.init(
-        address="local",  # without it Ray would join whatever cluster this machine was last seen with
+        address="local",  # otherwise Ray would join the last cluster of this machine
         num_cpus=num_cpus,
         labels={f"{LABEL}{name}": "true" for name in detect().classes},
         include_dashboard=False,

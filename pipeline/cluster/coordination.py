@@ -1,10 +1,11 @@
-"""Turns: campaigns on one cluster agree on which nodes are about to be judged on. Imports no ray.
+"""Turns: campaigns on one cluster agree on the nodes they judge on.
 
-A judge asks Ray for all cores of a node, so nothing runs beside it, whoever started it. But Ray keeps no cores free for a task
-that waits for all of them: on a node that small tasks keep coming to, it would wait for ever. So a campaign that wants to judge on
-a node says so on a board that all campaigns of the cluster read, and the others start no builds there until it is done.
+A judge asks Ray for all cores of a node, but Ray keeps no cores free for it: while small tasks arrive, it would wait forever. So a
+campaign claims a node on a board that all campaigns of the cluster read, and the others start no builds there.
 
-What is on the board is soft: a driver that stops beating is forgotten, by each reader's own clock, so that clocks may differ.
+The board is the key-value table of the cluster's head, through Ray's internal API. A named detached actor is worse: it occupies a
+worker process on some node, dies with that node, and stays on the cluster forever. A driver that stops writing is ignored after a
+while by each reader's own clock.
 """
 
 from __future__ import annotations
@@ -22,41 +23,39 @@ from ray.experimental import internal_kv
 from pipeline.cluster.head_monitor import Head
 
 NAMESPACE, BOARD = "coldpress", "campaigns/"
-"""Of what campaigns tell each other, in the cluster's key-value table."""
-
 
 BEAT_S = 1.0
-"""How often a driver reads what the others say."""
+"""Interval of reading the board."""
 
 WORD_S = 5.0
-"""How often it says that it lives, where what it claims stays the same."""
+"""Interval of writing a heartbeat."""
 
 SILENCE_S = 30.0
-"""After which a driver that has not said anything new is taken for dead. While it publishes one model it says nothing."""
+"""Time without a change after which a driver is considered dead. It writes nothing while it publishes a model."""
 
 REST_S = 3 * BEAT_S
-"""How long a campaign leaves a node to the others after a turn: they have read the board by then, and started their builds."""
+"""Time that a campaign leaves a node to the others after a turn: long enough to read the board and start builds."""
 
 
 class Board(Protocol):
-    """A small table that all drivers of a cluster share."""
+    """A table shared by all drivers of a cluster."""
 
     def read(self, *, besides: str) -> Mapping[str, str]:
-        """All of it but one row."""
+        """Return all rows but one."""
 
     def write(self, key: str, value: str) -> None:
-        """Set one row."""
+        """Set a row."""
 
     def erase(self, key: str) -> None:
-        """Remove one row; it need not be there."""
+        """Remove a row if it exists."""
 
 
 class Turns:
-    """What this campaign claims, and what the others do.
+    """Claims of this campaign and of the others.
 
     Args:
-        board: of the cluster; None where this driver is alone on it.
-        clock: in seconds; never goes back.
+        board: board of the cluster; None for a local cluster.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, board: Board | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,25 +68,25 @@ class Turns:
 
     @property
     def others(self) -> bool:
-        """Whether other campaigns run on the cluster."""
+        """Whether other campaigns are running on the cluster."""
         return bool(self._seen)
 
     def claim(self, node_id: str) -> None:
-        """Ask the other campaigns to start nothing more on a node."""
+        """Claim a node: the other campaigns start no more work there."""
         self._claims.add(node_id)
         self._say()
 
     def release(self, node_id: str) -> None:
-        """Give a node back."""
+        """Release a node."""
         self._claims.discard(node_id)
         self._say()
 
     def claimed(self, node_id: str) -> bool:
-        """Whether another campaign judges on a node, or is about to."""
+        """Whether another campaign has claimed a node."""
         return any(node_id in json.loads(text)["claims"] for text, _ in self._seen.values())
 
     def tick(self) -> None:
-        """Say that this campaign lives, and read what the others say; does nothing before the next beat."""
+        """Write a heartbeat and read the board, if they are due."""
         if self._board is None or self._clock() < self._next:
             return
         if self._clock() >= self._next_word:
@@ -105,7 +104,7 @@ class Turns:
         self._seen = seen
 
     def close(self) -> None:
-        """Leave the board."""
+        """Remove this campaign from the board."""
         if self._board is not None:
             self._board.erase(self._key)
 
@@ -118,17 +117,13 @@ class Turns:
 
 
 class ClusterBoard:
-    """A board (coordination.py) in the key-value table of the cluster's head. While the head does not answer, it is empty.
-
-    Args:
-        head: of the cluster.
-    """
+    """The board in the key-value table of a cluster's head; empty while the head does not answer."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
 
     def read(self, *, besides: str) -> Mapping[str, str]:
-        """All of it but one row.
+        """Return all rows but one.
 
         Raises:
             InfrastructureError: the head stays silent.
@@ -143,13 +138,13 @@ class ClusterBoard:
         return rows
 
     def write(self, key: str, value: str) -> None:
-        """Set one row."""
+        """Set a row."""
         with reported_by(self._head) as answers:
             if answers:
                 internal_kv._internal_kv_put(f"{BOARD}{key}", value, overwrite=True, namespace=NAMESPACE)
 
     def erase(self, key: str) -> None:
-        """Remove one row; it need not be there."""
+        """Remove a row if it exists."""
         if not self._head.is_silent:
             with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
                 internal_kv._internal_kv_del(f"{BOARD}{key}", namespace=NAMESPACE)
@@ -157,7 +152,7 @@ class ClusterBoard:
 
 @contextlib.contextmanager
 def reported_by(head: Head) -> Iterator[bool]:
-    """Whether the head can be asked; what it says wrong of its table is no loss."""
+    """Yield whether the head answers; ignore errors of Ray."""
     answers = head.answers()
     with contextlib.suppress(RuntimeError, OSError, ray.exceptions.RayError):
         yield answers

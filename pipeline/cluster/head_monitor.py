@@ -1,8 +1,8 @@
-"""The head of a cluster, as a driver sees it: whether it answers. Imports no ray.
+"""Monitor of a cluster's head: whether it answers. Imports no ray.
 
-Ray ends a driver whose head has been silent for a minute, with an exit code of its own and no word of the campaign's; a call that
-waits for the head never comes back. So a thread looks whether the head answers, the driver asks nothing of a silent one, and ends
-the campaign in order when it stays silent. A driver that was within a call of Ray's when the head died is ended by the thread.
+Ray kills a driver whose head has been silent for a minute, without a message; a call that waits for the head never returns. So a
+thread checks the head, the driver calls Ray only while the head answers, and ends the campaign properly if it stays silent. If the
+driver is blocked in a call of Ray, the thread ends it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,29 @@ from freezer.errors import InfrastructureError
 from pipeline.exit_codes import INFRASTRUCTURE
 
 SILENCE_S = 30.0
-"""How long a head may be silent: one with its state elsewhere (an external Redis) is started again by then."""
+"""Time that a head may be silent, enough to restart one that stores its state in an external Redis."""
 
 ORDER_S = 20.0
-"""How long it may then take to end in order, until the thread ends the driver; Ray would do so after a minute of silence."""
+"""Time for the driver to end after that, before the thread ends it. Ray kills it after a minute of silence."""
 
 LOOK_S = 1.0
-"""Between two looks."""
+"""Interval of checks."""
 
 CONNECT_S = 5.0
-"""How long an answer may take."""
+"""Time limit of a response."""
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """What an address of Ray's names, `HOST:PORT` with or without a scheme; None of one without a port."""
+    """Parse `HOST:PORT`, with or without a scheme; None for an address without a port."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdigit() else None
 
 
 def check_answers(address: str) -> None:
-    """Return if something listens at an address; one without a port is not looked at.
-
-    Args:
-        address: as of `host_and_port`.
+    """Check that something listens at an address; ignore addresses without a port.
 
     Raises:
-        OSError: nothing answers there.
+        OSError: nothing answers.
     """
     place = host_and_port(address)
     if place is not None:
@@ -54,7 +51,7 @@ def check_answers(address: str) -> None:
 
 
 def end_driver(error: InfrastructureError) -> NoReturn:
-    """End this process, as one that is killed; what it had finished is in the ledger."""
+    """Exit the process without cleanup; finished work is in the ledger."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         print(error.coded, file=sys.stderr, flush=True)
@@ -65,9 +62,9 @@ class Head:
     """The head at an address.
 
     Args:
-        address: as of `host_and_port`.
-        end: what the thread does when the driver has not ended in order.
-        clock: in seconds; never goes back.
+        address: address as of `host_and_port`.
+        end: called by the thread if the driver has not ended in time.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -83,21 +80,21 @@ class Head:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it did not answer when it was last looked at."""
+        """Whether the last check failed."""
         return self._silent_since is not None
 
     def answers(self) -> bool:
-        """Whether it answered when it was last looked at.
+        """Whether the last check succeeded.
 
         Raises:
-            InfrastructureError: it has been silent for SILENCE_S.
+            InfrastructureError: the head has been silent for SILENCE_S.
         """
         if self._silent_s() > SILENCE_S:
             raise self._lost()
         return not self.is_silent
 
     def look(self) -> None:
-        """See whether it answers; end the driver where it has not for much too long."""
+        """Check the head; end the driver if the head has been silent for SILENCE_S + ORDER_S."""
         try:
             check_answers(self.address)
             self._silent_since = None
@@ -109,7 +106,7 @@ class Head:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Have a thread look at it."""
+        """Check the head in a thread."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -129,7 +126,7 @@ class Head:
 
     def _lost(self) -> InfrastructureError:
         return InfrastructureError(
-            f"the head of the Ray cluster at {self.address} has not answered for {self._silent_s():.0f} s; what was finished is "
-            "kept: start the cluster, then the same command again",
+            f"the head of the Ray cluster at {self.address} has not answered for {self._silent_s():.0f} s; finished work is "
+            "kept: start the cluster, then run the same command again",
             code="CP-RAY",
         )

@@ -1,4 +1,4 @@
-"""Locations that a job names: they must mean the same on whichever machine its driver runs."""
+"""Locations in a job's options, which must mean the same on every machine."""
 
 from __future__ import annotations
 
@@ -9,37 +9,35 @@ from urllib.parse import urlparse
 from freezer.errors import UsageError
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""The variable that Ray gives to the driver of a submitted job."""
+"""Variable that Ray sets for the driver of a submitted job."""
 
 
 def in_job() -> bool:
-    """Whether this process is the driver of a job that was submitted to a cluster."""
+    """Whether this process is the driver of a submitted job."""
     return JOB_CONFIG in os.environ
 
 
 def check_absolute(locations: Mapping[str, str]) -> None:
-    """Refuse what a job would write into its temporary folder on the cluster, where it is lost.
+    """Reject relative locations: a job's output would be lost with its temporary folder.
 
     Args:
-        locations: by option, a path or URI.
+        locations: paths or URIs by option.
 
     Raises:
-        UsageError: one is relative; the message names it and what to write.
+        UsageError: a location is relative.
     """
     for option, location in locations.items():
         if is_relative(location):
+            database = option == "--tracking-uri"
+            expected = "a server, or sqlite:////PATH/mlflow.db" if database else "an absolute path that all nodes reach"
             raise UsageError(
-                f"{option} {location!r} is relative: a job runs in a temporary folder of the cluster, which goes with it; name "
-                + (
-                    "a server, or sqlite:////PATH/mlflow.db"
-                    if option == "--tracking-uri"
-                    else "an absolute path that all nodes reach"
-                )
+                f"{option} {location!r} is relative, but a job runs in a temporary folder of the cluster, deleted with it; "
+                f"expected {expected}"
             )
 
 
 def is_relative(location: str) -> bool:
-    """Whether a path or URI means a place that depends on the working directory."""
+    """Whether a path or URI depends on the working directory."""
     scheme, colon, rest = location.partition(":")
     if not colon or "/" in scheme:
         return not location.startswith("/")

@@ -1,4 +1,4 @@
-"""Nodes of a cluster and handles of running tasks."""
+"""Nodes of a cluster, handles of running tasks and their results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LABEL = "coldpress.dev/"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A live node of the cluster and the device classes that it serves; `portable` is always among them.
+    """A live node of the cluster and the device classes that it serves, including `portable`.
 
     Attributes:
-        memory_bytes: that Ray gives out there; None where it gives out none.
-        labelled: whether it carries a label of ours at all.
+        memory_bytes: memory that Ray schedules on the node, or None.
+        labelled: whether the node has any Coldpress label.
     """
 
     node_id: str
@@ -29,25 +29,25 @@ class Node:
 
 
 def classes_of(nodes: Collection[Node]) -> tuple[str, ...]:
-    """Every class that some of these nodes serve, in the order of DEVICE_CLASSES."""
+    """Return the classes that the nodes serve, in the order of DEVICE_CLASSES."""
     found = {name for node in nodes for name in node.classes}
     return tuple(name for name in DEVICE_CLASSES if name in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A task under way."""
+    """A running task."""
 
     ref: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """A task that ended: its value, or the infrastructure's failure in one sentence.
+    """Result of a task: its value, or the infrastructure's failure in one sentence.
 
     Attributes:
-        lost: whether its worker or node was lost with it, and not just the task.
-        kind: of the failure, in pipeline/failures/policy.py.
+        lost: whether its worker or node was lost.
+        kind: kind of the failure, as in pipeline/failures/policy.py.
     """
 
     handle: Handle

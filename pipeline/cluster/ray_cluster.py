@@ -1,8 +1,7 @@
-"""The cluster: nodes, their device classes, and tasks placed on them. Retries are the driver's: Ray's own are off.
+"""A Ray cluster: its nodes, their device classes, and tasks on them. The driver retries tasks; Ray's retries are off.
 
-A node carries one label for each class that it can serve: `coldpress.dev/cpu-x86-64-v3=true`. A task runs under its class's
-instruction-set limits, which are in the environment of the Ray worker before anything imports torch.
-scheduling/fleet.py decides which nodes a campaign uses, and scheduling/queue.py what runs on which.
+A node has one label for each class that it serves: `coldpress.dev/cpu-x86-64-v3=true`. A task's worker gets its class's
+instruction-set limits as environment variables before torch is imported.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from pipeline.failures.policy import kind_of_ray
 
 
 class Cluster:
-    """A Ray cluster that this process drives. Make one with `connect`.
+    """A Ray cluster that this process drives; created by `connect`.
 
     Attributes:
-        joined: whether it was there before, and others may use it too; a local Ray is this driver's alone.
-        home: id of the node that the driver stands on.
-        head: which is asked nothing while it is silent: Ray would wait for it, and then end this process.
+        joined: whether the cluster existed before and may be shared; False for a local Ray.
+        home: id of the driver's node.
+        head: monitor of the head. Ray is not called while the head is silent: it would wait, and then kill this process.
     """
 
     def __init__(self, *, joined: bool, head: Head) -> None:
@@ -42,7 +41,7 @@ class Cluster:
         self._nodes: list[Node] = []
 
     def nodes(self) -> list[Node]:
-        """The nodes that live now and have CPUs; while the head is silent, those that it told of last.
+        """Return the live nodes with CPUs; while the head is silent, the last known ones.
 
         Raises:
             InfrastructureError: the head stays silent.
@@ -52,10 +51,10 @@ class Cluster:
         return list(self._nodes)
 
     def in_use(self, node: Node) -> str:
-        """What of a node is taken now, by whomever, and the actors that live there, for people."""
+        """Describe the resources in use on a node, and its actors."""
         free, actors = self._free(node)
         if free is None:
-            return "what is in use there cannot be told"
+            return "its resources in use are unknown"
         given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
         taken = [f"{total - free.get(name, 0):g} of its {total} {name}s" for name, total in given.items() if total]
         memory = (node.memory_bytes or 0) - free.get("memory", 0)
@@ -64,13 +63,13 @@ class Cluster:
         return f"in use are {' and '.join(taken)}" + (f"; actors there: {', '.join(sorted(actors))}" if actors else "")
 
     def held(self, node: Node) -> str | None:
-        """What keeps a task that asks for all cores of a node from beginning; None where it has begun, or that cannot be told."""
+        """Describe what delays a task that needs all cores of a node; None if it has started, or if that is unknown."""
         free = self._free(node)[0] if self.joined else None
         return self.in_use(node) if free and free.get("CPU", 0) > 0 else None
 
     def _free(self, node: Node) -> tuple[Mapping[str, float] | None, list[str]]:
-        """What Ray would give out of a node now, None where that cannot be told; and the classes of the actors that live there."""
-        # Ray's own tables: another release may have them elsewhere, and its public ones need the dashboard.
+        """Return a node's free resources, None if unknown, and the classes of its actors."""
+        # Internal tables, which may move in another release; the public API needs the dashboard.
         with reported_by(self.head) as answers, contextlib.suppress(ImportError, AttributeError, KeyError):
             if answers:
                 from ray._private import state
@@ -90,15 +89,15 @@ class Cluster:
         num_cpus: int = 1,
         memory_bytes: int | None = None,
     ) -> Handle:
-        """Start a task on one core, or more, of a CUDA class on one GPU besides.
+        """Start a task on some cores, and on one GPU for a CUDA class.
 
         Args:
-            function: importable on the nodes.
-            args: that pickle.
-            name: for people who look at Ray.
-            device_class_: whose limits it runs under.
-            node: to run on; None is any node that serves the class. Where it dies, so does the task.
-            num_cpus, memory_bytes: to reserve.
+            function: function that nodes can import.
+            args: arguments that can be pickled.
+            name: name shown by Ray.
+            device_class_: class whose limits apply.
+            node: node to run on; None means any node of the class. The task dies with its node.
+            num_cpus, memory_bytes: resources to reserve.
         """
         selector = {} if device_class_ == PORTABLE or node else {f"{LABEL}{device_class_}": "true"}
         num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
@@ -114,18 +113,13 @@ class Cluster:
         node: Node,
         memory_bytes: int | None = None,
     ) -> Handle:
-        """Start a task that has a whole node to itself: it is given all cores, so Ray runs nothing beside it but what takes none.
-
-        Args:
-            function, args, name, device_class_, node: as of `start`.
-            memory_bytes: to reserve: actors that take no core may hold memory there.
-        """
+        """Start a task on all cores of a node; arguments as of `start`."""
         num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
         options = _options(num_cpus=node.num_cpus, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node)
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
     def glance(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
-        """Start a task that takes no time and no core, so that it also runs beside a judge; in a worker that the class can use."""
+        """Start a short task that reserves no core, so that it also runs beside a judge."""
         return self._submit(function, args, name=name, device_class_=device_class_, options=_options(num_cpus=0, node=node))
 
     def _submit(
@@ -138,7 +132,7 @@ class Cluster:
         return Handle(remote.remote(*args))
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        """The tasks that have ended, after at most `timeout_s` seconds."""
+        """Wait until a task ends, at most `timeout_s` seconds; return all that have ended."""
         by_ref = {handle.ref: handle for handle in handles}
         ended, others = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
         if ended and others:
@@ -146,10 +140,10 @@ class Cluster:
         return [self._done(by_ref[ref]) for ref in ended]
 
     def result(self, handle: Handle) -> Any:
-        """The value of a task.
+        """Wait for a task and return its value.
 
         Raises:
-            InfrastructureError: it, its worker or its node died.
+            InfrastructureError: the task, its worker or its node died.
         """
         done = self._done(handle)
         if done.failure is not None:
@@ -165,7 +159,7 @@ class Cluster:
             return Done(handle=handle, failure=f"{type(error).__name__}: {first_line(error)}", kind=kind_of_ray(error), lost=True)
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
-        """Stop tasks: they are interrupted, which ends their children, and killed if that takes longer than `grace_s`."""
+        """Interrupt tasks, which ends their child processes; kill those that run longer than `grace_s`."""
         if not handles or self.head.is_silent:
             return
         for handle in handles:
@@ -178,7 +172,7 @@ class Cluster:
 
 @lru_cache(maxsize=16)
 def _remote(function: Callable[..., Any]) -> Any:
-    """Ray's form of a function: made once, since Ray sends the code of each to the cluster."""
+    """Return a remote function, created once: Ray sends the code of each to the cluster."""
     return ray.remote(function)
 
 
@@ -203,7 +197,7 @@ def _options(
     node: Node | None = None,
     selector: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What Ray is asked for. A task that is bound to a node by its id fails when the node is dead; by a label it would wait."""
+    """Return Ray's options. A task bound to a dead node by its id fails; bound by a label it would wait."""
     options: dict[str, Any] = {"num_cpus": num_cpus}
     if num_gpus:
         options["num_gpus"] = num_gpus

@@ -1,7 +1,7 @@
-"""The working directory of a submitted job: the project's three packages, and the folder of the catalog, gathered in one folder.
+"""Working directory of a submitted job: the project's three packages and the folder of the catalog.
 
-Everything keeps its place relative to the directory that the job is submitted from, so that `python:examples.models:ranker` and
-`samples: data/x.safetensors` mean the same there. A catalog from elsewhere lies in `catalog/`.
+Files keep their paths relative to the current directory, so `python:examples.models:ranker` and `samples: data/x.safetensors` mean
+the same on the cluster. The folder of a catalog outside of the current directory becomes `catalog/`.
 """
 
 from __future__ import annotations
@@ -16,38 +16,37 @@ from freezer.errors import UsageError
 from freezer.files.atomic import link_or_copy
 
 MAX_BYTES = 500 * 1024 * 1024
-"""What Ray takes of a working directory is 512 MB, with its archive's own."""
+"""Limit of a working directory; Ray's own limit is 512 MB including the archive."""
 
 NUM_NAMED = 5
 PACKAGES = ("freezer", "pipeline", "jobs")
 
-LEFT_OUT = (
+EXCLUDED = (
     *(".*", "__pycache__", "*.pyc", "node_modules", "*.egg-info"),
     *("mlruns", "mlartifacts", "mlflow.db*", "*.db-journal", "*.db-wal", "*.db-shm"),
 )
-"""Names that never travel: caches, version control, environments, MLflow's own. Stores and virtual environments are known by what
-they hold."""
+"""Names that are never uploaded. Stores and virtual environments are recognized by their contents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Travelling:
-    """A file that travels: `path` here, `name` in the working directory."""
+class Upload:
+    """A file to upload: `path` here, `name` in the working directory."""
 
     path: Path
     name: str
     size_bytes: int
 
 
-def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[list[Travelling], str | None]:
-    """The files of a working directory, and the catalog's path within it.
+def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[list[Upload], str | None]:
+    """Return the files of a working directory, and the catalog's path within it.
 
     Args:
-        catalog: its path; one that is not on this machine is left as it is, and so is None (a registry).
+        catalog: path of the catalog, None for a registry. An absolute path that does not exist here is assumed on the cluster.
         include: further files and folders below `here`.
-        here: the directory that the job is submitted from.
+        here: current directory.
 
     Raises:
-        UsageError: a relative path is not there, or all is more than Ray takes; the message names the largest files.
+        UsageError: a relative path does not exist, or the files are too large; the message names the largest.
     """
     import freezer
 
@@ -62,7 +61,7 @@ def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[lis
         within = str(Path(folder, path.name))
     elif catalog is not None and not Path(catalog).is_absolute():
         raise UsageError(
-            f"catalog {catalog!r} is not there; name a file of this machine, or an absolute path on the cluster's head"
+            f"catalog {catalog!r} does not exist; expected a file on this machine, or an absolute path on the cluster's head"
         )
     for name in include:
         path = (here / name).resolve()
@@ -75,40 +74,40 @@ def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[lis
     return files, within
 
 
-def stage(files: Sequence[Travelling], folder: Path) -> None:
-    """Put the files into a folder, as links where the file system can."""
+def stage(files: Sequence[Upload], folder: Path) -> None:
+    """Put the files into a folder, as hard links if possible."""
     for file in files:
         link_or_copy(file.path, folder / file.name)
 
 
-def _files(path: Path, name: str) -> Iterator[Travelling]:
+def _files(path: Path, name: str) -> Iterator[Upload]:
     if path.is_file():
-        yield Travelling(path=path, name=name, size_bytes=path.stat().st_size)
+        yield Upload(path=path, name=name, size_bytes=path.stat().st_size)
         return
     for parent, folders, files in os.walk(path):
         inner = Path(name, Path(parent).relative_to(path))
-        folders[:] = sorted(item for item in folders if not _is_left_out(Path(parent, item)))
+        folders[:] = sorted(item for item in folders if not _is_excluded(Path(parent, item)))
         for item in sorted(files):
             file = Path(parent, item)
             if not _matches(item) and file.is_file():
-                yield Travelling(path=file.resolve(), name=str(inner / item), size_bytes=file.stat().st_size)
+                yield Upload(path=file.resolve(), name=str(inner / item), size_bytes=file.stat().st_size)
 
 
-def _is_left_out(folder: Path) -> bool:
+def _is_excluded(folder: Path) -> bool:
     return _matches(folder.name) or (folder / "pyvenv.cfg").is_file() or (folder / ".coldpress").is_dir()
 
 
 def _matches(name: str) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT)
+    return any(fnmatch.fnmatch(name, pattern) for pattern in EXCLUDED)
 
 
-def _check_size(files: Sequence[Travelling]) -> None:
+def _check_size(files: Sequence[Upload]) -> None:
     total = sum(file.size_bytes for file in files)
     if total <= MAX_BYTES:
         return
     largest = sorted(files, key=lambda file: -file.size_bytes)[:NUM_NAMED]
     named = ", ".join(f"{file.name} ({file.size_bytes / 1e6:.0f} MB)" for file in largest)
     raise UsageError(
-        f"what would travel to the cluster has {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are "
-        f"{named}. Put them where the cluster reaches them, and name them in the catalog by absolute path or URL"
+        f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them "
+        "where the cluster can read them, and name them in the catalog by absolute path or URL"
     )

@@ -1,4 +1,4 @@
-"""Following a job: Ctrl-C at a terminal, answered in every way; and connections that break, for a while and for good."""
+"""Following a job: every answer to Ctrl-C at a terminal, and broken connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 def job_of(head: Head, folder: Path) -> str:
-    """How the job of campaign `c` stands, as jobs.status tells."""
+    """Return the status of the job of campaign `c` from jobs.status."""
     places = ["c", "--store", str(folder / "store"), "--address", head.address, "--json"]
     command = [sys.executable, "-W", "ignore", "-m", "jobs.status", *places]
     done = subprocess.run(command, env=head.environ, capture_output=True, text=True, timeout=120, check=True)
@@ -37,18 +37,18 @@ def job_of(head: Head, folder: Path) -> str:
     return status
 
 
-def test_ctrl_c_asks_whether_to_stop_the_job_and_does_as_it_is_told(head: Head, tmp_path: Path) -> None:
+def test_ctrl_c_asks_whether_to_stop_the_job(head: Head, tmp_path: Path) -> None:
     write_catalog(tmp_path, HANGS)
     command = head.command(tmp_path, "catalog.yaml", "--campaign", "c")
     job = f"{job_prefix('c', str(tmp_path / 'store'))}1"
-    left = f"job {job} goes on; python -m jobs.status c --store {tmp_path / 'store'} --address {head.address}"
+    left = f"job {job} keeps running; python -m jobs.status c --store {tmp_path / 'store'} --address {head.address}"
 
     with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
         terminal.until(f"submitted {job}")
         terminal.until("build hangs portable")
         terminal.type(CTRL_C)
         assert f"stop job {job} too? [y: stop it" in terminal.until(ASKED)
-        terminal.type("n\n")  # goes on following
+        terminal.type("n\n")  # keep following
         time.sleep(3)
         assert terminal.running, terminal.said
         terminal.type(CTRL_C)
@@ -74,7 +74,7 @@ def test_ctrl_c_asks_whether_to_stop_the_job_and_does_as_it_is_told(head: Head, 
         terminal.type(CTRL_C)
         terminal.until(ASKED)
         terminal.type("y\n")
-        terminal.until(f"stopping job {job}; it keeps what is finished")
+        terminal.until(f"stopping job {job}; finished work is kept")
         terminal.until(f"job {job}: stopped")
         assert terminal.ended() == 130
         assert "Traceback" not in terminal.said
@@ -88,14 +88,14 @@ def line(head: Head) -> Iterator[Line]:
     found.close()
 
 
-def test_a_log_whose_connection_breaks_is_gone_on_with_where_it_broke(head: Head, line: Line, tmp_path: Path) -> None:
+def test_a_broken_connection_is_restored(head: Head, line: Line, tmp_path: Path) -> None:
     write_catalog(tmp_path, CATALOG.replace("raises", "slow_to_build").replace("[1, 16]", "[1, 8]"))
     command = head.command(tmp_path, "catalog.yaml", "--campaign", "c", address=line.address)
     with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
         terminal.until("build slow_to_build portable")
         line.cut()
         time.sleep(5)
-        line.mend()
+        line.restore()
         terminal.until("outcome slow_to_build portable")
         assert terminal.ended() in (0, 1)
     lines = [text for text in terminal.said.splitlines() if text.strip()]
@@ -103,14 +103,14 @@ def test_a_log_whose_connection_breaks_is_gone_on_with_where_it_broke(head: Head
     assert "Traceback" not in terminal.said
 
 
-def test_a_connection_that_stays_broken_is_told_with_how_to_look(head: Head, line: Line, tmp_path: Path) -> None:
+def test_a_lasting_disconnection_is_reported(head: Head, line: Line, tmp_path: Path) -> None:
     write_catalog(tmp_path, HANGS)
     command = head.command(tmp_path, "catalog.yaml", "--campaign", "c", address=line.address)
     with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
         terminal.until("build hangs portable")
         line.cut()
         assert terminal.ended(limit_s=120) == 3
-    assert re.search(r"CP-RAY: Ray's dashboard at \S+ does not answer .* may be going on", terminal.said)
+    assert re.search(r"CP-RAY: Ray's dashboard at \S+ does not answer .* may still be running", terminal.said)
     assert "see `python -m jobs.status`" in terminal.said
     assert "Traceback" not in terminal.said
     assert job_of(head, tmp_path) == "RUNNING"

@@ -1,4 +1,4 @@
-"""What `python -m jobs.worker_labels` tells of this machine."""
+"""Output of `python -m jobs.worker_labels` on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_arguments_label_every_class_of_the_machine_and_a_shell_can_take_them_apart() -> None:
+def test_arguments_and_json_for_this_machine() -> None:
     done = printed()
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
@@ -39,8 +39,8 @@ def test_the_arguments_label_every_class_of_the_machine_and_a_shell_can_take_the
     assert found["environment"] == OF_RAY
 
 
-@pytest.mark.skipif(len(CLASSES) < 2, reason="needs a CPU of two classes, to be told to be of the lesser one")
-def test_a_worker_of_a_lesser_class_is_started_under_its_limits() -> None:
+@pytest.mark.skipif(len(CLASSES) < 2, reason="needs a CPU of two classes")
+def test_a_lesser_class_sets_its_limits() -> None:
     lesser = CLASSES[-1]
     worker = this_worker([lesser])
     assert worker.labels == {f"coldpress.dev/{lesser}": "true"}
@@ -49,21 +49,21 @@ def test_a_worker_of_a_lesser_class_is_started_under_its_limits() -> None:
     assert printed("--device-class", lesser, "--environment").stdout.split() == [
         f"{name}={value}" for name, value in worker.environment.items()
     ]
-    assert detect({**os.environ, **limits}).classes == (lesser, PORTABLE), "which is what makes it one"
+    assert detect({**os.environ, **limits}).classes == (lesser, PORTABLE)
 
 
-def test_what_the_machine_cannot_serve_is_refused() -> None:
+def test_unavailable_classes_are_rejected() -> None:
     done = printed("--device-class", "cpu-neoverse-v1")
     assert done.returncode == 2
     assert done.stderr.startswith("CP-DEVICE-CLASS: this machine cannot serve cpu-neoverse-v1: the ")
     with pytest.raises(UsageError, match="unknown device class 'cpu-x86'"):
         this_worker(["cpu-x86"])
-    with pytest.raises(UsageError, match="is of no device class but portable"):
+    with pytest.raises(UsageError, match="has no device class but portable"):
         this_worker([PORTABLE])
 
 
 @pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
-def test_the_memory_is_that_of_the_container(tmp_path: Path, name: str) -> None:
+def test_memory_is_limited_by_the_container(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     everything = _memory_bytes(tmp_path)

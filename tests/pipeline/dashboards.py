@@ -1,4 +1,4 @@
-"""A dashboard that answers as Ray's does, as far as a client of its job API can tell, and falls silent when it is told to."""
+"""A small dashboard with Ray's job API, which can become silent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Dashboard:
     """A dashboard on loopback.
 
     Attributes:
-        jobs: by id, what it says of each.
-        log: of its job, as far as that has written it.
-        silent: it takes connections and answers nothing any more, as a machine that has vanished behind a proxy.
-        mute: connections to the log that are given only what was there when they were made, and are never ended.
-        num_tails: connections to the log until now.
-        num_bytes: of packages that it was sent.
-        pause_s: before it takes in the next piece of a package.
+        jobs: details by id.
+        log: log of the job.
+        silent: whether it accepts connections without answering, like a proxy of a dead machine.
+        mute: number of first connections to the log that get only its first part, and never end.
+        num_tails: connections to the log.
+        num_bytes: bytes of uploaded packages.
+        pause_s: pause before the next piece of a package is read.
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class Dashboard:
         self.address = ""
 
     def job(self, job_id: str, status: str, **details: Any) -> None:
-        """Have a job, or have it changed."""
+        """Add or change a job."""
         known = self.jobs.setdefault(job_id, {"type": "SUBMISSION", "submission_id": job_id, "entrypoint": "e"})
         known.update(status=status, **details)
 
     def app(self) -> web.Application:
-        """What serves it."""
+        """Return the application."""
 
         @web.middleware
         async def answered(request: web.Request, handler: Any) -> Any:
@@ -103,14 +103,14 @@ class Dashboard:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Dashboard]:
-    """A dashboard for the length of a block; it is changed while it serves."""
+    """Serve a dashboard during a block."""
     dashboard, loop = Dashboard(), asyncio.new_event_loop()
     runner = web.AppRunner(dashboard.app(), handler_cancellation=True, shutdown_timeout=0.1)
 
     async def start() -> None:
         await runner.setup()
         server = socket.create_server((LOOPBACK, 0))
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # what is sent waits until it is taken in
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # uploads wait until they are read
         await web.SockSite(runner, server).start()
         dashboard.address = f"http://{LOOPBACK}:{server.getsockname()[1]}"
 

@@ -1,4 +1,4 @@
-"""A real head with its dashboard, jobs that are submitted to it, a terminal that a person sits at, and a line that can be cut."""
+"""A real head with its dashboard, a terminal, and a connection that can be cut."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pathlib import Path
 from tests.raylets import LOOPBACK, ROOT, START_S, Raylet, free_port
 
 AT_ITS_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-"""A program that takes its standard input for the terminal that interrupts it, and becomes another."""
+"""Program that makes its standard input the controlling terminal, and executes another."""
 
 
 class Head:
-    """A head, its dashboard's address, its own, and the environment of a client."""
+    """Address of a head's dashboard, of the head, and the environment of a client."""
 
     def __init__(self, address: str, gcs_address: str, environ: dict[str, str]) -> None:
         self.address, self.gcs_address, self.environ = address, gcs_address, environ
 
     def command(self, folder: Path, *arguments: str, address: str | None = None, store: str | None = None) -> list[str]:
-        """Of a submission; the database is in `folder`, and so is the store unless another is given."""
+        """Return the command of a submission, with database and store in `folder`."""
         places = ["--store", store or str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
         command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *arguments, "--address", address or self.address, *places]
         return [*command, "--python", sys.executable]
@@ -42,10 +42,10 @@ class Head:
 
 @contextlib.contextmanager
 def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -> Iterator[Head]:
-    """A head on loopback for the length of a block, with these variables. For 127.0.0.1 Ray takes the machine's own address."""
+    """Run a head on loopback. Ray replaces 127.0.0.1 by the machine's own address."""
     environ = {**os.environ, "HOME": str(home), "PYTHONWARNINGS": "ignore", **variables}
     environ.pop("RAY_ADDRESS", None)
-    # In /tmp itself: the paths of Ray's sockets must stay below 108 characters.
+    # Directly in /tmp: paths of sockets are limited to 108 characters.
     temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")
     port, gcs_port, log = free_port(), free_port(), home / "ray.log"
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--node-ip-address={ip}", f"--port={gcs_port}"]
@@ -65,12 +65,12 @@ def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -
             environ = {**environ, "PYTHONPATH": str(ROOT)}
             yield Head(f"http://{LOOPBACK}:{port}", f"{ip}:{gcs_port}", environ)
         finally:
-            Raylet(process).stop()  # with jobs that hang, too
+            Raylet(process).stop()  # including hanging jobs
             shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Terminal:
-    """A program at a terminal of its own; what is typed reaches it as a person's keys do."""
+    """A program at a terminal of its own."""
 
     def __init__(self, command: list[str], *, cwd: Path, environ: Mapping[str, str]) -> None:
         self._screen, theirs = pty.openpty()
@@ -101,7 +101,7 @@ class Terminal:
         os.write(self._screen, keys.encode())
 
     def until(self, words: str, limit_s: float = 120.0) -> str:
-        """What it has said since the last time, up to these words."""
+        """Wait for these words; return the output since the last call."""
         deadline = time.monotonic() + limit_s
         while words not in self.said[self._read :]:
             assert time.monotonic() < deadline, f"{words!r} was not said:\n{self.said}"
@@ -112,21 +112,21 @@ class Terminal:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the program is running."""
         return self._process.poll() is None
 
     def ended(self, limit_s: float = 120.0) -> int:
-        """Its exit code."""
+        """Wait for the exit code."""
         deadline = time.monotonic() + limit_s
         while self._take(1.0):
             assert time.monotonic() < deadline, self.said
         return self._process.wait(30)
 
     def _take(self, limit_s: float) -> bool:
-        """Take in what is on the screen; whether the program may say more."""
+        """Read the screen; return whether more output may follow."""
         if not select.select([self._screen], [], [], limit_s)[0]:
             return True
-        with contextlib.suppress(OSError):  # Linux says so when the last program at a terminal is gone
+        with contextlib.suppress(OSError):  # raised by Linux when the last program at a terminal has ended
             data = os.read(self._screen, 1 << 16)
             self.said += data.decode(errors="replace").replace("\r\n", "\n")
             return bool(data)
@@ -134,7 +134,7 @@ class Terminal:
 
 
 class Line:
-    """A line to a port of this machine, which can be cut, and mended."""
+    """A proxy to a port of this machine that can be cut and restored."""
 
     def __init__(self, port: int) -> None:
         self._port, self._whole = port, True
@@ -144,18 +144,18 @@ class Line:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Break all connections, and take no new ones."""
+        """Close all connections, and reject new ones."""
         self._whole = False
         ends, self._ends = self._ends, []
         for end in ends:
             _close(end)
 
-    def mend(self) -> None:
-        """Take connections again."""
+    def restore(self) -> None:
+        """Accept connections again."""
         self._whole = True
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self.cut()
         self._server.close()
 

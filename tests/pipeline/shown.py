@@ -1,4 +1,4 @@
-"""What an MLflow shows, in a form that can be compared."""
+"""Contents of an MLflow, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def empty_database(template: Path, folder: Path) -> str:
 
 
 def shown(uri: str) -> dict[str, Any]:
-    """All that MLflow shows, ids and times too."""
+    """Return runs, versions, aliases and uploads, with ids and times."""
     client = MlflowClient(uri, uri)
     experiment = client.get_experiment_by_name("coldpress")
     if experiment is None:
@@ -32,7 +32,7 @@ def shown(uri: str) -> dict[str, Any]:
 
 
 def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What MLflow shows, without what differs between two databases that show the same."""
+    """Remove ids and times, which differ between databases."""
     runs = []
     for run in found["runs"].values():
         tags = {name: text for name, text in run["data"]["tags"].items() if name != "mlflow.parentRunId"}

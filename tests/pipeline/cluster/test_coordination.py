@@ -1,4 +1,4 @@
-"""Campaigns that share a cluster: who judges where, who lives, and who is forgotten."""
+"""Claims of campaigns that share a cluster, and drivers that died."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.cluster.coordination import BEAT_S, SILENCE_S, WORD_S, Turns
 
 
 class DictBoard:
-    """A board within this process."""
+    """A board in this process."""
 
     def __init__(self) -> None:
         self.rows: dict[str, str] = {}
@@ -27,7 +27,7 @@ class DictBoard:
 
 
 class Clock:
-    """A clock that is set."""
+    """A clock that tests set."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -42,7 +42,7 @@ def beat(*drivers: tuple[Turns, Clock]) -> None:
         turns.tick()
 
 
-def test_a_claim_is_seen_by_the_others_until_it_is_given_back() -> None:
+def test_others_see_a_claim_until_its_release() -> None:
     board, ours, theirs = DictBoard(), Clock(), Clock(1e6)
     a, b = Turns(board, ours), Turns(board, theirs)
     beat((a, ours), (b, theirs), (a, ours))
@@ -51,7 +51,7 @@ def test_a_claim_is_seen_by_the_others_until_it_is_given_back() -> None:
     beat((b, theirs))
     assert b.claimed("n1")
     assert not b.claimed("n2")
-    assert not a.claimed("n1"), "its own claim keeps nobody else's builds away"
+    assert not a.claimed("n1")
     a.release("n1")
     beat((b, theirs))
     assert not b.claimed("n1")
@@ -61,7 +61,7 @@ def test_a_claim_is_seen_by_the_others_until_it_is_given_back() -> None:
     assert len(board.rows) == 1
 
 
-def test_a_driver_that_died_is_forgotten_by_the_readers_own_clock() -> None:
+def test_a_dead_driver_is_ignored_by_the_readers_clock() -> None:
     board, ours, theirs = DictBoard(), Clock(5e5), Clock()
     dead, alive = Turns(board, theirs), Turns(board, ours)
     dead.claim("n1")
@@ -69,28 +69,28 @@ def test_a_driver_that_died_is_forgotten_by_the_readers_own_clock() -> None:
     assert alive.claimed("n1")
     ours.now += SILENCE_S - BEAT_S
     beat((alive, ours))
-    assert alive.claimed("n1"), "it may be publishing"
+    assert alive.claimed("n1")
     ours.now += 2 * BEAT_S
     beat((alive, ours))
     assert not alive.claimed("n1")
     assert not alive.others
-    assert len(board.rows) == 1, "its row is gone"
+    assert len(board.rows) == 1
     theirs.now += WORD_S
     beat((dead, theirs), (alive, ours))
-    assert alive.claimed("n1"), "it was only slow"
+    assert alive.claimed("n1"), "it was slow, not dead"
 
 
-def test_a_campaign_of_hours_asks_little_of_the_clusters_head() -> None:
+def test_the_board_is_read_once_per_beat() -> None:
     board, clock = DictBoard(), Clock()
     turns = Turns(board, clock)
-    for _ in range(round(60 / (BEAT_S / 10))):  # its loop turns more often than it has to look
+    for _ in range(round(60 / (BEAT_S / 10))):
         clock.now += BEAT_S / 10
         turns.tick()
     assert 50 <= board.num_read <= 61
     assert 10 <= board.num_written <= 13
 
 
-def test_a_driver_that_is_alone_needs_no_board() -> None:
+def test_a_local_cluster_needs_no_board() -> None:
     turns = Turns(None)
     turns.claim("n1")
     turns.tick()

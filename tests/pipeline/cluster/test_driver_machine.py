@@ -1,4 +1,4 @@
-"""The machine that a campaign is driven from, with processes and a network of its own: it must have joined the cluster."""
+"""A driver on another machine (simulated by namespaces) must have joined the cluster."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = [
 ]
 
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""Runs a command that sees no process of this machine."""
+"""Run a command in another process namespace."""
 
 ENTRY = '  - {name: good, source: "python:campaign_models:good", inputs: [{shape: [1, 16]}]}'
 
 BESIDE_ANOTHER = ("bash", "-c", f'(exec -a raylet sh -c "sleep 600; :" --node_id={"5a" * 28}) & exec "$@"', "bash")
-"""Runs a command beside what looks as a raylet of another cluster does."""
+"""Run a command beside a process that looks like a raylet of another cluster."""
 
 CONNECTS = "import sys; from pipeline.cluster import connect; connect.RAYLET_S = 1.0; connect.connect(sys.argv[1]).__enter__()"
 STANDS_ON = """
@@ -39,7 +39,7 @@ with connect(None) as c: print(c.home, *(node.node_id for node in c.nodes()))
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster of one node here, the port of its client server, and the network of another machine."""
+    """A cluster of one node, the port of its client server, and the network of another machine."""
 
     cluster: RayCluster
     network: Network
@@ -47,7 +47,7 @@ class Site:
 
     @property
     def there(self) -> list[str]:
-        """Runs a command on the other machine."""
+        """Run a command on the other machine."""
         return ["ip", "netns", "exec", self.network.name, *APART]
 
 
@@ -63,7 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def optimize(site: Site, folder: Path, *before: str) -> tuple[int, str, float]:
-    """A campaign on the other machine: its exit code, what it said, and after how long."""
+    """Run a campaign on the other machine; return its exit code, output and duration."""
     write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
     started = time.monotonic()
     places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
@@ -72,7 +72,7 @@ def optimize(site: Site, folder: Path, *before: str) -> tuple[int, str, float]:
     return done.returncode, done.stdout, time.monotonic() - started
 
 
-def test_where_no_raylet_runs_ray_is_not_asked(tmp_path: Path) -> None:
+def test_a_missing_raylet_is_detected_without_ray(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as head:
         address = f"{LOOPBACK}:{head.getsockname()[1]}"
         done = run([*APART, sys.executable, "-W", "ignore", "-c", CONNECTS, address], tmp_path)
@@ -80,7 +80,7 @@ def test_where_no_raylet_runs_ray_is_not_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_that_has_not_joined_is_told_so_before_ray_would(site: Site, tmp_path: Path) -> None:
+def test_a_machine_that_has_not_joined_fails_fast(site: Site, tmp_path: Path) -> None:
     code, said, after_s = optimize(site, tmp_path)
     assert code == 3, said
     address, ip = re.escape(site.cluster.address), re.escape(site.network.here)
@@ -93,14 +93,14 @@ def test_a_machine_that_has_not_joined_is_told_so_before_ray_would(site: Site, t
 
 
 @pytest.mark.slow
-def test_a_machine_that_has_joined_another_cluster_is_told_so_when_ray_has_looked(site: Site, tmp_path: Path) -> None:
+def test_a_machine_of_another_cluster_is_detected(site: Site, tmp_path: Path) -> None:
     code, said, _ = optimize(site, tmp_path, "env", "RAY_gcs_server_request_timeout_seconds=5", *BESIDE_ANOTHER)
     assert code == 3, said
     assert f"CP-RAY: no node of the Ray cluster at {site.cluster.address} runs on this machine" in said
 
 
 @pytest.mark.slow
-def test_a_node_that_is_still_starting_is_waited_for(site: Site) -> None:
+def test_a_starting_node_is_awaited(site: Site) -> None:
     ray = Path(sys.executable).with_name("ray")
     joins = f"{ray} start --address={site.cluster.address} --node-ip-address={site.network.there} --num-cpus=0"
     later = ["sh", "-c", f'(sleep 4; {joins} --object-store-memory=100000000 >&2) & exec "$@"', "sh"]
@@ -110,7 +110,7 @@ def test_a_node_that_is_still_starting_is_waited_for(site: Site) -> None:
 
 
 def drives(site: Site, folder: Path, *before: str) -> None:
-    """A campaign that finds one node and publishes."""
+    """Run a campaign that finds one node and publishes."""
     write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
     done = site.cluster.run([*before, *drive(folder), PORTABLE])
     assert done.returncode == 0, done.stdout
@@ -119,7 +119,7 @@ def drives(site: Site, folder: Path, *before: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_campaign_is_driven_from_a_machine_that_joined_without_cpus(site: Site, tmp_path: Path) -> None:
+def test_a_node_without_cpus_can_drive(site: Site, tmp_path: Path) -> None:
     joined = site.cluster.start(num_cpus=0, network=site.network, before=APART)
     there = ["nsenter", f"--target={joined.processes('raylet')[0].pid}", "--pid", "--mount", "--net"]
     home, *workers = site.cluster.run([*there, sys.executable, "-c", STANDS_ON]).stdout.split()
@@ -130,5 +130,5 @@ def test_a_campaign_is_driven_from_a_machine_that_joined_without_cpus(site: Site
 
 
 @pytest.mark.slow
-def test_a_campaign_is_driven_through_a_client_server_from_a_machine_that_has_not_joined(site: Site, tmp_path: Path) -> None:
+def test_a_ray_client_can_drive(site: Site, tmp_path: Path) -> None:
     drives(site, tmp_path, *site.there, "env", f"RAY_ADDRESS=ray://{site.network.here}:{site.port}")

@@ -1,8 +1,7 @@
-"""Clients of a dashboard that falls silent, jobs that say nothing, and jobs that have recorded nothing."""
+"""Clients of a silent dashboard, silent jobs, and jobs without a record."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -28,14 +27,14 @@ from tests.pipeline.dashboards import Dashboard, serving
 from tests.pipeline.full_disks import full_disk
 from tests.raylets import LOOPBACK, ROOT
 
-pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # Ray's own, of what aiohttp takes
+pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
 
 LIMIT_S = 1.0
 
 
 @pytest.fixture(autouse=True)
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONNECT_S", "ANSWER_S", "SILENT_S", "SILENT_MOST_S"):
+    for name in ("CONNECT_S", "ANSWER_S", "SILENT_S"):
         monkeypatch.setattr(jobs_api, name, LIMIT_S)
     monkeypatch.setattr(jobs_api, "RETRIES", 1)
 
@@ -48,13 +47,13 @@ def dashboard() -> Iterator[Dashboard]:
 
 @pytest.fixture
 def wordless() -> Iterator[str]:
-    """The address of a server that takes every connection and answers none."""
+    """The address of a server that accepts connections and never answers."""
     with socket.create_server((LOOPBACK, 0)) as server:
         yield f"http://{LOOPBACK}:{server.getsockname()[1]}"
 
 
 class Following:
-    """A job that is followed by a thread, and what of its log was shown."""
+    """A thread that follows a job, and the output so far."""
 
     def __init__(self, jobs: Jobs, job_id: str) -> None:
         self.shown: list[str] = []
@@ -72,7 +71,7 @@ class Following:
             time.sleep(0.02)
 
 
-def test_a_dashboard_that_takes_connections_and_does_not_answer_is_told(wordless: str, tmp_path: Path) -> None:
+def test_a_silent_dashboard_is_reported(wordless: str, tmp_path: Path) -> None:
     (tmp_path / "catalog.yaml").write_text("models: []\n")
     places = ["--store", str(tmp_path / "store"), "--address", wordless, "--tracking-uri", "http://127.0.0.1:9"]
     done = CliRunner().invoke(submit.app, [*places, str(tmp_path / "catalog.yaml")])
@@ -80,7 +79,7 @@ def test_a_dashboard_that_takes_connections_and_does_not_answer_is_told(wordless
     assert f"CP-RAY: Ray's dashboard at {wordless} does not answer (ReadTimeout)" in done.output
 
 
-def test_a_head_that_vanishes_while_its_job_is_followed_is_told(dashboard: Dashboard) -> None:
+def test_a_head_that_vanishes_is_reported(dashboard: Dashboard) -> None:
     dashboard.job("j", "RUNNING")
     dashboard.log = "first\n"
     jobs, shown = Jobs(dashboard.address), []
@@ -89,12 +88,12 @@ def test_a_head_that_vanishes_while_its_job_is_followed_is_told(dashboard: Dashb
         shown.append(text)
         dashboard.silent = True
 
-    with pytest.raises(InfrastructureError, match=r"does not answer .*; job j may be going on: submit it again to follow it"):
+    with pytest.raises(InfrastructureError, match=r"does not answer .*; job j may still be running: submit it again to follow it"):
         jobs.follow("j", vanish)
     assert shown == ["first\n"]
 
 
-def test_a_job_that_says_nothing_for_long_is_followed_on_and_every_line_is_shown_once(dashboard: Dashboard) -> None:
+def test_every_line_of_a_silent_job_is_shown_once(dashboard: Dashboard) -> None:
     dashboard.job("j", "RUNNING")
     dashboard.log = "first\n"
     following = Following(Jobs(dashboard.address), "j")
@@ -107,7 +106,7 @@ def test_a_job_that_says_nothing_for_long_is_followed_on_and_every_line_is_shown
     assert "".join(following.shown) == "first\nsecond\nthird\n"
 
 
-def test_what_a_job_said_over_a_connection_that_was_lost_is_shown_when_it_has_ended(dashboard: Dashboard) -> None:
+def test_output_of_a_lost_connection_is_shown_at_the_end(dashboard: Dashboard) -> None:
     dashboard.job("j", "RUNNING")
     dashboard.log, dashboard.mute = "first\n", 1
     following = Following(Jobs(dashboard.address), "j")
@@ -120,10 +119,8 @@ def test_what_a_job_said_over_a_connection_that_was_lost_is_shown_when_it_has_en
     assert following.ended.verdict == 1
 
 
-def test_sending_a_package_may_take_long_while_the_dashboard_takes_it_in(
-    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "weights.bin").write_bytes(os.urandom(1 << 20) * 24)  # more than the buffers of a connection hold
+def test_a_slow_upload_is_not_a_timeout(dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weights.bin").write_bytes(os.urandom(1 << 20) * 24)
     monkeypatch.setattr(jobs_api, "ANSWER_S", 30.0)
     dashboard.pause_s = 0.05
     job, submitted = Jobs(dashboard.address).submit("c-", "e", working_dir=tmp_path, environ={})
@@ -131,39 +128,39 @@ def test_sending_a_package_may_take_long_while_the_dashboard_takes_it_in(
     assert dashboard.num_bytes > 24 << 20
 
 
-# What does not travel
+# Failed uploads
 
 
 def submitted(folder: Path, address: str) -> list[str]:
-    """Of a catalog in `folder`, with a file beside it."""
+    """Write a catalog and a file; return the arguments of its submission."""
     (folder / "catalog.yaml").write_text("models: []\n")
     (folder / "weights.bin").write_bytes(b"weights")
     places = ["--store", str(folder / "store"), "--tracking-uri", "http://127.0.0.1:9"]
     return [str(folder / "catalog.yaml"), *places, "--address", address, "--detach"]
 
 
-@pytest.mark.parametrize(("is_there", "why"), [(True, "No space left on device"), (False, "No such file or directory")])
-def test_a_temporary_folder_that_takes_nothing_is_told(
-    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool, why: str
-) -> None:
+def test_a_full_temporary_folder_is_reported(dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "scratch"
-    with full_disk(folder) if is_there else contextlib.nullcontext(), monkeypatch.context() as patched:
+    with full_disk(folder), monkeypatch.context() as patched:
         patched.setattr(tempfile, "tempdir", str(folder))
         done = CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address))
     assert done.exit_code == 3, done.output
-    assert re.search(rf"CP-TEMPORARY: .* cannot be packed in the temporary folder {folder} \(.*{why}.*\); make room", done.output)
+    assert re.search(
+        rf"CP-TEMPORARY: .* cannot be packed .* {folder} \(.*No space left on device.*\); make room",
+        done.output,
+    )
     assert CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address)).exit_code == 0
 
 
-def test_a_file_that_cannot_be_read_is_named(dashboard: Dashboard, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(dashboard: Dashboard, tmp_path: Path) -> None:
     words = submitted(tmp_path, dashboard.address)
     (tmp_path / "weights.bin").chmod(0)
     command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *words]
-    if os.geteuid() == 0:  # who may read every file, unless that is taken away
+    if os.geteuid() == 0:  # root may read every file
         command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
-    assert re.search(r"CP-USAGE: \S+weights.bin is to travel to the cluster, and cannot be read \(Permission denied\)", done.stderr)
+    assert re.search(r"CP-USAGE: \S+weights.bin cannot be uploaded \(Permission denied\)", done.stderr)
     assert "Traceback" not in done.stderr
 
 
@@ -174,13 +171,6 @@ def shown(folder: Path, address: str, *arguments: str) -> Result:
     return CliRunner().invoke(status.app, ["c", "--store", str(folder / "store"), "--address", address, *arguments])
 
 
-def test_the_status_of_a_job_needs_a_dashboard_that_answers(wordless: str, tmp_path: Path) -> None:
-    done = shown(tmp_path, wordless)
-    assert done.exit_code == 3, done.output
-    assert f"CP-RAY: Ray's dashboard at {wordless} does not answer (ReadTimeout)" in done.output
-
-
-@pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize(
     ("job", "line"),
     [
@@ -191,11 +181,7 @@ def test_the_status_of_a_job_needs_a_dashboard_that_answers(wordless: str, tmp_p
         ),
     ],
 )
-def test_a_job_that_has_recorded_nothing_is_told(
-    dashboard: Dashboard, tmp_path: Path, job: dict[str, Any], line: str, made: bool
-) -> None:
-    if made:
-        Store.open(str(tmp_path / "store"), create=True)
+def test_a_job_without_a_record_has_a_status(dashboard: Dashboard, tmp_path: Path, job: dict[str, Any], line: str) -> None:
     job_id = f"{job_prefix('c', str(tmp_path / 'store'))}1"
     dashboard.job(job_id, **job)
     done = shown(tmp_path, dashboard.address)

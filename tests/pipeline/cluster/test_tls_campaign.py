@@ -1,4 +1,4 @@
-"""A head whose gRPC channels speak TLS, with certificates of both sides: who has them is served, and who has not is told so."""
+"""A real head with TLS: drivers with and without the right certificates."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ pytestmark = [
 ]
 
 BOUND_S = 60.0
-"""Until a driver without certificates must have said so."""
+"""Time limit for a driver to report a mismatch."""
 
 
 OWN = "127.0.0.2"
-"""Of the head. Ray replaces 127.0.0.1 by the machine's own address, for which no certificate is made here."""
+"""Address of the head; Ray replaces 127.0.0.1 by the machine's own address."""
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """Ray's variables for an authority and a certificate of loopback that are made anew."""
+    """Create an authority and a certificate of loopback; return Ray's variables."""
     folder.mkdir()
     (folder / "names").write_text(f"subjectAltName=IP:127.0.0.1,IP:{OWN}\n")
     by = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
@@ -58,7 +58,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 def optimize(
     head: Head, folder: Path, environ: Mapping[str, str], address: str = ""
 ) -> tuple[subprocess.CompletedProcess[str], float]:
-    """A driver on this machine, and how long it took."""
+    """Run a driver on this machine; return its result and duration."""
     write_catalog(folder, CATALOG)
     words = ["catalog.yaml", "--address", address or head.gcs_address, "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
     command = [sys.executable, "-W", "ignore", "-m", "jobs.optimize", *words]
@@ -67,7 +67,7 @@ def optimize(
     return done, time.monotonic() - started
 
 
-def test_a_campaign_and_a_job_with_certificates_run(head: Head, tmp_path: Path) -> None:
+def test_matching_certificates_work(head: Head, tmp_path: Path) -> None:
     done, _ = optimize(head, tmp_path / "here", head.environ)
     assert (done.returncode, "raises portable failed (source)" in done.stdout) == (1, True), done.stdout + done.stderr
     write_catalog(tmp_path / "job", CATALOG)
@@ -76,7 +76,7 @@ def test_a_campaign_and_a_job_with_certificates_run(head: Head, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", ["none", "incomplete", "of another authority", "for another address"])
-def test_a_driver_without_the_right_certificates_is_told_so(head: Head, tmp_path: Path, what: str) -> None:
+def test_a_driver_with_wrong_certificates_fails_fast(head: Head, tmp_path: Path, what: str) -> None:
     environ = dict(head.environ)
     if what == "of another authority":
         environ |= certificates(tmp_path / "other")

@@ -478,7 +478,7 @@ def test_an_interrupt_exits_with_130(empty: Store, artifacts: dict[str, Artifact
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
             connection.close()
-    assert (process.returncode, said) == (130, "interrupted; the same command goes on from here\n")
+    assert (process.returncode, said) == (130, "interrupted; run the same command to continue\n")
 
 
 def test_a_version_missing_in_the_store_is_noted(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
