@@ -1,4 +1,4 @@
-"""What a campaign comprises, as the ledger keeps it: enough to show the campaign again when MLflow has lost it."""
+"""The record of a campaign in the ledger: enough to show the campaign again if MLflow has lost it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from freezer.codec import encode
 from pipeline.exit_codes import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.class_facts import ClassFacts
@@ -16,7 +17,7 @@ from pipeline.records.outcome import Outcome
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One outcome of a campaign, which lies in the ledger under its judge_key.
+    """One outcome of a campaign, which the ledger stores under its judge_key.
 
     Attributes:
         cached: taken over from an earlier campaign.
@@ -30,18 +31,18 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignRecord:
-    """A campaign: written when it starts, with what is planned, and when it ends, with what was reached.
+    """A campaign: written at its start with what is planned, and at its end with what was reached.
 
     Attributes:
-        catalog: what was asked for, for people.
+        catalog: name of the catalog, for people.
         started: seconds since the epoch.
-        finished: seconds since the epoch; None of a campaign that goes on, or was killed.
-        exit_code: without regard to MLflow, which can be brought up to date later; None until the end.
+        finished: seconds since the epoch; None while it runs, or if it was killed.
+        exit_code: regardless of MLflow, which a replay can update later; None until the end.
         interrupted: stopped by a person.
-        members: its outcomes, in the order of the catalog; until it ends, those that it is to reach.
-        unreached: what was planned and not reached when it ended. Records of earlier releases lack it.
-        problems: the outcomes of bad entries, which no key finds; shown last.
-        facts: what each class was planned for: its thread count and toolchain, which are in the keys. Earlier releases kept none.
+        members: its outcomes, in the order of the catalog; until the end, the planned ones.
+        unreached: planned outcomes that were not reached at the end. Earlier releases did not store them.
+        problems: outcomes of bad entries, which have no key; shown last.
+        facts: by device class, the thread count and toolchain that the keys contain. Earlier releases did not store them.
     """
 
     catalog: str
@@ -56,22 +57,17 @@ class CampaignRecord:
 
     @property
     def num_planned(self) -> int:
-        """How many outcomes it is to reach, or was to reach; those of bad entries among them."""
+        """Number of planned outcomes, including those of bad entries."""
         return len(self.members) + len(self.unreached) + len(self.problems)
 
     @property
     def is_complete(self) -> bool:
-        """Whether it came to its end: a next start of the same name is another pass over the catalog."""
+        """Whether it has ended, so that the next start with this name is another pass over the catalog."""
         return self.finished is not None and not self.interrupted and self.exit_code != INFRASTRUCTURE
 
     def to_json(self) -> dict[str, Any]:
-        """The ledger's form; members are lists, since a fleet has tens of thousands."""
-        return {
-            "catalog": self.catalog,
-            "started": self.started,
-            "finished": self.finished,
-            "exit_code": self.exit_code,
-            "interrupted": self.interrupted,
+        """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
+        return encode(self) | {
             "members": [list(asdict(member).values()) for member in self.members],
             "unreached": [list(asdict(member).values()) for member in self.unreached],
             "problems": [outcome.to_json() for outcome in self.problems],
@@ -82,7 +78,7 @@ class CampaignRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
-        """The record that `to_json` wrote."""
+        """Return the record that `to_json` wrote."""
         problems = tuple(Outcome.from_json(item) for item in data["problems"])
         members = {"members": _members(data["members"]), "unreached": _members(data.get("unreached", ()))}
         facts = {name: ClassFacts(**item) for name, item in data.get("facts", {}).items()}
@@ -94,23 +90,23 @@ def _members(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
 
 
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
-    """The members that some outcomes are."""
+    """Return the members for some outcomes."""
     return tuple(Member(judge_key=o.judge_key, model=o.model, device_class=o.device_class, cached=o.cached) for o in outcomes)
 
 
 class Continued:
-    """What a campaign goes on with when it is started again before it had come to its end (killed, interrupted, the store lost).
+    """State of a campaign that continues after it was killed, interrupted, or lost its store.
 
-    The outcomes that it had reached are its own, not taken over from an earlier one: it ends as if nothing had stopped it.
+    The outcomes that it had reached count as its own, not as taken over from an earlier campaign.
 
     Args:
         ledger: of the campaign.
-        started: of this start, in seconds since the epoch.
+        started: time of this start, in seconds since the epoch.
 
     Attributes:
-        started: of the start that it goes on from; `started` of a campaign that is new, or had ended.
-        own_since: since when what it reached is its own; infinite of a campaign that is new, or had ended.
-        facts: of each class, what it was planned for then; none of a campaign that is new, or had ended.
+        started: time of the start that it continues; of a new campaign, of this start.
+        own_since: outcomes from this time on are its own; infinite for a new campaign.
+        facts: by device class, what the earlier start was planned for; empty for a new campaign.
     """
 
     def __init__(self, ledger: Ledger, started: float) -> None:
@@ -118,15 +114,15 @@ class Continued:
         record = CampaignRecord.from_json(row.data) if row is not None else None
         self._ledger = ledger
         since = ledger.unended_since
-        # A driver that died after it wrote its end was telling MLflow; one that started later died in another pass, or in a replay.
-        died_telling = record is not None and record.finished is not None and since is not None and since < record.finished
-        before = record if record is not None and (not record.is_complete or died_telling) else None
+        # A driver that died after it wrote its end was updating MLflow; one that started later died in another pass or a replay.
+        died_tracking = record is not None and record.finished is not None and since is not None and since < record.finished
+        before = record if record is not None and (not record.is_complete or died_tracking) else None
         self.started = started if before is None else before.started
         self.own_since = math.inf if before is None else before.started
         self.facts: Mapping[str, ClassFacts] = {} if before is None else before.facts
 
     def reached(self, outcome: Outcome) -> Outcome:
-        """The outcome as this campaign's own, if it is: another may have done the same since, and an own one may not stand."""
+        """Return an outcome as this campaign's own if it reached the same one itself; another campaign may have too."""
         row = self._ledger.own("outcome", outcome.judge_key, outcome.model) if outcome.cached else None
         if row is None or row.time < self.own_since:
             return outcome
@@ -135,5 +131,5 @@ class Continued:
 
 
 def _content(outcome: Outcome) -> str:
-    """What was reached, without what a catalog says of it; a text, since figures that are no numbers are equal in none but that."""
+    """Return an outcome without its catalog fields, as a text: NaN figures are equal only there."""
     return json.dumps({**outcome.to_json(), "cached": None, "tags": None, "registered_name": None}, sort_keys=True)

@@ -13,6 +13,12 @@ from pipeline.records.figures import UNMEASURED, Figures
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
 
+_REPORTED = (
+    *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci"),
+    *("drift", "latency_ms", "artifact", "version", "build_s", "judge_s"),
+)
+"""Keys of the record in `--json`, in order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateReport:
@@ -147,23 +153,11 @@ class Outcome:
 
     def for_json_report(self) -> dict[str, Any]:
         """Return the record of docs/contract.md's `--json`."""
-        drift, latency = self.figures.drift, self.figures.latency_ms
-        return {
-            "model": self.model,
-            "device_class": self.device_class,
-            "verdict": self.verdict,
-            "cached": self.cached,
-            "recipe": self.recipe,
+        data, drift, latency = self.to_json(), self.figures.drift, self.figures.latency_ms
+        return {name: data[name] for name in _REPORTED} | {
             "reason": self.coded_reason,
-            "num_threads": self.num_threads,
-            "speedup": self.figures.speedup,
-            "speedup_ci": list(self.figures.speedup_ci) if self.figures.speedup_ci else None,
             "drift": {name: drift.get(name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")} if drift else None,
             "latency_ms": {name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p99")} if latency else None,
-            "artifact": self.artifact,
-            "version": self.version,
-            "build_s": self.build_s,
-            "judge_s": self.judge_s,
         }
 
 

@@ -37,7 +37,6 @@ from pipeline.records.failure import Failure
 from pipeline.worker.child import End
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, SupervisorReport, supervise
 from pipeline.workspace.processes import KILL_WAIT_S, adopting, children, descendants, kill
-from pipeline.workspace.staging import remove_tree
 
 PRELOAD = [
     "torch",
@@ -50,9 +49,6 @@ PRELOAD = [
 START_LIMIT_S = 300.0
 """Limit for the start of a child. The first one of a worker waits until its forkserver has imported torch: seconds, or a minute
 from a cold disk. That time does not count against the limits of the item."""
-LISTENER, ABANDONED_S = "coldpress-fork-", 3600.0
-"""Prefix of the folder in which a forkserver's socket has a name for some milliseconds, and the age at which a leftover is
-removed."""
 GRACE_S = 60.0
 """Time beyond an item's limit after which a silent supervisor counts as dead."""
 LOG_TAIL_LINES = 20
@@ -183,7 +179,7 @@ def _start_forkserver() -> None:
     server: Any = forkserver._forkserver
     settings: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     with _starting, _short_name_of_a_folder() as folder:
-        before, own_folder = server._forkserver_address, settings.get("tempdir")
+        own_folder = settings.get("tempdir")
         settings["tempdir"] = folder
         try:
             server.ensure_running()
@@ -192,27 +188,17 @@ def _start_forkserver() -> None:
         if not server._forkserver_address.startswith(f"{folder}/"):
             return
         server._forkserver_address = f"{_HANDLES}{os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)}"
-        if before is not None and before.startswith(_HANDLES):  # of a forkserver that died
-            os.close(int(before.removeprefix(_HANDLES)))
-        _remove_abandoned_folders()
 
 
 @contextlib.contextmanager
 def _short_name_of_a_folder() -> Iterator[str]:
     """Yield a temporary folder as a handle: a socket's path has at most 108 characters, and TMPDIR may be long."""
-    with tempfile.TemporaryDirectory(prefix=LISTENER) as folder:
+    with tempfile.TemporaryDirectory(prefix="coldpress-fork-") as folder:
         handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield f"{_HANDLES}{handle}"
         finally:
             os.close(handle)
-
-
-def _remove_abandoned_folders() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{LISTENER}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > ABANDONED_S:
-                remove_tree(folder)
 
 
 @contextlib.contextmanager

@@ -14,12 +14,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode
-from freezer.errors import ColdpressError, IntegrityError
+from freezer.errors import IntegrityError
 from freezer.files.atomic import make_folder, write_whole
 from freezer.freezing.packaging.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.hardware.device_classes import device_class
@@ -51,12 +50,6 @@ NICENESS = (-10, 0)
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a report in the ledger; the manifest has longer ones."""
 
-REMOVED = Failure(
-    kind="error",
-    code=ColdpressError.code,
-    message="the result is missing from its staging folder: the model's code or another process removed it",
-)
-
 
 def build(request: BuildRequest) -> BuildResult:
     """Build a candidate, unless the store contains it."""
@@ -65,15 +58,14 @@ def build(request: BuildRequest) -> BuildResult:
         return BuildResult(key=request.key, recipe=request.recipe, cached=True)
     with staging_folder(str(place.root)) as staging:
         end = _isolated(_build_child, replace(request, entry=arrived(request.entry, place)), staging)
-        failure = end.failure
-        if failure is None:
-            with contextlib.suppress(FileNotFoundError):
-                write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
-                if place.remote is None:  # a bucket's marker has its own digests
-                    note_digests(staging / "candidate")
-            if not place.keep(staging / "candidate", "candidates", request.key):
-                failure = REMOVED
-        return BuildResult(key=request.key, recipe=request.recipe, failure=failure, wall_s=end.wall_s, peak_bytes=end.peak_bytes)
+        if end.failure is None:
+            write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
+            if place.remote is None:  # a bucket's marker has its own digests
+                note_digests(staging / "candidate")
+            place.keep(staging / "candidate", "candidates", request.key)
+        return BuildResult(
+            key=request.key, recipe=request.recipe, failure=end.failure, wall_s=end.wall_s, peak_bytes=end.peak_bytes
+        )
 
 
 def _build_child(request: BuildRequest, staging: Path) -> None:
@@ -105,25 +97,21 @@ def judge(request: JudgeRequest) -> JudgeResult:
         if damage is not None:
             return JudgeResult.of_failure(request.key, Failure(kind="disk", code=IntegrityError.code, message=damage))
         end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
-        failed = partial(JudgeResult.of_failure, request.key, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
         if end.failure is None:
             result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+            is_final = result.verdict != "unstable"
         else:
-            result = failed(end.failure)
+            result = JudgeResult.of_failure(request.key, end.failure, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+            is_final = decide(end.failure.kind, end.failure.code).kept == "key"
+        if not is_final:
+            return result
         # Kept until it is published: a driver may die before all classes of a model are judged.
-        is_final = (
-            decide(result.failure.kind, result.failure.code).kept == "key" if result.failure else result.verdict != "unstable"
-        )
-        if is_final:
-            with contextlib.suppress(FileNotFoundError):
-                if not result.has_artifact:
-                    remove_tree(staging / "judged")
-                    make_folder(staging / "judged")
-                write_whole(staging / "judged" / "result.json", json.dumps(flat_json(result)).encode())
-            if not place.keep(staging / "judged", "judged", name):
-                return failed(REMOVED)
-            return _judged(place, name) or result  # another campaign may have been faster: its artifact is published
-        return result
+        if not result.has_artifact:
+            remove_tree(staging / "judged")
+            make_folder(staging / "judged")
+        write_whole(staging / "judged" / "result.json", json.dumps(flat_json(result)).encode())
+        place.keep(staging / "judged", "judged", name)
+        return _judged(place, name) or result  # another campaign may have been faster: its artifact is published
 
 
 def _judged(place: Workplace, name: str) -> JudgeResult | None:

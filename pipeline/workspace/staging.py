@@ -23,7 +23,7 @@ from pipeline.workspace.processes import boot_id, process_namespace, process_sta
 REMOVE_LIMIT_S = 60.0
 
 ABANDONED_S = 8 * 86_400.0
-"""Age at which an unchanged folder of an unknown owner is removed: longer than an entry's timeout_s may be."""
+"""Age at which a folder of an unknown owner is removed: longer than an entry's timeout_s may be."""
 
 TEMPORARY = "coldpress-mlflow-"
 """Prefix of temporary folders in which artifacts for MLflow are laid out."""
@@ -91,12 +91,12 @@ def remove_tree(folder: Path) -> None:
 def remove_abandoned(store: str) -> None:
     """Remove the staging folders of killed workers and drivers.
 
-    Only owners of this boot of this machine or container can be checked. Folders of others, such as former pods, are removed after
-    ABANDONED_S without a change.
+    Only owners of this boot of this machine or container can be checked. Folders of others, such as former pods, are removed at the
+    age of ABANDONED_S.
     """
     for folder in (Path(store) / WORK / "staging").glob("*~*"):
         alive = _owner_lives(folder.name)
-        if alive is False or (alive is None and _is_unchanged_since(time.time() - ABANDONED_S, folder)):
+        if alive is False or (alive is None and folder.lstat().st_mtime < time.time() - ABANDONED_S):
             remove_tree(folder)
 
 
@@ -116,26 +116,11 @@ def _owner_prefix() -> str:
     return f"{platform.node()}~{boot_id()}~{digits}~"
 
 
-def _is_unchanged_since(since: float, folder: Path) -> bool:
-    """Whether a folder or file and everything in it is unchanged since a time, in seconds since the epoch."""
-    with contextlib.suppress(OSError, RecursionError):
-        if os.lstat(folder).st_mtime >= since:
-            return False
-        for above, folders, files in os.walk(folder):
-            if any(os.lstat(f"{above}/{name}").st_mtime >= since for name in (*folders, *files)):
-                return False
-        return True
-    return False
-
-
-def move_whole(source: Path, dest: Path) -> bool:
-    """Move a folder to its name atomically. A folder that is there already stays. Return False if the source was removed."""
+def move_whole(source: Path, dest: Path) -> None:
+    """Move a folder to its name atomically. A folder that is there already stays."""
     make_folder(dest.parent)
     try:
         move(source, dest)
     except OSError:
-        if not source.exists():
-            return dest.is_dir()
         if not dest.is_dir():
             raise
-    return True

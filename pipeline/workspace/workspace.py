@@ -96,24 +96,21 @@ class Workplace:
         except OSError as error:
             raise self._unreachable(error) from error
 
-    def keep(self, made: Path, kind: Kind, key: str) -> bool:
+    def keep(self, made: Path, kind: Kind, key: str) -> None:
         """Store a folder for all machines, atomically. One that is stored already stays.
 
         Args:
             made: the folder on this machine. A local store moves it; a bucket copies it.
             kind, key: name to store it under.
 
-        Returns:
-            False if there is no such folder: the model's code removed it.
-
         Raises:
             StoreUnreachableError: the bucket cannot be written.
         """
         if self.remote is None:
-            return move_whole(made, self.folder(kind, key))
-        there = self.has(kind, key)
-        if there or not made.is_dir():
-            return there
+            move_whole(made, self.folder(kind, key))
+            return
+        if self.has(kind, key):
+            return
         files = {str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()}
         record = {name: {"digest": digest_file(path), "size_bytes": path.stat().st_size} for name, path in files.items()}
         try:
@@ -122,7 +119,6 @@ class Workplace:
             self.remote.write(f"{WORK}/{kind}/{key}.json", json.dumps({"files": record}, indent=1).encode())
         except OSError as error:
             raise self._unreachable(error) from error
-        return True
 
     def bring(self, kind: Kind, key: str, dest: Path) -> bool:
         """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such folder.
@@ -146,9 +142,10 @@ class Workplace:
                 self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name)
                 verify_file(partial / name, digest=str(item["digest"]), size_bytes=item["size_bytes"])
             partial.chmod(0o755)
-            return move_whole(partial, dest)
+            move_whole(partial, dest)
         finally:
             remove_tree(partial)
+        return True
 
     def drop(self, kind: Kind, key: str, *, listed: bool = False) -> None:
         """Remove a folder of work for all machines, the marker first.
