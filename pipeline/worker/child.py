@@ -1,4 +1,4 @@
-"""The child process that runs an item's code. It leaves nothing behind, and sends its result through a pipe."""
+"""The child process that runs an item's code. It leaves nothing behind, and writes its result to a file of the supervisor."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def run_child(payload: bytes, supervisor: int, scratch: Path, output: int, resul
         payload: pickled function and arguments.
         supervisor: process to die with.
         scratch: folder for temporary files.
-        output: pipe for stdout and stderr.
-        result: pipe for 8 bytes of length and the pickled End.
+        output: file for stdout and stderr.
+        result: file for the pickled End.
         data_bytes: see supervisor.Bounds.
     """
     try:
@@ -134,5 +134,5 @@ def _send(end: End, result: int) -> None:
         found = classify(error)
         why = f"its result cannot be pickled: {found.message}"
         data = pickle.dumps(End(failure=Failure(kind="error", code=found.code, message=why)))
-    with os.fdopen(result, "wb") as pipe:
-        pipe.write(len(data).to_bytes(8, "big") + data)
+    with os.fdopen(result, "wb") as file:
+        file.write(data)

@@ -2,13 +2,15 @@
 
     worker -> forkserver -> supervisor -> child -> compilers, and anything else the model starts
 
-The supervisor holds the pipes for the child's output and result, and adopts every orphan of the child. It ends all of them when
-the child has ended, has passed a limit, or when the worker is gone (also by kill -9). It runs none of the item's code.
+The supervisor holds the child's output and result in files without a name in memory (memfd), and adopts every orphan of the
+child. It ends all processes when the child has ended, has passed a limit, or when the worker is gone (also by kill -9). It runs
+none of the item's code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -16,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,7 +48,6 @@ FREE_BYTES = 1_000_000_000
 stopped."""
 TRACE_WAIT_S = 0.3
 """Time for a child that timed out to print its traceback."""
-_CHUNK = 1 << 20
 
 Stop = Literal["timeout", "memory", "output", "processes", "disk", "result", "worker", "supervisor"]
 
@@ -72,7 +74,7 @@ class SupervisorReport:
     Attributes:
         stopped: limit that was passed; None if the child ended by itself.
         status: wait status of the child; None if it could not be reaped.
-        result: bytes that the child sent, if complete.
+        result: bytes that the child sent.
         error: errno and text of an error of the supervisor itself.
         num_processes: number of processes when it was stopped.
         left: processes that could not be killed.
@@ -99,8 +101,12 @@ def supervise(payload: bytes, folder: str, log: str, bounds: Bounds, worker: Con
     worker.send("started")
     kept: SupervisorReport | None = None
     try:
-        with _scratch(Path(folder)) as scratch:
-            kept = _ChildWatch(payload, Path(folder), scratch, log, bounds, worker).run()
+        with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(Path(folder)) as scratch:
+            watch = _ChildWatch(Path(folder), bounds, worker)
+            kept = watch.run(payload, scratch)
+            content = memoryview(watch.log())
+            while content:
+                content = content[retried(partial(file.write, content)) :]
     except (OSError, subprocess.SubprocessError) as error:  # a full disk, or no free process: not a fault of the item
         kill_descendants()
         why = ((error.errno or 0) if isinstance(error, OSError) else 0, str(error))
@@ -136,74 +142,57 @@ def _scratch(folder: Path) -> Iterator[Path]:
 class _ChildWatch:
     """Watches one child."""
 
-    def __init__(self, payload: bytes, folder: Path, scratch: Path, log: str, bounds: Bounds, worker: Connection) -> None:
+    def __init__(self, folder: Path, bounds: Bounds, worker: Connection) -> None:
         self._folder, self._bounds, self._worker = folder, bounds, worker
-        self._log = retried(lambda: os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-        self._logged = 0
-        self._result = bytearray()
-        self._peak = 0
-        self._num_processes = 0
+        self._output, self._result = os.memfd_create("output"), os.memfd_create("result")
+        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
+        self._peak = self._num_processes = 0
         self._status: int | None = None
-        output, child_output = os.pipe()
-        result, child_result = os.pipe()
+
+    def run(self, payload: bytes, scratch: Path) -> SupervisorReport:
+        """Run the child to its end, then end everything below this process."""
         supervisor = os.getpid()
         self._child = os.fork()
         if self._child == 0:
-            for handle in (self._log, output, result, worker.fileno()):
-                os.close(handle)
-            run_child(payload, supervisor, scratch, child_output, child_result, bounds.data_bytes)
-        os.close(child_output)
-        os.close(child_result)
+            os.close(self._worker.fileno())
+            run_child(payload, supervisor, scratch, self._output, self._result, self._bounds.data_bytes)
         self._started = time.monotonic()
-        self._output, self._result_pipe = output, result
-        self._open = {output, result}
-        for handle in self._open:
-            os.set_blocking(handle, False)
-
-    def run(self) -> SupervisorReport:
-        """Watch the child until its end, then end everything below this process."""
         stopped = self._until_the_end()
         wall_s = time.monotonic() - self._started
         if stopped in ("timeout", "memory"):  # not with too many processes: looking at them takes too long
             self._note_what_runs(stopped)
         self._take(kill_descendants())
-        left = tuple(children(os.getpid()))
-        self._drain()
+        result = os.pread(self._result, RESULT_LIMIT_BYTES + 1, 0)
+        if stopped is None:
+            stopped = self._passed_size()
         return SupervisorReport(
             stopped=stopped,
             status=self._status,
-            result=self._whole_result(),
+            result=result or None,
             peak_bytes=self._peak,
             wall_s=wall_s,
             num_processes=self._num_processes,
-            left=left,
+            left=tuple(children(os.getpid())),
         )
 
+    def log(self) -> bytes:
+        """Return what the child has printed."""
+        return os.pread(self._output, LOG_LIMIT_BYTES, 0)
+
     def _until_the_end(self) -> Stop | None:
-        """Read the child's pipes, and check its limits every POLL_S seconds; return the limit that was passed, or None."""
+        """Wait for the child, and check its limits every POLL_S seconds; return the limit that was passed, or None."""
         poller = select.poll()
-        pipes = {self._output, self._result_pipe}
-        for handle in pipes:
-            poller.register(handle, select.POLLIN)
         poller.register(self._worker.fileno(), select.POLLHUP)
         poller.register(os.pidfd_open(self._child), select.POLLIN)
-        looked = 0.0
-        while self._status is None and self._whole_result() is None:
-            for handle, _ in poller.poll(POLL_S * 1000):
-                if handle == self._worker.fileno():
-                    return "worker"
-                if handle in pipes and (stopped := self._read(handle)) is not None:
-                    return stopped
-                if handle in pipes and handle not in self._open:
-                    poller.unregister(handle)
+        while self._status is None:
+            if self._worker.fileno() in dict(poller.poll(POLL_S * 1000)):
+                return "worker"
             self._take(reap())
-            if time.monotonic() - looked >= POLL_S:
-                looked = time.monotonic()
-                if (passed := self._passed(looked)) is not None:
-                    return passed
+            if self._status is None and (stopped := self._passed()) is not None:
+                return stopped
         return None
 
-    def _passed(self, now: float) -> Stop | None:
+    def _passed(self) -> Stop | None:
         """Return the limit that is passed now."""
         pids = descendants(os.getpid())
         self._peak = max(self._peak, tree_bytes(self._child, pids))
@@ -212,43 +201,14 @@ class _ChildWatch:
             return "memory"
         if self._num_processes > MAX_PROCESSES:
             return "processes"
-        if now - self._started > self._bounds.timeout_s:
+        if time.monotonic() - self._started > self._bounds.timeout_s:
             return "timeout"
-        return "disk" if _fills_the_disk(self._folder) else None
+        return self._passed_size() or ("disk" if _fills_the_disk(self._folder) else None)
 
-    def _read(self, handle: int) -> Stop | None:
-        """Read a pipe; return the limit that this passes."""
-        try:
-            data = os.read(handle, _CHUNK)
-        except BlockingIOError:
-            return None
-        if not data:
-            self._open.discard(handle)
-            return None
-        if handle == self._result_pipe:
-            self._result += data
-            return "result" if len(self._result) > RESULT_LIMIT_BYTES else None
-        try:
-            _write(self._log, data[: max(0, LOG_LIMIT_BYTES - self._logged)])
-        except OSError:
-            return "disk"
-        self._logged += len(data)
-        return "output" if self._logged > LOG_LIMIT_BYTES else None
-
-    def _drain(self) -> None:
-        """Read what ended processes have left in the pipes."""
-        for handle in tuple(self._open):
-            while handle in self._open:
-                before = (self._logged, len(self._result))
-                if self._read(handle) is not None or (handle in self._open and before == (self._logged, len(self._result))):
-                    break
-
-    def _whole_result(self) -> bytes | None:
-        """Return the result once it is complete; 8 bytes of length come first."""
-        if len(self._result) < 8:
-            return None
-        length = int.from_bytes(self._result[:8], "big")
-        return bytes(self._result[8 : 8 + length]) if len(self._result) >= 8 + length else None
+    def _passed_size(self) -> Stop | None:
+        if os.fstat(self._output).st_size > LOG_LIMIT_BYTES:
+            return "output"
+        return "result" if os.fstat(self._result).st_size > RESULT_LIMIT_BYTES else None
 
     def _take(self, ended: dict[int, int]) -> None:
         if self._child in ended:
@@ -259,16 +219,12 @@ class _ChildWatch:
         if stopped == "timeout":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGUSR2)  # faulthandler prints the traceback, see child.py
-            until = time.monotonic() + TRACE_WAIT_S
-            while (left := until - time.monotonic()) > 0:
-                if select.select([self._output], [], [], left)[0] and (self._read(self._output) or self._output not in self._open):
-                    break
+            time.sleep(TRACE_WAIT_S)
         started = [pid for pid in descendants(os.getpid()) if pid != self._child]
         several = f" and {len(started) - 3} more" if len(started) > 3 else ""
         commands = "; ".join(command_of(pid)[:200] for pid in started[:3])
         what = f"{commands}{several}" if started else "no process but the item's own"
-        with contextlib.suppress(OSError):
-            _write(self._log, f"\ncoldpress: stopped ({stopped}); still running: {what}\n".encode())
+        os.write(self._output, f"\ncoldpress: stopped ({stopped}); still running: {what}\n".encode())
 
 
 def _fills_the_disk(folder: Path) -> bool:
@@ -290,8 +246,3 @@ def _uses_more(folder: Path, num_bytes: int) -> bool:
         if held > num_bytes:
             return True
     return False
-
-
-def _write(handle: int, data: bytes) -> None:
-    while rest := data:
-        data = rest[retried(lambda: os.write(handle, rest)) :]
