@@ -1,11 +1,11 @@
-"""The loader that MLflow's pyfunc calls for a registered artifact; it imports no mlflow.
+"""Loader that MLflow's pyfunc calls for a registered artifact. Imports no mlflow.
 
     model = mlflow.pyfunc.load_model("models:/resnet50@cpu-x86-64-v4")
     model.predict({"pixel_values": array})
 
-What comes in is converted to the contract's dtype only where no value can change, with one exception: a pandas DataFrame may give
-float64 where float32 is expected, because pandas makes float64 of any column of floats and MLflow itself casts so. Everything else
-is ContractError, as of the frozen model itself.
+Inputs are converted to the contract's dtype only if no value can change, with one exception: a pandas DataFrame may have float64
+where float32 is expected, because pandas uses float64 for every column of floats, and MLflow casts in the same way. Other dtypes
+raise ContractError.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 STORE_POINTER = "store.json"
-"""In place of the artifact's files where they stay in their store: `{"store", "model", "version", "device_class"}`."""
+"""File in place of an artifact that stays in its store: `{"store", "model", "version", "device_class"}`."""
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
-    """The model of an artifact folder, or of the store that the folder points to. The name is MLflow's.
+    """Load an artifact folder, or the artifact in a store that the folder points to. MLflow requires this name.
 
     Args:
         path: of the folder.
-        model_config: `threads`, `limit_isa` and `device`, as of `freezer.load`.
+        model_config: `threads`, `limit_isa` and `device`; see `freezer.load`.
 
     Raises:
         IncompatibleError: the artifact does not serve this machine, thread count or torch.
-        IntegrityError: the bytes are not what was published, or the store holds another artifact than was registered.
+        IntegrityError: the bytes are not what was published, or the store has another artifact than was registered.
     """
     folder, config = Path(path), model_config or {}
     threads, limit_isa, device = config.get("threads"), bool(config.get("limit_isa")), config.get("device")
@@ -63,10 +63,10 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
 
 
 def _check_same(model: FrozenModel, registered: Manifest, place: Mapping[str, Any]) -> None:
-    assert model.manifest is not None  # whatever load gives has one
+    assert model.manifest is not None
     if replace(model.manifest, version=None).to_bytes() != replace(registered, version=None).to_bytes():
         raise IntegrityError(
-            f"store {place['store']} holds another {place['model']}:{place['version']} for {place['device_class']} than was "
+            f"store {place['store']} has another {place['model']}:{place['version']} for {place['device_class']} than was "
             f"registered ({MANIFEST} differs); register it again"
         )
 
@@ -82,19 +82,18 @@ class PyfuncModel:
         self.model = model
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """The model's result as numpy arrays, in the structure that the model gives; bfloat16 becomes float32.
+        """The model's result as numpy arrays, in the model's structure; bfloat16 becomes float32.
 
         Args:
-            model_input: arrays or tensors by input name or path, or in tuples, lists and dicts as the model takes them; one array
-                or tensor for a model of one tensor input; or a DataFrame, whose columns are the inputs where all of them have
-                rank 1, and whose values are the input where there is one.
-            params: MLflow's; a frozen model has none, and whatever is given is refused.
+            model_input: arrays or tensors by input name or path, or nested like the model's inputs; one array or tensor for a model
+                with one tensor input; or a DataFrame: its columns are the inputs if all have rank 1, its values the single input.
+            params: must be empty.
 
         Raises:
-            ContractError: an input is missing, unknown, or not what the contract says.
+            ContractError: an input is missing, unknown, or does not meet the contract.
         """
         if params:
-            raise ContractError(f"got params {sorted(params)}; a frozen model takes inputs alone")
+            raise ContractError(f"got params {sorted(params)}; a frozen model only takes inputs")
         specs = {item.name: item for item in self.model.inputs.tensors}
         items = {item.name: item for item in self.model.inputs.items}
         loose = _is_frame(model_input)
@@ -108,12 +107,12 @@ class PyfuncModel:
         return _to_numpy(self.model(**ready))
 
     def get_raw_model(self) -> FrozenModel:
-        """The frozen model itself; what `get_raw_model` of MLflow's PyFuncModel gives."""
+        """The frozen model, for `get_raw_model` of MLflow's PyFuncModel."""
         return self.model
 
 
 def _is_frame(value: Any) -> bool:
-    # pandas is not imported for this: who gives a DataFrame has it.
+    # Without importing pandas.
     return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
 
@@ -125,15 +124,15 @@ def _by_name(model_input: Any, specs: Mapping[str, TensorSpec], *, loose: bool) 
         return {str(name): model_input[name].to_numpy() for name in model_input.columns}
     if loose and len(specs) != 1:
         shapes = ", ".join(f"{item.name} {list(item.shape)}" for item in specs.values())
-        raise ContractError(f"got a DataFrame, whose columns are inputs of rank 1; expected {shapes}: give arrays by name")
+        raise ContractError(f"got a DataFrame, whose columns have rank 1; expected {shapes}: pass arrays by name")
     if len(specs) != 1:
-        raise ContractError(f"got a lone {type(model_input).__name__}; expected inputs by name: {', '.join(specs)}")
+        raise ContractError(f"got one {type(model_input).__name__}; expected inputs by name: {', '.join(specs)}")
     (name,) = specs
     return {name: model_input.to_numpy() if loose else model_input}
 
 
 def _tensor(value: Any, item: TensorSpec, *, loose: bool) -> Any:
-    """A tensor of the contract's dtype; a value that is neither array nor tensor goes on as it is, to be refused."""
+    """Convert an array to a tensor of the contract's dtype; other values are returned unchanged."""
     import numpy as np
 
     if isinstance(value, Tensor) or not isinstance(value, np.ndarray | np.generic):
@@ -141,19 +140,19 @@ def _tensor(value: Any, item: TensorSpec, *, loose: bool) -> Any:
     array = np.asarray(value)
     if item.dtype == "bfloat16":
         raise ContractError(
-            f"input {item.name!r}: got an array of {array.dtype}, expected bfloat16, which numpy lacks; give a tensor"
+            f"input {item.name!r}: got an array of {array.dtype}, expected bfloat16, which numpy lacks; pass a tensor"
         )
     dtype = np.dtype(item.dtype)
     if not _converts(array, dtype, loose=loose):
         raise ContractError(
             f"input {item.name!r}: got dtype {array.dtype}, expected {item.dtype}; convert it with .astype({item.dtype!r})"
         )
-    # Tensors share an array's memory, which torch does not want read-only.
+    # torch does not share read-only memory.
     return torch.from_numpy(array.astype(dtype, order="C", copy=not array.flags.writeable))
 
 
 def _converts(array: np.ndarray, dtype: np.dtype, *, loose: bool) -> bool:
-    """Whether an array may become one of another dtype: of the same kind, and with the same values."""
+    """Whether an array can be converted to another dtype of the same kind without changing values."""
     import numpy as np
 
     integral = array.dtype.kind in "iu" and dtype.kind in "iu"

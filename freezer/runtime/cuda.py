@@ -1,4 +1,4 @@
-"""The GPUs that this process sees, as torch numbers them: which one is of a device class, and what there is to tell of it."""
+"""GPUs that this process sees, numbered as by torch: choose one of a device class, and describe it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from freezer.runtime.devices import CPU
 
 
 def no_cuda() -> str | None:
-    """Why this process has no CUDA, in a sentence; None where it has.
+    """Why this process has no CUDA; None where it has.
 
-    It asks torch, which starts the driver: a process that has asked must not fork and use a GPU in the child.
+    Starts the driver through torch: afterwards, a forked child must not use a GPU.
     """
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA; install a build of torch for CUDA"
-    with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that is too old, and answers False
+    with warnings.catch_warnings(record=True) as caught:  # torch warns about a driver that is too old, and returns False
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if available:
         return None
-    told = next((str(item.message).splitlines()[0] for item in said), "")
+    warning = next((f": {str(item.message).splitlines()[0]}" for item in caught), "")
     host = this_host()
     driver = f"driver {host.driver}" if host.driver else host.no_gpu
-    return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU ({driver})" + (f": {told}" if told else "")
+    return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU ({driver}){warning}"
 
 
 def visible() -> list[tuple[torch.device, int]]:
-    """Every GPU that torch sees, with its compute capability, major * 10 + minor; none where it sees none."""
+    """GPUs that torch sees, with their compute capabilities, major * 10 + minor."""
     if no_cuda() is not None:
         return []
     found = []
@@ -48,16 +48,15 @@ def visible() -> list[tuple[torch.device, int]]:
 
 
 def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device | None = None) -> torch.device:
-    """The GPU of a CUDA class that this process builds and judges on.
+    """Choose a GPU of a CUDA class.
 
     Args:
         wanted: the class.
-        machine: that this process runs on; its CPU must run the class's host code.
-        asked: the one to take, `cuda:1`; by default the current one where it is of the class, else the first that is.
+        machine: of this process; its CPU must run the class's host code.
+        asked: the GPU to use, for example `cuda:1`; by default the current one if it is of the class, else the first that is.
 
     Raises:
-        UsageError: there is none, the one that was asked for is another's, or the CPU does not run the host code; code
-            CP-DEVICE-CLASS.
+        UsageError: there is none, `asked` is of another class, or the CPU does not run the host code; code CP-DEVICE-CLASS.
     """
     why = no_cuda()
     if why is None and wanted.host not in machine.classes:
@@ -71,7 +70,7 @@ def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device |
         device = with_index(asked)
         capability = dict(found).get(device)
         if capability != wanted.capability:
-            raise _refused(wanted, f"{device} was asked for, and here {seen}; name a device of the class, or the device's class")
+            raise _refused(wanted, f"got {device}, but here {seen}; name a device of the class, or the device's class")
         return device
     fitting = [device for device, capability in found if capability == wanted.capability]
     if not fitting:
@@ -81,7 +80,11 @@ def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device |
 
 
 def class_of(device: torch.device) -> str:
-    """The name of the class that a GPU is of; of a CPU's device, raises UsageError."""
+    """Name of a GPU's device class.
+
+    Raises:
+        UsageError: it is a CPU, or this process does not see the GPU; code CP-DEVICE-CLASS.
+    """
     capability = dict(visible()).get(with_index(device))
     if capability is None:
         raise UsageError(f"got device {device}, and {no_cuda() or 'this process sees no such GPU'}", code="CP-DEVICE-CLASS")
@@ -89,10 +92,10 @@ def class_of(device: torch.device) -> str:
 
 
 def with_index(device: str | torch.device) -> torch.device:
-    """A device with its index: of `cuda` that of the current GPU.
+    """Add the current GPU's index to `cuda`.
 
     Raises:
-        UsageError: it is no device that payloads run on.
+        UsageError: payloads do not run on such a device.
     """
     try:
         found = torch.device(device)
@@ -111,10 +114,10 @@ def with_index(device: str | torch.device) -> torch.device:
 
 
 def cuda_here(device: torch.device | None) -> CudaHere:
-    """What this process has to serve CUDA payloads with.
+    """GPUs, CUDA and driver of this process.
 
     Args:
-        device: that they should run on; None for whichever fits.
+        device: include only this GPU; None for all.
     """
     found = [(str(one), capability) for one, capability in visible() if device is None or one == device]
     return CudaHere(devices=tuple(found), runtime=torch.version.cuda, driver=this_host().driver, why_not=no_cuda() or "")
@@ -122,7 +125,7 @@ def cuda_here(device: torch.device | None) -> CudaHere:
 
 @contextlib.contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Make a GPU the current one of this thread: kernels go to the current GPU's stream, whatever their inputs lie on."""
+    """Make a GPU the current one of this thread: kernels run on the current GPU's stream."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         yield
         return
@@ -131,13 +134,13 @@ def current(device: torch.device) -> Iterator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all that a GPU was given to do; of a CPU there is nothing to wait for."""
+    """Wait for a GPU; returns at once for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def versions_of(device: torch.device) -> dict[str, Any]:
-    """What shapes a payload for a GPU, besides torch: the driver, the GPU's name, cuDNN and Triton; nothing of a CPU."""
+    """Versions besides torch's that influence a payload for a GPU: driver, GPU, cuDNN and Triton; empty for a CPU."""
     if device.type != "cuda":
         return {}
     try:
@@ -153,7 +156,7 @@ def versions_of(device: torch.device) -> dict[str, Any]:
 
 
 def facts_of(device: torch.device) -> dict[str, Any]:
-    """A GPU, as a figure's host is told: its name, capability, memory in bytes, and the driver."""
+    """Describe a GPU in the host record of a measurement."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "name": properties.name,
@@ -166,7 +169,7 @@ def facts_of(device: torch.device) -> dict[str, Any]:
 
 
 def nvml_uuid(device: torch.device) -> str | None:
-    """The UUID by which NVML knows a GPU; None where this torch does not tell it."""
+    """UUID of a GPU in NVML; None if this torch does not know it."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return None if uuid is None else f"GPU-{uuid}"
 

@@ -1,8 +1,7 @@
-"""Payloads of one size as CUDA graphs: a call is captured once and replayed ever after, which launches all of its kernels at once.
+"""CUDA graphs of payloads for one size: a call is captured once and then replayed, which launches all kernels at once.
 
-A graph reads and writes the same memory at every replay. So each has inputs of its own, which a call's are copied into, and results
-are copies. Of each graph one call is under way at a time, whatever threads and streams they come from: a thread waits for a lock,
-and a stream for the last call's end on the device.
+A graph reads and writes the same memory at every replay. So each has its own input tensors, into which the inputs of a call are
+copied, and returns copies. Each graph runs one call at a time: threads wait for a lock, streams for the end of the last call.
 """
 
 from __future__ import annotations
@@ -18,33 +17,33 @@ from freezer.artifact.payload_selection import is_exact
 from freezer.errors import CudaGraphsError, first_line
 
 NUM_WARM_UP = 4
-"""Calls before the capture: TorchScript fuses after its second, and libraries choose and allocate in their first."""
+"""Calls before the capture: TorchScript fuses after its second call; libraries choose algorithms and allocate in the first."""
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
-"""What a payload makes of tensors."""
+"""Runs a payload on tensors."""
 
 
 def check_graphs(manifest: Manifest, payloads: Sequence[Payload], device: torch.device) -> None:
-    """Hold that calls of an artifact may be captured.
+    """Check that calls of an artifact can be captured.
 
     Args:
-        manifest: of the artifact that serves.
-        payloads: that were chosen of it.
-        device: that it serves on.
+        manifest: of the artifact.
+        payloads: those to open.
+        device: to run on.
 
     Raises:
-        CudaGraphsError: they may not; the message says why.
+        CudaGraphsError: they cannot.
     """
     why = None
     if device.type != "cuda":
-        why = f"what serves here is made for {manifest.device_class}, which runs on no GPU; name a CUDA class, or strict=True"
+        why = f"the artifact for {manifest.device_class} does not run on a GPU; set device_class to a CUDA class, or strict=True"
     elif manifest.stateful:
-        why = "a call changes its state, which a replay would take from where it was captured"
+        why = "a call changes its state, and a replay would start from the captured state"
     elif not manifest.drift.deterministic:
-        why = "it draws by chance, or sums in another order each time, so that a replay cannot be held against it"
+        why = "it draws random numbers, or sums in varying order, so that a replay cannot be checked"
     elif not any(is_exact(payload) for payload in payloads):
         dims = ", ".join(str(dim) for payload in payloads for dim in payload.dims)
-        why = f"it has no payload of one size ({dims}); freeze it with `points`, or without dims"
+        why = f"it has no payload for one size ({dims}); freeze it with `points`, or without dims"
     if why is not None:
         raise CudaGraphsError(
             f"{manifest.model} for {manifest.device_class}: no CUDA graphs: {why}; or load it without cuda_graphs"
@@ -52,9 +51,7 @@ def check_graphs(manifest: Manifest, payloads: Sequence[Payload], device: torch.
 
 
 class CudaGraphs:
-    """The graphs of one model's payloads, each captured at the first call that its payload serves.
-
-    Safe to call from many threads.
+    """Graphs of one model's payloads, each captured in the first call that its payload serves. Thread-safe.
 
     Args:
         device: a GPU, which must be the current one in every call.
@@ -66,15 +63,15 @@ class CudaGraphs:
         self._graphs: dict[str, _Graph] = {}
 
     def run(self, payload: Payload, call: Call, tensors: list[Tensor]) -> Sequence[Tensor]:
-        """The results of a call; of a payload for several sizes, which no graph serves, without a capture.
+        """Run a call, by a graph if the payload is for one size.
 
         Args:
-            payload: that serves the call.
-            call: what it makes of tensors; the same at every call.
-            tensors: of the call, on the device.
+            payload: serves the call.
+            call: runs the payload.
+            tensors: inputs, on the device.
 
         Raises:
-            CudaGraphsError: the payload does what cannot be captured.
+            CudaGraphsError: the payload cannot be captured.
         """
         if not is_exact(payload):
             return call(tensors)
@@ -106,8 +103,7 @@ class _Graph:
                 call(self._inputs)
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        # On a stream of this GPU: torch's own belongs to the GPU that it first captured on. Other threads may allocate meanwhile:
-        # only what this one does that cannot be captured is an error.
+        # torch's default capture stream belongs to the GPU of its first capture. "thread_local": other threads may allocate.
         with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
             self._outputs = list(call(self._inputs))
         self._done = torch.cuda.Event()

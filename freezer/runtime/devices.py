@@ -13,16 +13,16 @@ from freezer.runtime.pytree import flatten, unflatten
 CPU = torch.device("cpu")
 
 DEPTH = 3
-"""Of lists, tuples and dicts in attributes, that are looked into for tensors."""
+"""Nesting of lists, tuples and dicts within which tensors in attributes are found."""
 
 
 def tensors_on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The tensors on a device, with their strides; those that are there already themselves."""
+    """Move tensors to a device, with their strides."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def called_on(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """A function of tensors on a device, as one of tensors on the CPU: what it takes is put there, what it gives brought back."""
+    """Wrap a function on a device, so that it takes and returns tensors on the CPU."""
     if device.type == "cpu":
         return function
 
@@ -34,7 +34,7 @@ def called_on(function: Callable[..., Any], device: torch.device) -> Callable[..
 
 
 def moved_to_device(value: Any, device: torch.device, depth: int) -> Any:
-    """The value with its tensors on a device; itself where it holds none that lies elsewhere."""
+    """The value with its tensors on a device; the value itself if all of them are there already."""
     if isinstance(value, Tensor):
         return value if value.device == device else value.to(device)
     if not depth or type(value) not in (list, tuple, dict):

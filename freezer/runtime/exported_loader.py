@@ -19,9 +19,9 @@ _FIRST = torch.device("cuda", 0)
 def open_exported(
     path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
 ) -> Callable[..., Any]:
-    """A runner of the program, on a device. The file is unpickled in part: its digest must have been verified.
+    """Open a program on a device. Parts of the file are unpickled: verify its digest first.
 
-    What is made for GPUs is read onto the first one that the process sees, and then moved to its own; so is a portable program.
+    Programs are stored on the CPU or on the first GPU, and then moved to the device.
     """
     program = torch.export.load(str(path))
     source = _stored_on(program)
@@ -32,17 +32,13 @@ def open_exported(
 
 
 def _stored_on(program: torch.export.ExportedProgram) -> torch.device:
-    """The GPU that a stored program's tensors lie on, or the CPU."""
-    return next((tensor.device for tensor in (*program_tensors(program), *_examples(program)) if tensor.is_cuda), CPU)
-
-
-def _examples(program: torch.export.ExportedProgram) -> list[Tensor]:
-    args, kwargs = program.example_inputs or ((), {})
-    return [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    """Device of a stored program's tensors."""
+    tensors = (*program_tensors(program), *pytree.tree_leaves(program.example_inputs))
+    return next((tensor.device for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_cuda), CPU)
 
 
 def on_first(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:
-    """The program as it is stored: of a GPU, on the first one, which every process with a GPU has."""
+    """The program as stored: a GPU program on the first GPU, which every process with a GPU has."""
     return program if device.type != "cuda" or device == _FIRST else _moved(program, device, _FIRST)
 
 

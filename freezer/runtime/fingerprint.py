@@ -21,13 +21,13 @@ _OF_SPEED = re.compile(
 
 
 def recorded(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that settle how fast a process computes: what a judge records beside its figures."""
+    """Environment variables that influence speed, which a judge records with its measurements."""
     environ = os.environ if environ is None else environ
     return {name: environ[name] for name in sorted(environ) if _OF_SPEED.fullmatch(name)}
 
 
 def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
-    """Where a figure was measured: CPU, its count, kernel and the process's limits, and the GPU. Recorded, never part of a key."""
+    """Host record of a measurement: CPU, kernel, limits of the process, and GPU. Never part of a key."""
     import archspec.cpu.detect
 
     return {

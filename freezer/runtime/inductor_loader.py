@@ -1,11 +1,9 @@
-"""Weights beside the shared library: a file of the package that is mapped into memory, and never copied.
+"""Open Inductor packages; weights beside the shared library are mapped into memory, not copied.
 
-torch's own loader unpacks a package into a temporary folder and copies the weights out of what it unpacked: at load they are in
-memory twice. Here only the library is unpacked; the weights are mapped from the package itself, where they lie uncompressed, and
-given to the model as they are. Processes that serve one payload share them, and opening takes milliseconds, whatever their size.
-
-For that the package holds, besides what torch puts there, a table of its constants: where each one lies, and how it is laid out.
-torch's loader, in Python and in C++, opens such a package too. So does this one open a package without a table: as torch does.
+torch's own loader unpacks the package and copies the weights, which are then in memory twice. Here only the library is unpacked,
+and the uncompressed weights are mapped from the package. Processes that serve one payload share them; opening takes milliseconds.
+The package has an extra table of its constants: position and layout of each. torch's loaders ignore it; packages without it are
+opened with torch's loader.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from freezer.errors import IntegrityError
 from freezer.runtime.devices import CPU
 
 TABLE = "coldpress-constants.json"
-"""The table's name among the extra files of a package."""
+"""Name of the table in a package."""
 
 ALIGNMENT = 64
-"""Of each constant in the file, in bytes; Inductor's own."""
+"""Of each constant, in bytes; the same as Inductor's."""
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -47,8 +45,8 @@ class WeightEntry:
     Attributes:
         name: in the shared library.
         position: in the file, in bytes.
-        dtype, shape, stride, offset: of the tensor; the offset in elements.
-        packed: oneDNN's description of a packed tensor in base64; None for one that is not.
+        offset: of the tensor, in elements.
+        packed: oneDNN's description of a packed tensor, in base64; None for a plain tensor.
     """
 
     name: str
@@ -62,7 +60,7 @@ class WeightEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class _Package:
-    """A package with weights beside the library: where they begin and end, its other files by name, and the table."""
+    """A package with mapped weights: their place, the other files by name, and the table."""
 
     begin: int
     size_bytes: int
@@ -71,9 +69,9 @@ class _Package:
 
 
 def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
-    """A runner of a package whose weights lie beside the library; None of another, which torch's own loader opens.
+    """Open a package with a table of weights; None for other packages, and where torch's private bindings have changed.
 
-    The file must stay as it is while the runner lives: it is mapped. It may be removed.
+    The file must not be modified while the runner exists; it may be removed.
 
     Raises:
         IntegrityError: the package is damaged.
@@ -83,9 +81,9 @@ def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
         return None
     try:
         return _open(path, package)
-    except (AttributeError, TypeError) as error:  # torch's private bindings are others
+    except (AttributeError, TypeError) as error:  # a torch with other private bindings
         logger.warning(
-            "%s: torch %s cannot map the weights (%s); they are copied, which takes twice their size in memory at load",
+            "%s: torch %s cannot map the weights (%s); they are copied, which needs twice their size in memory at load",
             path.name,
             torch.__version__,
             error,
@@ -102,7 +100,7 @@ def _read(path: Path) -> _Package | None:
         table = json.loads(archive.read(found[TABLE]))
         stored = len(blobs) == 1 and blobs[0].compress_type == zipfile.ZIP_STORED
         if not stored or blobs[0].file_size != table["size_bytes"]:
-            raise IntegrityError(f"{path.name}: the weights are not those that its table describes; pull the artifact again")
+            raise IntegrityError(f"{path.name}: the weights do not match the table; pull the artifact again")
         files = {name: archive.read(info) for name, info in found.items() if name.endswith((".so", ".json")) and name != TABLE}
     entries = tuple(
         WeightEntry(**{**item, "shape": tuple(item["shape"]), "stride": tuple(item["stride"])}) for item in table["constants"]
@@ -111,7 +109,7 @@ def _read(path: Path) -> _Package | None:
 
 
 def _begin(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of a stored file of an archive begin."""
+    """Offset of an uncompressed file's bytes in an archive."""
     with path.open("rb") as file:
         file.seek(info.header_offset)
         _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
@@ -122,7 +120,7 @@ def _open(path: Path, package: _Package) -> Callable[[list[Tensor]], list[Tensor
     end = package.begin + package.size_bytes
     mapped = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
     if (mapped.data_ptr() + package.begin) % ALIGNMENT:
-        raise TypeError(f"they do not lie at a multiple of {ALIGNMENT} bytes")
+        raise TypeError(f"not aligned to {ALIGNMENT} bytes")
     weights = {entry.name: _borrowed(mapped.data_ptr() + package.begin + entry.position, entry) for entry in package.entries}
     with _unpacked(package.files) as library:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
@@ -132,13 +130,13 @@ def _open(path: Path, package: _Package) -> Callable[[list[Tensor]], list[Tensor
         outputs: list[Tensor] = runner.run(tensors)
         return outputs
 
-    run.mapped = mapped  # type: ignore[attr-defined]  # its only owner: the weights do not keep it alive
+    run.mapped = mapped  # type: ignore[attr-defined]  # the weights do not keep it alive
     return run
 
 
 @contextlib.contextmanager
 def _unpacked(files: dict[str, bytes]) -> Iterator[Path]:
-    """The path of the shared library, in a folder that is gone afterwards: what is loaded stays loaded."""
+    """Path of the shared library in a temporary folder; a loaded library survives the folder."""
     with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
@@ -146,10 +144,10 @@ def _unpacked(files: dict[str, bytes]) -> Iterator[Path]:
 
 
 def _borrowed(address: int, entry: WeightEntry) -> Tensor:
-    """A constant in memory that it does not own.
+    """A tensor on memory that it does not own.
 
-    torch makes a handle of its own for each constant that it is given so, and never frees it (`MaybeOwningAtenTensorHandle` of
-    torch 2.13): of a tensor that owned the mapping, every load would keep a mapping until the process ends.
+    torch never frees the handle that it makes for each such constant (`MaybeOwningAtenTensorHandle` of torch 2.13). If the tensor
+    owned the mapping, every load would keep a mapping until the process ends.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     packed = entry.packed is not None
@@ -171,7 +169,7 @@ def _borrowed(address: int, entry: WeightEntry) -> Tensor:
         ctypes.c_int64(len(description)),
     )
     if status != 0:
-        raise TypeError(f"torch does not take {entry.name}, of {entry.dtype}, shape {list(entry.shape)}, from memory")
+        raise TypeError(f"torch makes no tensor {entry.name} of {entry.dtype} {list(entry.shape)} from memory")
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     tensor: Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule(handle, None, None))
@@ -181,15 +179,14 @@ def _borrowed(address: int, entry: WeightEntry) -> Tensor:
 def open_inductor(
     path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
 ) -> Callable[..., list[Tensor]]:
-    """A runner of the package, on a device.
+    """Open a package on a device.
 
-    torch._inductor.aoti_load_package compiles a probe to fill an advisory warning; the loaders under it need no compiler.
-    `one_at_a_time` promises that no two calls run at once: then the runner waits for nothing between them, as a capture of CUDA
-    graphs demands.
+    torch._inductor.aoti_load_package compiles a probe for an advisory warning; the loader below it needs no compiler. With
+    `one_at_a_time` the runner does not synchronize between calls, as the capture of CUDA graphs requires.
     """
     run_flat = open_mapped(path) if device.type == "cpu" else None
     if run_flat is None:
-        index = -1 if device.index is None else device.index  # of a GPU, where the weights go and the kernels run
+        index = -1 if device.index is None else device.index
         run_flat = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", one_at_a_time, 1, index).run
 
     def run(*tensors: Tensor) -> list[Tensor]:

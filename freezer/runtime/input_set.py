@@ -13,7 +13,7 @@ from freezer.spec.inputs import InputSpec
 
 
 def on_device(item: InputSet, device: torch.device) -> InputSet:
-    """An input set with its tensors on a device."""
+    """Move an input set to a device."""
     return replace(item, tensors=tensors_on(item.tensors, device))
 
 
@@ -25,12 +25,12 @@ class InputSet:
     tensors: Mapping[str, Tensor]
 
     def cloned(self) -> dict[str, Tensor]:
-        """Copies of the tensors, for a call that may write into its inputs."""
+        """Copies of the tensors, for a call that may modify its inputs."""
         return {name: tensor.clone() for name, tensor in self.tensors.items()}
 
 
 def resize(item: InputSet, spec: InputSpec, point: Mapping[str, int]) -> InputSet:
-    """An input set at another point: rows of the named dims are taken in order, from the start again when they run out."""
+    """Resize an input set to another point: rows of the named dims are cut or repeated in order."""
     tensors = dict(item.tensors)
     for declared in spec.tensors:
         tensor = tensors[declared.name]

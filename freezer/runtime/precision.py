@@ -1,11 +1,10 @@
-"""Full precision, whatever this process has set: of what is built, of eager in a judge, and on a GPU of every call that is served.
+"""Compute in full precision, regardless of this process's settings: builds, eager in a judge, and every call on a GPU.
 
-Inductor packs weights for bfloat16 where a process allows less, and the payload would compute so wherever it is served; an eager
-model that computes so has an error beside which any drift looks small.
+If a process allows lower precision, Inductor packs weights in bfloat16, and the eager model has an error that hides drift.
 
-On a GPU torch asks at every call whether it may multiply float32 in TF32, and sum products of half precision in half precision; of
-convolutions, and of such sums, it may by default. What was judged without must be served without, so calls turn both off and put
-them back. The settings are the process's: while a call is under way, other threads compute in full precision too.
+On a GPU, torch checks in every call whether float32 may be multiplied in TF32, and half-precision products summed in half
+precision; by default it allows TF32 in convolutions, and such sums. Artifacts are judged without both, so calls turn both off and
+restore them. The settings belong to the process: during a call, other threads compute in full precision too.
 """
 
 from __future__ import annotations
@@ -25,18 +24,14 @@ _FULL, _UNSET, _FEWER_BITS = "ieee", "none", ("tf32", "bf16")
 _REDUCED = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
 
 _Undo = list[tuple[Callable[..., Any], tuple[Any, ...]]]
-"""Functions, and what to call them with, the last first."""
+"""Functions with their arguments, to call in reverse order."""
 
 _silenced: set[Any] = set()
 
 
 @contextlib.contextmanager
 def plain_precision(device: torch.device | None = None) -> Iterator[None]:
-    """Without what `torch.set_float32_matmul_precision` and `torch.backends.mkldnn.*.fp32_precision` allow in this process.
-
-    Args:
-        device: that is computed on; of a GPU, without what it may do, too.
-    """
+    """Ignore `torch.set_float32_matmul_precision` and `torch.backends.mkldnn.*.fp32_precision`; on a GPU also TF32."""
     with contextlib.ExitStack() as stack:
         if device is not None and device.type == "cuda":
             stack.enter_context(full_on_gpu())
@@ -50,7 +45,7 @@ def plain_precision(device: torch.device | None = None) -> Iterator[None]:
 
 
 def _full(operation: str, stack: contextlib.ExitStack) -> None:
-    """Let oneDNN compute an operation in full precision, until the stack is unwound."""
+    """Let oneDNN compute an operation in full precision until the stack is closed."""
     before = torch._C._get_fp32_precision_getter("mkldnn", operation)
     if before not in _FEWER_BITS:
         return
@@ -58,20 +53,19 @@ def _full(operation: str, stack: contextlib.ExitStack) -> None:
 
     def put_back() -> None:
         torch._C._set_fp32_precision_setter("mkldnn", operation, _UNSET)
-        if torch._C._get_fp32_precision_getter("mkldnn", operation) != before:  # it was set here, and not for all operations
+        if torch._C._get_fp32_precision_getter("mkldnn", operation) != before:  # it was set for this operation, not for all
             torch._C._set_fp32_precision_setter("mkldnn", operation, before)
 
     stack.callback(put_back)
 
 
 class _FullOnGpu:
-    """What `full_on_gpu` gives: one for all threads. On the path of every call, where a class is quicker than a generator."""
+    """Shared by all threads. A class, since every call enters it and a generator is slower."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_under_way = 0
         self._undo: _Undo = []
-        """What puts back what the first block found."""
 
     def __enter__(self) -> None:
         with self._lock:
@@ -92,21 +86,21 @@ _FULL_ON_GPU = _FullOnGpu()
 
 
 def full_on_gpu() -> contextlib.AbstractContextManager[None]:
-    """Without TF32 and without sums in half precision on GPUs; put back when the last of all threads' blocks ends."""
+    """Turn off TF32 and half-precision sums on GPUs; restored when the last block of all threads ends."""
     return _FULL_ON_GPU
 
 
 def settings_on_gpu() -> dict[str, Any]:
-    """What this process allows on GPUs now: the precision of float32 for each kind of operation, and sums in half precision."""
+    """Current settings on GPUs: float32 precision of each kind of operation, and half-precision sums."""
     found: dict[str, Any] = {operation: torch._C._get_fp32_precision_getter("cuda", operation) for operation in _OPERATIONS}
     return {**found, **{name: _sums(name) for name in _REDUCED}}
 
 
 def _without_tf32(undo: _Undo) -> None:
-    """Turn TF32 off; what puts it back is added to `undo`.
+    """Turn TF32 off, and add to `undo` how to restore it.
 
-    torch has two interfaces to one setting, and the older raises where the newer alone has changed it. So the older is used where
-    it answers, and the newer only for what is left.
+    torch has two interfaces to this setting, and the older one raises after the newer one changed it. So the older is used where it
+    works, and the newer for the rest.
     """
     allowed = _tf32(*_OPERATIONS)
     if not allowed:
@@ -131,10 +125,10 @@ def _tf32(*operations: str) -> list[str]:
 
 
 def _older(function: Any, *args: Any) -> Any:
-    """What a function of the older interface gives; None where it raises since the newer one was used."""
+    """Result of a function of the older interface; None if it raises because the newer one was used."""
     with contextlib.nullcontext() if function in _silenced else warnings.catch_warnings():
         if function not in _silenced:
-            warnings.simplefilter("ignore")  # it warns of itself, once a process
+            warnings.simplefilter("ignore")  # deprecated; warns once per process
             _silenced.add(function)
         try:
             return function(*args)
@@ -143,7 +137,7 @@ def _older(function: Any, *args: Any) -> Any:
 
 
 def _sums(name: str) -> Any:
-    """Whether sums in half precision are allowed: a bool, or of newer torch a pair with whether sums may be split."""
+    """Whether half-precision sums are allowed: a bool, or in newer torch a pair with whether sums may be split."""
     return getattr(torch._C, f"_get_cublas_{name}")()
 
 

@@ -1,4 +1,4 @@
-"""What a frozen model kept of its source's attributes and methods: reading, setting and calling them."""
+"""Preserved attributes and methods of a frozen model: get, set and call them; refuse the other methods of nn.Module."""
 
 from __future__ import annotations
 
@@ -14,81 +14,46 @@ from freezer.runtime.devices import CPU
 from freezer.runtime.precision import full_on_gpu
 from freezer.runtime.threads import threads
 
-_DEVICE = (
-    "its weights are constants of the payload, and device logic is baked in; load the artifact of the other device class "
-    "(`freezer.load(..., device_class=...)`), or freeze the source model for it"
-)
+_CONSTANTS = "its weights are constants of the payload"
 
-_DTYPE = "its weights are constants of the payload, and so is their dtype; convert the source model and freeze it anew"
-
-_TRAINING = "it is in eval mode for good: dropout is gone, batch norms are folded; train the source model and freeze it anew"
-
-_WEIGHTS = (
-    "its weights are constants of the payload; ask the source model for them. What must stay is named when the model is frozen: "
-    "`preserve: [name]`"
-)
-
-_CODE = "its graph is compiled, and no Python runs between its operations; change the source model and freeze it anew"
-
-_REASONS: Mapping[str, tuple[str, ...]] = {
-    _DEVICE: ("to", "to_empty", "cuda", "cpu", "xpu", "ipu", "mtia", "share_memory"),
-    _DTYPE: ("type", "float", "double", "half", "bfloat16"),
-    _TRAINING: ("train", "requires_grad_", "zero_grad"),
-    _WEIGHTS: (
-        "parameters",
-        "named_parameters",
-        "get_parameter",
-        "register_parameter",
-        "buffers",
-        "named_buffers",
-        "get_buffer",
-        "register_buffer",
-        "state_dict",
-        "load_state_dict",
-        "get_extra_state",
-        "set_extra_state",
-        "modules",
-        "named_modules",
-        "children",
-        "named_children",
-        "get_submodule",
-        "set_submodule",
-        "add_module",
-        "register_module",
+_REASONS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("to", "to_empty", "cuda", "cpu", "xpu", "ipu", "mtia", "share_memory"),
+        f"{_CONSTANTS}; load the artifact of the other device class (`freezer.load(..., device_class=...)`), or freeze the source "
+        "model for it",
     ),
-    _CODE: (
-        "apply",
-        "compile",
-        "register_forward_hook",
-        "register_forward_pre_hook",
-        "register_full_backward_hook",
-        "register_full_backward_pre_hook",
-        "register_backward_hook",
-        "register_state_dict_post_hook",
-        "register_state_dict_pre_hook",
-        "register_load_state_dict_pre_hook",
-        "register_load_state_dict_post_hook",
+    **dict.fromkeys(
+        ("type", "float", "double", "half", "bfloat16"),
+        f"{_CONSTANTS}, with a fixed dtype; convert the source model and freeze it again",
     ),
+    **dict.fromkeys(
+        ("train", "requires_grad_", "zero_grad"), "it is always in eval mode; train the source model and freeze it again"
+    ),
+    **dict.fromkeys(("apply", "compile"), "its graph is compiled; change the source model and freeze it again"),
+    "forward": "call the model itself: model(...)",
 }
+_HOOK = "its graph is compiled, and no Python runs between its operations; change the source model and freeze it again"
+_WEIGHTS = f"{_CONSTANTS}; use the source model. To keep attributes or methods, freeze it with `preserve: [name]`"
 
 REFUSED: Mapping[str, str] = {
-    **{name: reason for reason, names in _REASONS.items() for name in names},
-    "forward": "it is called itself: model(...)",
+    name: _REASONS.get(name, _HOOK if name.endswith("_hook") else _WEIGHTS)
+    for name, member in vars(torch.nn.Module).items()
+    if callable(member) and not name.startswith("_") and name not in ("eval", "extra_repr")
 }
-"""Methods of nn.Module, and why a frozen model has none of them."""
+"""Methods of nn.Module that a frozen model does not have, and why."""
 
 
 class Preserved:
-    """The preserved attributes and methods of one payload, by name: `preserved["sub.version"]`, `preserved["reset"]()`.
+    """Preserved attributes and methods of one payload by name: `preserved["sub.version"]`, `preserved["reset"]()`.
 
-    An attribute that is a tensor is the payload's own: writing into it changes the state. Any other value is a copy, as TorchScript
-    gives it: a list is changed by setting it whole. A method takes and gives what the source's does, without gradients.
+    A tensor attribute is the payload's own: modifying it changes the state. Other values are copies: to change a list, set the
+    whole list. Methods take and return the same as in the source, without gradients.
 
     Args:
-        names: attributes, methods and attributes of submodules (`sub.version`).
+        names: attributes, methods, and attributes of submodules (`sub.version`).
         module: of the payload.
-        num_threads: that methods run with; None for the process's own.
-        device: that the payload lies on; on a GPU methods compute in full precision, as calls do.
+        num_threads: for methods; None for the process's own.
+        device: of the payload; on a GPU methods compute in full precision.
 
     Raises:
         NotPreservedError: the payload lacks one of the names.
@@ -102,7 +67,7 @@ class Preserved:
         for name in self._names:
             owner, last = self._owner(name)
             if not hasattr(owner, last):
-                raise NotPreservedError(f"{name!r} should be preserved, but the payload lacks it; freeze the model anew")
+                raise NotPreservedError(f"{name!r} should be preserved, but the payload lacks it; freeze the model again")
 
     def __getitem__(self, name: str) -> Any:
         """The value of an attribute, or a method to call."""
@@ -113,21 +78,21 @@ class Preserved:
         """Set an attribute.
 
         Raises:
-            NotPreservedError: freezing did not keep it.
+            NotPreservedError: it was not preserved.
             ContractError: it is a method, a constant, or of another type.
         """
         if name not in self._names:
             raise self.missing(name, to_set=True)
         old = self._value(name)
         if _is_method(old):
-            raise ContractError(f"{name!r} is a method of the frozen model, which cannot be set; call it")
+            raise ContractError(f"{name!r} is a method of the frozen model, which can be called, but not set")
         owner, last = self._owner(name)
         try:
             setattr(owner, last, value)
         except (RuntimeError, TypeError, ValueError) as error:
             if "Can't set constant" in str(error):
-                raise ContractError(f"{name!r} is a constant (Final) of the source, which can be read alone") from error
-            raise ContractError(f"{name!r}: got {type(value).__name__}, expected what it is now: {type(old).__name__}") from error
+                raise ContractError(f"{name!r} is a constant (Final) of the source and cannot be set") from error
+            raise ContractError(f"{name!r}: got {type(value).__name__}, expected its current type {type(old).__name__}") from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -142,15 +107,15 @@ class Preserved:
         return f"Preserved({', '.join(self._names)})"
 
     def has_part(self, path: str) -> bool:
-        """Whether attributes of the submodule at this path are preserved."""
+        """Whether an attribute of the submodule at this path was preserved."""
         return any(name.startswith(f"{path}.") for name in self._names)
 
     def missing(self, name: str, *, to_set: bool = False) -> NotPreservedError:
-        """The error that says that a name was not preserved, and what was; of what was, with `to_set`, what can be set."""
+        """Error for a name that was not preserved; lists those that were, with `to_set` only attributes."""
         names = [kept for kept in self._names if not (to_set and _is_method(self._value(kept)))]
-        kept = f"{'what can be set is' if to_set else 'it kept'} {', '.join(names)}" if names else "it kept none of its source's"
+        kept = f"{'only these can be set:' if to_set else 'it has'} {', '.join(names)}" if names else "none was preserved"
         return NotPreservedError(
-            f"the frozen model has no attribute {'' if to_set else 'or method '}{name!r}; {kept}. Freeze the model anew with "
+            f"the frozen model has no attribute {'' if to_set else 'or method '}{name!r}; {kept}. Freeze the model again with "
             f"`preserve: [{name}]`"
         )
 
@@ -161,7 +126,7 @@ class Preserved:
         return getattr(owner, last)
 
     def _owner(self, name: str) -> tuple[Any, str]:
-        """The module that holds what is named, and its name there."""
+        """The module that has the named attribute, and the attribute's name there."""
         *parts, last = name.split(".")
         owner = self._module
         for part in parts:
@@ -178,7 +143,7 @@ class Preserved:
 
 
 class PreservedPart:
-    """A submodule of a frozen model, as far as its attributes were preserved: `model.sub.version`."""
+    """A submodule of a frozen model with its preserved attributes: `model.sub.version`."""
 
     __slots__ = ("_path", "_preserved")
 
@@ -197,10 +162,10 @@ class PreservedPart:
 
 
 def read(preserved: Preserved, path: str) -> Any:
-    """What is at a path: an attribute, a method, or the submodule whose attributes were preserved.
+    """The attribute, method or submodule at a path.
 
     Raises:
-        NotPreservedError: freezing did not keep it.
+        NotPreservedError: it was not preserved.
     """
     if path in preserved:
         return preserved[path]
@@ -214,7 +179,7 @@ def _is_method(value: Any) -> bool:
 
 
 def refusal(name: str) -> Callable[..., NoReturn]:
-    """A function that refuses a method of REFUSED, whatever it is given."""
+    """A function that raises for a method of REFUSED."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise ContractError(f"a frozen model has no .{name}(): {REFUSED[name]}", code="CP-FROZEN")

@@ -1,4 +1,4 @@
-"""A model's result, flattened to tensors and put together again."""
+"""Flatten a model's result to tensors, and rebuild it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freezer.spec.outputs import OutputSpec, OutputStructure
 
 
 class NamedOutput(dict[str, Any]):
-    """What a frozen model gives where its source gives a dataclass or a ModelOutput: keys, attributes and positions."""
+    """Result in place of the source's dataclass or ModelOutput: access by key, attribute and position."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -28,10 +28,10 @@ class NamedOutput(dict[str, Any]):
 
 
 def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
-    """The structure of a result, and its tensors in order.
+    """Structure of a result, and its tensors in order.
 
     Raises:
-        CaptureError: a part is neither a tensor, a tuple, list, dict, dataclass or ModelOutput of such, nor a plain constant.
+        CaptureError: a part is not a tensor, a plain constant, or a tuple, list, dict, dataclass or ModelOutput of those.
     """
     leaves: list[Tensor] = []
     return _flatten(result, leaves, "output"), leaves
@@ -69,7 +69,7 @@ def _named_fields(value: Any, path: str) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
         odd = [key for key in value if not isinstance(key, str)]
         if odd:
-            raise CaptureError(f"{path} has the key {odd[0]!r} of type {type(odd[0]).__name__}; expected texts as keys")
+            raise CaptureError(f"{path} has the key {odd[0]!r} of type {type(odd[0]).__name__}; expected str keys")
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -79,12 +79,12 @@ def _named_fields(value: Any, path: str) -> dict[str, Any] | None:
 
 
 def unflatten(structure: OutputStructure, leaves: Sequence[Tensor]) -> Any:
-    """The result that `flatten` took apart; a named structure comes back as a NamedOutput."""
+    """Rebuild the result of `flatten`; a named structure becomes a NamedOutput."""
     return _unflatten(structure, iter(leaves))
 
 
 def rebuilder(structure: OutputStructure) -> Callable[[Sequence[Tensor]], Any]:
-    """A function that does what `unflatten` does for one structure, quickly for the common ones."""
+    """A function like `unflatten` for one structure, faster for the common ones."""
     if structure.kind == "tensor":
         return lambda leaves: leaves[0]
     if all(item.kind == "tensor" for item in structure.items):

@@ -1,4 +1,4 @@
-"""Generate input sets from fixed seeds, over the corners and the middle of the dynamic dims."""
+"""Generate input sets from fixed seeds, at the corners and the middle of the dynamic dims."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NUM_GENERATED_SETS = 8
 """docs/measuring.md: at least 8 sets from fixed seeds."""
 
 FULL_MASKS_EVERY = 4
-"""Of so many generated sets one has masks that mask nothing: what a model is served most often."""
+"""One in this many generated sets has masks that mask nothing, the most common case in serving."""
 
 
 def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
-    """Generated input sets: every point of the spec in turn, from fixed seeds, contiguous, on the CPU.
+    """Generate input sets: every point of the spec in turn, from fixed seeds, contiguous, on the CPU.
 
-    With a range, values are uniform in it, both ends of integers included. Without one, floats and complex numbers are standard
-    normal and bools are fair coins. What is named a mask and has no range is ones followed by zeros along its last dim.
+    With a range, values are uniform in it, including both ends of integers. Without one, floats and complex numbers are standard
+    normal, and bools are fair coins. An input without a range that is named a mask has ones followed by zeros along its last dim.
 
     Raises:
         SpecError: an integer input has neither a range nor a mask's name.
@@ -33,7 +33,7 @@ def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[Inp
 
 
 def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
-    """One generated input set at a point; see `generate`."""
+    """Generate one input set at a point; see `generate`."""
     generator = torch.Generator().manual_seed(seed)
     full = seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 1
     return InputSet(
@@ -42,7 +42,7 @@ def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> Inpu
 
 
 def needs_range(item: TensorSpec) -> bool:
-    """Whether nothing but a range says what may be generated for an input: an integer that is no mask, and not empty."""
+    """Whether an input needs a range to be generated: integers that are neither masks nor empty."""
     return item.dtype in INTEGRAL and item.dtype != "bool" and item.range is None and not is_mask(item) and 0 not in item.shape
 
 
@@ -70,9 +70,9 @@ def _tensor(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator
 
 
 def _mask(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool) -> Tensor:
-    """Ones followed by zeros along the last dim, at least one 1; a last dim of 2 or more is masked somewhere, unless `full`.
+    """Ones followed by zeros along the last dim, with at least one 1; unless `full`, something is masked.
 
-    A bool, and what is named padding, may as well say what to leave out: all ones would leave everything out, so none is full.
+    For bools and padding masks, a 1 may mean "ignore": these are never all ones, which would ignore everything.
     """
     if not shape or 0 in shape:
         return torch.ones(shape)
@@ -88,5 +88,5 @@ def _mask(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, 
 
 
 def range_is_needed(item: TensorSpec, note: str = "") -> SpecError:
-    """The error for an integer input of which nothing says what it holds."""
+    """Error for an integer input without a range or samples."""
     return SpecError(f"input {item.name!r}: an integer input needs `range: [low, high]` (both included), or samples{note}")

@@ -1,4 +1,4 @@
-"""What a tensor holds, as dense tensors: so that sparse and quantized ones are compared and digested as others are."""
+"""Bytes of tensors, including sparse and quantized ones, for digests and exact comparison."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def dense_parts(value: Any) -> Iterator[Tensor]:
-    """The dense tensors that a value of a state dict holds, in a fixed order; none of what holds no tensor.
+    """Dense tensors of a state dict's value in a fixed order; none for values without tensors.
 
-    A dense tensor is its own only part. A sparse one is its indices and values, a quantized one its integers, scales and zero
-    points; packed weights (a tuple in the state dict of a quantized layer) are the tensors in it.
+    A dense tensor is its only part. A sparse tensor has indices and values; a quantized one integers, scales and zero points;
+    packed weights (a tuple in the state dict of a quantized layer) the tensors in it.
     """
     if isinstance(value, tuple | list):
         for item in value:
@@ -39,17 +39,17 @@ def dense_parts(value: Any) -> Iterator[Tensor]:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a dense tensor, in the order of its elements."""
+    """Bytes of a dense tensor in the order of its elements."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def memory_of(tensor: Tensor) -> Any:
-    """The memory of a contiguous tensor on the CPU as a buffer of bytes, without NumPy; it must not outlive the tensor."""
+    """Buffer over a contiguous tensor on the CPU, without NumPy; it must not outlive the tensor."""
     return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
 
 
 def same_bytes(one: Any, other: Any) -> bool:
-    """Whether two tensors hold the same, bit for bit."""
+    """Whether two values have the same tensors, bit for bit."""
     ones, others = list(dense_parts(one)), list(dense_parts(other))
     return len(ones) == len(others) and all(
         a.shape == b.shape and a.dtype == b.dtype and torch.equal(bytes_of(a), bytes_of(b))

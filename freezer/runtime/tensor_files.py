@@ -1,7 +1,7 @@
-r"""Tensors in .safetensors files, of every dtype that an input or output may have.
+r"""Read and write tensors of every supported dtype in .safetensors files; read samples.
 
-safetensors has no complex128. Such a tensor is stored as float64 with a last dim of 2, real and imaginary, and the file's metadata
-names it: `{"complex128": "[\"0/x\"]"}`. Files without one have no metadata.
+safetensors has no complex128: such a tensor is stored as float64 with a last dim of 2 (real, imaginary), and listed in the file's
+metadata: `{"complex128": "[\"0/x\"]"}`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from freezer.spec.sample_headers import COMPLEX128, READ_ERRORS, as_sets, unread
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file that `load_tensors` reads. The tensors may share memory, and have any strides."""
+    """Write a file for `load_tensors`. The tensors may share memory and have any strides."""
     pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
     stored = {
         name: _plain(torch.view_as_real(tensor.resolve_conj()) if name in pairs else tensor) for name, tensor in tensors.items()
@@ -32,12 +32,12 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU, as files hold it."""
+    """A contiguous copy on the CPU."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def _part(tensor: Tensor) -> Any:
-    """A tensor as the library under safetensors.torch takes it, which would take it through NumPy."""
+    """Argument for safetensors' core; safetensors.torch would need NumPy."""
     dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
     if hasattr(safetensors, "TensorSpec"):
         return safetensors.TensorSpec(dtype=dtype, shape=shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
@@ -52,8 +52,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     with safe_open(path, framework="pt") as file:
         pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
-        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-    # A copy: the file aligns to 8 bytes, and torch reads complex128 by 16, which ends in a segmentation fault where it is not.
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    # Copy: the file aligns to 8 bytes; torch reads complex128 by 16 bytes, and would crash.
     return {name: torch.view_as_complex(tensor.clone()) if name in pairs else tensor for name, tensor in tensors.items()}
 
 
@@ -63,7 +63,7 @@ def read_samples(path: Path) -> list[dict[str, Tensor]]:
     Keys are input names (one set), or `<index>/<name>` with indices from 0 (several sets).
 
     Raises:
-        SpecError: the file cannot be read, is of another kind, or its keys do not form sets; code CP-SAMPLES.
+        SpecError: the file cannot be read, has another format, or its keys do not form sets; code CP-SAMPLES.
     """
     try:
         flat = _read_tensors(path)
@@ -83,6 +83,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             import numpy as np
         except ImportError:
             raise MissingDependencyError("reading .npz needs numpy; pip install numpy") from None
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # of a damaged file np.load keeps its own open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load would leak its own for a damaged file
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     raise ValueError(f"suffix {path.suffix!r} is unknown")

@@ -1,4 +1,4 @@
-"""Where tensors lie in memory, and how large they are; what is there under several names is counted once."""
+"""Addresses and sizes of tensors in memory; tied tensors are counted once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int] | None:
-    """Address and size in bytes of a tensor's memory; None where it is empty, or of a layout without such."""
+    """Address and size in bytes of a tensor's storage; None if it is empty, or the layout has no storage."""
     try:
         storage = tensor.untyped_storage()
         return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
@@ -20,53 +20,53 @@ def storage_of(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def address_of(tensor: Tensor) -> int | None:
-    """Where a tensor's memory begins; None where it has none, or is of a layout without such."""
+    """Address of a tensor's storage; None as for `storage_of`."""
     storage = storage_of(tensor)
     return None if storage is None else storage[0]
 
 
 def addresses_of(tensors: Iterable[Tensor]) -> frozenset[int]:
-    """Where the memory of tensors begins, of those that have any."""
+    """Addresses of the tensors that have storage."""
     return frozenset(address for tensor in tensors if (address := address_of(tensor)) is not None)
 
 
 def identity_of(tensor: Tensor) -> object:
-    """Equal for tensors that are the same memory."""
+    """Key that is equal for tensors on the same memory."""
     storage = storage_of(tensor)
     return id(tensor) if storage is None else (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.dtype)
 
 
 def tensors_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of tensors."""
+    """Total size of tensors in bytes."""
     different = {identity_of(tensor): tensor for tensor in tensors}.values()
     return sum(tensor.numel() * tensor.element_size() for tensor in different)
 
 
 def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers of a module by name; of tied ones each name."""
+    """Parameters and buffers of a module by name, tied ones under each name."""
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
 def program_tensors(program: Any) -> list[Tensor]:
-    """Parameters and buffers of a module, of tied ones each; or of an ExportedProgram with the constants that it lifted."""
+    """Parameters and buffers of a module; for an ExportedProgram also its lifted constants."""
     if isinstance(program, torch.export.ExportedProgram):
         return [value for value in (*program.state_dict.values(), *program.constants.values()) if isinstance(value, Tensor)]
     return [tensor for _, tensor in named_tensors(program)]
 
 
 def program_bytes(program: Any) -> int:
-    """Bytes of the tensors of a captured program."""
+    """Total size of a captured program's tensors in bytes."""
     return tensors_bytes(program_tensors(program))
 
 
 def dtypes_of(tensors: Iterable[Tensor]) -> frozenset[str]:
-    """The dtypes that weights among tensors may be packed in: `float32`. An integer that is no matrix is no weight."""
+    """Dtypes that weights among tensors may be packed in, for example `float32`; integers count only as matrices."""
     found = (tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() > 1)
     return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in found)
 
 
 def program_dtypes(program: torch.export.ExportedProgram) -> frozenset[str]:
-    """The dtypes that an exported program's weights may be packed in: its own, and those that it computes floating numbers in."""
+    """Dtypes that an exported program's weights may be packed in: its own, and those of its floating-point computations."""
     computed: list[Tensor] = []
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():

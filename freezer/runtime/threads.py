@@ -1,9 +1,8 @@
-"""The thread count of torch, set for a block and put back.
+"""Set torch's thread count for a block, and restore it.
 
-The count belongs to the thread that sets it: other threads that have used torch go on with their own, so calls from several Python
-threads do not disturb each other. One thing goes wrong all the same: a thread that uses torch for the first time starts with what
-was set last anywhere in the process, and keeps it. If a block is under way elsewhere just then, that is the block's count. A thread
-whose first use of torch is a block of its own is given the count that it would have had; of others nothing is known here.
+The count belongs to the thread that sets it, so calls from several Python threads do not affect each other. But a thread that uses
+torch for the first time inherits the count that was last set anywhere in the process, possibly by a block in another thread.
+`own_count` corrects this for threads that call it, or enter a block, before they use torch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 
 
 class _Known(threading.local):
-    """Whether this thread's count was looked at before."""
+    """Whether this thread has called `own_count`."""
 
     seen = False
 
@@ -25,33 +24,33 @@ class _Known(threading.local):
 _known = _Known()
 _lock = threading.Lock()
 _under_way: Counter[int] = Counter()
-"""For each count that blocks have set, how many of them have not ended."""
+"""Number of running blocks by the count they set."""
 _process_count: list[int] = []
-"""The one count that new threads started with before the first of the blocks under way; empty when there are none."""
+"""The count that new threads inherited before the first running block; empty without blocks."""
 
 
 def own_count() -> int:
-    """The thread count of torch in this thread; one that is new to torch takes none over from a block under way elsewhere."""
+    """Thread count of torch in this thread, not inherited from a block in another thread."""
     if not _known.seen:
         _known.seen = True
         with _lock:
             if _process_count:
-                # In a thread apart: what is set here would take the place of a count that this thread has of its own.
-                apart = threading.Thread(target=_mend, name="coldpress-threads", daemon=True)
-                apart.start()
-                apart.join()
+                # In another thread: setting the count here would replace a count that this thread has set itself.
+                fixer = threading.Thread(target=_fix_inherited, name="coldpress-threads", daemon=True)
+                fixer.start()
+                fixer.join()
     return torch.get_num_threads()
 
 
-def _mend() -> None:
-    """Let threads that are new to torch start with the process's count, where they would with one that a block has set."""
+def _fix_inherited() -> None:
+    """Let threads that are new to torch inherit the process's count, not a block's."""
     if _under_way[torch.get_num_threads()]:
         torch.set_num_threads(_process_count[0])
 
 
 @contextlib.contextmanager
 def threads(num_threads: int) -> Iterator[None]:
-    """Run with a number of intra-op threads, and put this thread's own number back."""
+    """Run with a number of intra-op threads, and restore this thread's own."""
     before = own_count()
     if before == num_threads:
         yield

@@ -1,4 +1,4 @@
-"""What `coldpress diff` found: every class against every other and against the reference. Imports no torch."""
+"""Result of `coldpress diff`: every class compared with every other and with the reference. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from rich.table import Table
 
 REFERENCE = "reference"
-"""What stands for the golden outputs where the name of a class could be."""
+"""Name of the golden outputs in place of a class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoldenInputs:
-    """One set of golden inputs: its sizes, and the classes that hold it."""
+    """One set of golden inputs: its sizes, and the classes that have it."""
 
     point: Mapping[str, int]
     classes: tuple[str, ...]
@@ -29,10 +29,10 @@ class DiffRow:
     """One output of one set of golden inputs, by two classes or by a class and the reference.
 
     Attributes:
-        set_index: of Difference.sets.
-        num_differing: elements of an integer or bool output that are not equal.
+        set_index: index in `Difference.sets`.
+        num_differing: unequal elements of an integer or bool output.
         error_ratio: rmse between the two, over the larger of the eager model's own errors; pooled where the gate pools.
-        bound: the sum of what each may be from the reference.
+        bound: sum of the rmse that the gate allows each to differ from the reference.
         problem: why they are apart; None where they are not.
     """
 
@@ -48,14 +48,14 @@ class DiffRow:
 
     @property
     def severity(self) -> tuple[bool, bool, float]:
-        """Orders rows: those that are apart are the worst, of them those without a figure, then by the error ratio."""
+        """Sort key: rows that are apart, of these first the ones without a figure; then by the error ratio."""
         ratio = self.error_ratio
         return self.problem is not None, self.problem is not None and ratio is None, ratio or 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two classes, or a class and the reference; `rows` is empty where they have no output of one set in common."""
+    """Two classes, or a class and the reference; `rows` is empty if they share no output of one set."""
 
     one: str
     other: str
@@ -63,7 +63,7 @@ class Pair:
 
     @property
     def apart(self) -> bool:
-        """Whether any output is further apart than both may be from the reference."""
+        """Whether any output exceeds its bound."""
         return any(row.problem for row in self.rows)
 
     @property
@@ -73,17 +73,17 @@ class Pair:
 
     @property
     def error_ratio(self) -> float | None:
-        """The worst of all outputs and sets; None where there is no floating-point output."""
+        """The largest of all outputs and sets; None without floating-point outputs."""
         return max((row.error_ratio for row in self.rows if row.error_ratio is not None), default=None)
 
     @property
     def num_differing(self) -> int:
-        """Elements of integer and bool outputs that are not equal, in all sets."""
+        """Unequal elements of integer and bool outputs, in all sets."""
         return sum(row.num_differing for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The pair as `--json` prints it; what is infinite is null."""
-        worst = None if self.worst is None else {name: _finite(value) for name, value in asdict(self.worst).items()}
+        """JSON form; infinite figures are null."""
+        worst = self.worst and {name: _finite(value) for name, value in asdict(self.worst).items()}
         return {
             "one": self.one,
             "other": self.other,
@@ -97,14 +97,15 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How far the classes of a version are apart.
+    """Result for one version.
 
     Attributes:
-        classes: those whose outputs are kept, sorted.
-        sets: all golden inputs that any of them holds.
-        pairs: every class against every other; to_reference: every class against the golden outputs.
-        not_compared: for each other class of the version, why not.
-        notes: what limits the figures.
+        classes: classes with recorded outputs, sorted.
+        sets: golden inputs of any of these classes.
+        pairs: every two classes.
+        to_reference: every class with the golden outputs.
+        not_compared: reasons for the other classes of the version.
+        notes: limits of the figures.
     """
 
     model: str
@@ -118,7 +119,7 @@ class Difference:
 
     @property
     def apart(self) -> bool:
-        """Whether any two classes are. The distance from the reference is what the gate judged, and is shown alone."""
+        """Whether any two classes are apart. The gate judged the distance from the reference; it is only shown."""
         return any(pair.apart for pair in self.pairs)
 
     @property
@@ -128,12 +129,12 @@ class Difference:
         return max(compared, key=lambda pair: pair.worst.severity if pair.worst else (False, False, 0.0), default=None)
 
     def where(self, row: DiffRow) -> str:
-        """An output and its golden inputs, for people."""
+        """An output and its golden inputs, as text."""
         sizes = str(self.sets[row.set_index])
         return f"output {row.output!r}, golden set {row.set_index}" + (f" ({sizes})" if sizes else "")
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """JSON form, for `--json`."""
         return {
             "model": self.model,
             "version": self.version,
@@ -152,7 +153,7 @@ def _finite(value: Any) -> Any:
 
 
 def matrix(found: Difference) -> Table:
-    """The worst error ratio of every two classes, and of every class against the reference. Columns are numbered as rows are."""
+    """The largest error ratio of every two classes, and of every class and the reference. Columns are numbered like rows."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("error ratio")
@@ -176,39 +177,37 @@ def _cell(pair: Pair) -> str:
 
 
 def sentences(found: Difference) -> Iterator[str]:
-    """What limits the matrix, and the pair that is furthest apart."""
+    """Notes on the matrix, and the pair that is furthest apart."""
     for name, why in found.not_compared.items():
         yield f"{name}: {why}"
     yield from found.notes
     for index, item in enumerate(found.sets):
         if len(item.classes) < len(found.classes):
             only, sizes = ", ".join(item.classes), f" ({item})" if str(item) else ""
-            yield f"golden set {index}{sizes} is of {only} alone: the others were judged with other inputs"
+            yield f"golden set {index}{sizes} is only in {only}: the others were judged with other inputs"
     for pair in found.pairs:
         if not pair.rows:
-            yield f"{pair.one} and {pair.other} keep no output of the same golden inputs: nothing tells how far they are apart"
+            yield f"{pair.one} and {pair.other} have no output for the same golden inputs and cannot be compared"
     if found.worst is not None and found.worst.worst is not None:
         pair, row = found.worst, found.worst.worst
         yield f"furthest apart: {pair.one} and {pair.other}: {found.where(row)}: {_figures(row)}"
     elif len(found.classes) < 2:
-        yield f"{len(found.classes)} class{'' if len(found.classes) == 1 else 'es'} with outputs: there is no pair to compare"
+        yield f"{len(found.classes)} class{'' if len(found.classes) == 1 else 'es'} with outputs: no pair to compare"
 
 
 def _figures(row: DiffRow) -> str:
     if row.error_ratio is None:
         return row.problem or f"all {row.num_elements} elements are equal"
-    allowed = f", rmse {row.rmse:.3g}, at most {row.bound:.3g} is allowed"
+    allowed = f", rmse {row.rmse:.3g}, allowed {row.bound:.3g}"
     return f"error ratio {row.error_ratio:.2f}, max abs err {row.max_abs_err:.3g}{allowed}"
 
 
 def problem(found: Difference) -> str:
-    """What is wrong with a version whose classes are apart, with every pair that is."""
-    pairs = []
-    for pair in found.pairs:
-        if pair.apart and pair.worst is not None:
-            pairs.append(f"{pair.one} and {pair.other}: {found.where(pair.worst)}: {pair.worst.problem}")
+    """Error message for a version whose classes are apart; lists every pair."""
+    apart = [(pair, row) for pair in found.pairs if pair.apart and (row := pair.worst)]
+    pairs = [f"{pair.one} and {pair.other}: {found.where(row)}: {row.problem}" for pair, row in apart]
     return (
-        f"{found.model}:{found.version} answers differently on different device classes: {'; '.join(pairs)}. That is more than the "
-        "gate allows both together: compare their recipes with `coldpress inspect --device-class`, and freeze anew the class that "
-        "is further from the reference"
+        f"{found.model}:{found.version} answers differently on different device classes: {'; '.join(pairs)}. This exceeds the sum "
+        "of what the gate allows both: compare their recipes with `coldpress inspect --device-class`, and freeze the class again "
+        "that is further from the reference"
     )

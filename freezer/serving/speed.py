@@ -1,8 +1,8 @@
-"""Speed: what serves here, timed against the portable artifact, and held to what both manifests promise.
+"""Compare the speed of the artifact that serves here with the portable artifact, and with what both manifests promise.
 
-An artifact can be right and many times too slow: its packed weights fit one instruction set and one thread count, and where oneDNN
-uses another, every call converts them or runs reference kernels. The judge timed the class's payload and the portable program
-against eager; the ratio of those two speedups is what is expected here, where no eager model is at hand.
+An artifact can be correct and many times too slow: its packed weights fit one instruction set and one thread count; elsewhere
+oneDNN converts them in every call or runs reference kernels. The judge timed both artifacts against eager. The ratio of these
+speedups is the expectation here, where no eager model is available.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from freezer.spec.inputs import bind
 from freezer.store.store import Store
 from freezer.timing.distinct_inputs import distinct_at
 from freezer.timing.meters import meter_of
-from freezer.timing.sampling import Sampling, sample, speedup
+from freezer.timing.sampling import sample, speedup
 
 LEAST_SHARE = 0.5
-"""Of the expected ratio: below it something is wrong, and not only another machine of the class."""
+"""Share of the expected ratio below which the check fails; machines of one class differ by less."""
 
 POLICY = SamplingPolicy(percentiles=("p50",))
-"""A judge's, but for the percentiles: a ratio of medians is all that is told."""
 
-HOW = "--store URI names the store that holds it, --portable DIR its folder (`coldpress pull --device-class portable`)"
+HOW = "use --store URI for its store, or --portable DIR for its folder (`coldpress pull --device-class portable`)"
 
 
 def check_speed(
@@ -51,75 +50,85 @@ def check_speed(
     """Time an artifact against the portable one, in this process, as it would serve.
 
     Args:
-        artifact: verified, and not refused here.
+        artifact: verified, and compatible with this process.
         portable: of the same model.
-        num_threads: that calls may use; both are timed with those of the payload that serves.
+        num_threads: that calls may use; both are timed with the count of the payload that serves.
         policy: of the sampling.
-        device: that the artifact serves on. The portable program is timed there too: on a GPU in the place of eager.
+        device: that both run on. On a GPU the portable program stands for eager.
 
     Raises:
-        SpeedError: it is below half of what the manifests promise, with what differs here; or the machine is too busy to tell.
-        UsageError: the manifests hold no figures to compare with.
+        SpeedError: the ratio is below half of the expected one (the message lists differences here), or the machine is too busy.
+        UsageError: the manifests have no speedup to compare with.
     """
     manifest, name = artifact.manifest, artifact.manifest.device_class
     if manifest.latency is None:
-        raise _no_figures(manifest)
+        raise _no_speedup(manifest)
     point = dict(manifest.latency.point)
-    models = {
-        item.manifest.device_class: open_artifact(item, num_threads, LoadOptions(canary=False, device=str(device)))
-        for item in (portable, artifact)
-    }
+    options = LoadOptions(canary=False, device=str(device))
+    models = {item.manifest.device_class: open_artifact(item, num_threads, options) for item in (portable, artifact)}
     num_threads = models[name].payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)
     inputs = [on_device(item, device) for item in _inputs(artifact, point)]
+    reset = manifest.recipe.reset
     with threads(num_threads), meter_of(device, policy) as meter:
-        calls = {name: _calls(model, inputs) for name, model in models.items()}
-        sampling = sample(calls, policy, _resets(models, manifest), meter)
-    rounds = len(sampling.samples_ms[name])
+        calls = {entrant: _calls(model, inputs) for entrant, model in models.items()}
+        resets = {entrant: model.preserved[reset] for entrant, model in models.items()} if reset else {}
+        sampling = sample(calls, policy, resets, meter)
+    num_rounds = len(sampling.samples_ms[name])
     if not sampling.stable:
         raise SpeedError(
-            f"{manifest.model} for {name}: its speed cannot be told: {rounds} undisturbed rounds were had within the time limit, "
-            f"{sampling.num_dropped} were disturbed by others, and at least {policy.min_rounds} are needed; stop what else runs on "
-            "these CPUs, and try again"
+            f"{manifest.model} for {name}: only {num_rounds} undisturbed rounds within the time limit ({sampling.num_dropped} "
+            f"dropped), expected at least {policy.min_rounds}; stop other processes on these CPUs, and try again"
         )
-    found = _checked(name, expected, sampling, policy, num_threads, point)
+    ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
+    found = SpeedCheck(
+        device_class=name,
+        expected=expected,
+        measured=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
+        num_threads=num_threads,
+        point=point,
+        median_ms={entrant: statistics.median(sampling.pooled(entrant)) for entrant in sampling.samples_ms},
+        num_rounds=num_rounds,
+        num_dropped=sampling.num_dropped,
+    )
     if found.measured < LEAST_SHARE * expected:
-        serve = partial(_once, models[name], inputs, num_threads)
-        differs = causes(manifest, portable.manifest, num_threads, serve, num_rounds=rounds, num_dropped=sampling.num_dropped)
-        reasons = "; ".join(differs) or "nothing that can be seen from here"
+        with threads(num_threads):
+            differences = causes(manifest, portable.manifest, found, _calls(models[name], inputs[:1])[0])
         raise SpeedError(
-            f"{manifest.model} for {name}: {found}; by the manifests it is {expected:.2f} times. It answers right, at less than "
-            f"half of its speed. What differs here: {reasons}",
+            f"{manifest.model} for {name}: {found}; by the manifests it is {expected:.2f} times. Its results are correct, at less "
+            f"than half of its speed. Differences here: {'; '.join(differences) or 'none found'}",
             check=found,
         )
     return found
 
 
 def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> float:
-    """How many times as fast as the portable artifact a class's is, by their manifests, with a thread count where that was judged.
+    """Speed of a class's artifact relative to the portable artifact by their manifests, for a thread count that was judged.
 
-    On a GPU, where the portable program was never judged, it is taken to be as fast as eager.
+    On a GPU the portable program was never judged, and counts as fast as eager.
 
     Raises:
-        UsageError: one of them holds no speedup over eager.
+        UsageError: a manifest has no speedup over eager.
     """
-    own, base = (speedup_over_eager(item, num_threads) for item in (manifest, portable))
+    own, base = (_speedup_over_eager(item, num_threads) for item in (manifest, portable))
     if device_class(manifest.device_class).kind == "cuda":
         base = 1.0
     if own is None or base is None:
-        raise _no_figures(manifest if own is None else portable)
+        raise _no_speedup(manifest if own is None else portable)
     return own / base
 
 
-def _no_figures(manifest: Manifest) -> UsageError:
+def _no_speedup(manifest: Manifest) -> UsageError:
     return UsageError(
-        f"{manifest.model} for {manifest.device_class}: the manifest holds no speedup over eager, so there is nothing to compare "
-        "with; judge it again on a machine that is not disturbed"
+        f"{manifest.model} for {manifest.device_class}: the manifest has no speedup over eager to compare with; judge it again on "
+        "an undisturbed machine"
     )
 
 
-def speedup_over_eager(manifest: Manifest, num_threads: int) -> float | None:
-    """The judged speedup, with this thread count if several were; the ratio of medians where the judge was too disturbed for it."""
+def _speedup_over_eager(manifest: Manifest, num_threads: int) -> float | None:
+    """The judged speedup for a thread count; the ratio of medians where the judge was too disturbed."""
     latency = manifest.latency
     if latency is None:
         return None
@@ -135,13 +144,13 @@ def speedup_over_eager(manifest: Manifest, num_threads: int) -> float | None:
 def portable_of(
     reference: str | Path, manifest: Manifest, *, store: str | None, portable: Path | None, stack: ExitStack
 ) -> Artifact:
-    """The portable artifact of the model that an artifact was made of.
+    """Find the portable artifact of the same model.
 
     Args:
-        reference, store: as of `load`.
-        manifest: of the artifact.
-        portable: its folder, where it is not to be taken from the store.
-        stack: what keeps fetched files as long as they are needed.
+        reference, store: see `load`.
+        manifest: of the artifact to compare.
+        portable: its folder; None to fetch it from the store.
+        stack: owns the temporary folder of fetched files.
 
     Raises:
         UsageError: there is none, or it is of another model.
@@ -151,27 +160,23 @@ def portable_of(
         if found.manifest.device_class != PORTABLE:
             raise UsageError(f"--portable {portable} is made for {found.manifest.device_class}, expected {PORTABLE}: {HOW}")
     elif folder_of(reference) is not None and store is None:
-        raise UsageError(f"{reference} is compared with the portable artifact, which is not in the folder: {HOW}")
+        raise UsageError(f"{reference}: the portable artifact is not in this folder: {HOW}")
     else:
-        version = f":{manifest.version}" if manifest.version is not None else ""
-        name = reference if folder_of(reference) is None else f"{manifest.model}{version}"
-        found = _fetched(str(name), store, stack)
+        number = f":{manifest.version}" if manifest.version is not None else ""
+        opened = Store.open(store or "store")
+        version = opened.version(str(reference) if folder_of(reference) is None else f"{manifest.model}{number}")
+        if PORTABLE not in version.images:
+            published = ", ".join(sorted(version.images))
+            raise UsageError(f"{version.model} has no {PORTABLE} artifact to compare with; published are {published}; {HOW}")
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
+        found = opened.materialize(version, PORTABLE, Path(scratch))
     if found.manifest.provenance.get("weights") != manifest.provenance.get("weights"):
         raise UsageError(f"{found.manifest.model}: the portable artifact was made of other weights than {reference}; {HOW}")
     return found
 
 
-def _fetched(name: str, store: str | None, stack: ExitStack) -> Artifact:
-    opened = Store.open(store or "store")
-    version = opened.version(name)
-    if PORTABLE not in version.images:
-        published = ", ".join(sorted(version.images))
-        raise UsageError(f"{name} has no {PORTABLE} artifact to be compared with; published are {published}; {HOW}")
-    return opened.materialize(version, PORTABLE, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))))
-
-
 def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
-    """Distinct inputs at the point that was judged: golden ones, some cut or repeated to size, then generated ones."""
+    """Distinct inputs at the judged point: golden inputs, cut or repeated to size, then generated ones."""
     manifest, golden = artifact.manifest, load_tensors(artifact.folder / GOLDEN_INPUTS)
     sets = [
         InputSet(point=dict(item.point), tensors={part.name: golden[f"{index}/{part.name}"] for part in manifest.inputs.tensors})
@@ -183,31 +188,3 @@ def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
 def _calls(model: FrozenModel, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
     bound = [bind(model.inputs, item.cloned()) for item in inputs]
     return [partial(model, *args, **kwargs) for args, kwargs in bound]
-
-
-def _once(model: FrozenModel, inputs: Sequence[InputSet], num_threads: int) -> None:
-    with threads(num_threads):
-        _calls(model, inputs[:1])[0]()
-
-
-def _resets(models: Mapping[str, FrozenModel], manifest: Manifest) -> dict[str, Callable[[], object]]:
-    reset = manifest.recipe.reset
-    return {name: model.preserved[reset] for name, model in models.items()} if reset else {}
-
-
-def _checked(
-    name: str, expected: float, sampling: Sampling, policy: SamplingPolicy, num_threads: int, point: Mapping[str, int]
-) -> SpeedCheck:
-    ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
-    return SpeedCheck(
-        device_class=name,
-        expected=expected,
-        measured=ratio.value,
-        low=ratio.low,
-        high=ratio.high,
-        num_threads=num_threads,
-        point=point,
-        median_ms={entrant: statistics.median(sampling.pooled(entrant)) for entrant in sampling.samples_ms},
-        num_rounds=len(sampling.samples_ms[name]),
-        num_dropped=sampling.num_dropped,
-    )

@@ -1,4 +1,4 @@
-"""Why an artifact may be slow here: what of this process and machine is not as it was where the artifact was judged."""
+"""Diagnose a slow artifact: differences between this process and machine and those of the judge."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from freezer.artifact.manifest import Manifest
+from freezer.errors import SpeedCheck
 from freezer.hardware.cgroups import available_cpus, cpu_quota
 from freezer.hardware.device_classes import device_class
 from freezer.runtime.fingerprint import host_fingerprint
@@ -27,80 +29,67 @@ THREAD_VARIABLES = (
     "OMP_WAIT_POLICY",
     "GOMP_CPU_AFFINITY",
 )
-PRELOAD = "LD_PRELOAD"
 MAX_KERNELS = 6
-"""Of one call, that a message lists."""
+"""Kernels of one call that a message lists."""
 
 _ISA = re.compile(r"^onednn_verbose,.*\bcpu,isa:(.+)$", re.MULTILINE)
 _EXECUTED = re.compile(r"^onednn_verbose,.*?\bexec,cpu,(\w+),([^,]+),", re.MULTILINE)
 
 
-def causes(
-    manifest: Manifest,
-    portable: Manifest,
-    num_threads: int,
-    serve: Callable[[], Any],
-    *,
-    num_rounds: int,
-    num_dropped: int,
-) -> tuple[str, ...]:
-    """What differs here, in sentences, the likeliest first.
+def causes(manifest: Manifest, portable: Manifest, timed: SpeedCheck, serve: Callable[[], Any]) -> tuple[str, ...]:
+    """List the differences, the most likely cause first.
 
     Args:
-        manifest, portable: of what was timed.
-        num_threads: that it was timed with.
-        serve: makes one call of the artifact, which is watched.
-        num_rounds, num_dropped: of the sampling.
+        manifest, portable: of the timed artifacts.
+        timed: the measurement.
+        serve: makes one call of the artifact.
     """
     judged: Mapping[str, Any] = manifest.provenance.get("host") or {}
-    here = host_fingerprint()
     return (
         *_isa(manifest, judged, serve),
-        *_threads(manifest, judged, num_threads),
-        *_preloads(judged),
-        *_load(num_rounds, num_dropped),
-        *_machine(manifest, portable, judged, here),
+        *_threads(manifest, judged, timed.num_threads),
+        *_changed(("LD_PRELOAD",), judged, "allocator and OpenMP runtime"),
+        *_load(timed),
+        *_machine(manifest, portable, judged),
     )
 
 
 def _isa(manifest: Manifest, judged: Mapping[str, Any], serve: Callable[[], Any]) -> Iterator[str]:
-    """Limits of the instruction set: as the environment has them, as the process was started with, and as oneDNN says."""
+    """Limits of the instruction set: in the environment, at the start of the process, and in oneDNN."""
     yield from _changed(ISA_VARIABLES, judged, "ISA limit")
     started = _environment_at_start()
     for name in ISA_VARIABLES:
-        if started.get(name) != os.environ.get(name):
-            now = os.environ.get(name)
+        now = os.environ.get(name)
+        if started.get(name) != now:
             yield (
-                f"ISA limit: the process was started with {_setting(name, started.get(name))}; {_setting(name, now)} now, but a "
-                "library keeps what it read first"
+                f"ISA limit: the process was started with {_setting(name, started.get(name))}, and has {_setting(name, now)} now; "
+                "libraries use the first value they read"
             )
-    isa, kernels = onednn_says(serve)
+    isa, kernels = onednn_verbose(serve)
     packed_for = device_class(manifest.device_class).limits.get("ONEDNN_MAX_CPU_ISA")
     if isa and packed_for and _family(isa) != _family(packed_for):
-        used = sorted(kernels, key=lambda name: -kernels[name])[:MAX_KERNELS]
+        used = ", ".join(f"{count} {name}" for name, count in kernels.most_common(MAX_KERNELS))
         yield (
             f"ISA limit: oneDNN uses {isa} in this process, and the weights are packed for {packed_for}; a call runs "
-            f"{', '.join(f'{kernels[name]} {name}' for name in used) or 'no kernel of oneDNN'}"
+            f"{used or 'no kernel of oneDNN'}"
         )
 
 
 def _family(isa: str) -> str:
-    """Which instructions one of oneDNN's names stands for, `Intel AVX-512 with DL Boost` as `AVX512_CORE_VNNI` does."""
-    plain = isa.upper().replace("-", "")
-    return next((family for family in ("AVX512", "AVX10", "AVX2", "AVX", "SSE4") if family in plain), plain).replace(
-        "AVX10", "AVX512"
-    )
+    """Instruction set of oneDNN's name: AVX512 for `Intel AVX-512 with DL Boost`, `AVX512_CORE_VNNI` and AVX10."""
+    plain = isa.upper().replace("-", "").replace("AVX10", "AVX512")
+    return next((family for family in ("AVX512", "AVX2", "AVX", "SSE4") if family in plain), plain)
 
 
-def onednn_says(serve: Callable[[], Any]) -> tuple[str | None, dict[str, int]]:
-    """The instruction set that oneDNN uses in this process, and the kernels of one call, each with its count.
+def onednn_verbose(serve: Callable[[], Any]) -> tuple[str | None, Counter[str]]:
+    """The instruction set that oneDNN uses in this process, and the kernels of one call with their counts.
 
-    oneDNN prints both to the process's own stdout, which goes to a file meanwhile.
+    oneDNN prints to stdout of the process, which is redirected to a file meanwhile.
     """
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(1)
+        stdout = os.dup(1)
         libc.fflush(None)
         os.dup2(file.fileno(), 1)
         try:
@@ -108,15 +97,12 @@ def onednn_says(serve: Callable[[], Any]) -> tuple[str | None, dict[str, int]]:
                 serve()
         finally:
             libc.fflush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(stdout, 1)
+            os.close(stdout)
         file.seek(0)
         text = file.read().decode(errors="replace")
     found = _ISA.search(text)
-    kernels: dict[str, int] = {}
-    for kind, name in _EXECUTED.findall(text):
-        kernels[f"{kind} {name}"] = kernels.get(f"{kind} {name}", 0) + 1
-    return found.group(1) if found else None, kernels
+    return found.group(1) if found else None, Counter(f"{kind} {name}" for kind, name in _EXECUTED.findall(text))
 
 
 def _threads(manifest: Manifest, judged: Mapping[str, Any], num_threads: int) -> Iterator[str]:
@@ -126,46 +112,41 @@ def _threads(manifest: Manifest, judged: Mapping[str, Any], num_threads: int) ->
         yield f"threads: {num_threads} here, {' or '.join(str(count) for count in counts)} where it was judged"
     allowed = len(os.sched_getaffinity(0))
     if allowed < num_threads:
-        yield f"threads: {num_threads} share {allowed} CPUs, which is all that the affinity of this process allows"
+        yield f"threads: {num_threads} share the {allowed} CPUs of this process's affinity"
     quota = cpu_quota()
     if quota is not None and quota < num_threads:
-        yield f"threads: {num_threads} share a quota of {quota:g} CPUs, which the control group of this process sets"
+        yield f"threads: {num_threads} share a quota of {quota:g} CPUs, set by this process's control group"
     yield from _changed(THREAD_VARIABLES, judged, "threads")
 
 
-def _preloads(judged: Mapping[str, Any]) -> Iterator[str]:
-    """Allocators and OpenMP runtimes, which are chosen by preloading them."""
-    yield from _changed((PRELOAD,), judged, "allocator and OpenMP runtime")
+def _load(timed: SpeedCheck) -> Iterator[str]:
+    if timed.num_dropped:
+        load, total = os.getloadavg()[0], timed.num_rounds + timed.num_dropped
+        yield f"load: others disturbed {timed.num_dropped} of {total} rounds (load {load:.1f} on {available_cpus()} CPUs)"
 
 
-def _load(num_rounds: int, num_dropped: int) -> Iterator[str]:
-    if num_dropped:
-        load, cpus = os.getloadavg()[0], available_cpus()
-        yield f"load: others disturbed {num_dropped} of {num_rounds + num_dropped} rounds (load {load:.1f} on {cpus} CPUs)"
-
-
-def _machine(manifest: Manifest, portable: Manifest, judged: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    made_with = manifest.toolchain.get("torch")
+def _machine(manifest: Manifest, portable: Manifest, judged: Mapping[str, Any]) -> Iterator[str]:
+    here, made_with = host_fingerprint(), manifest.toolchain.get("torch")
     if made_with != torch.__version__:
         yield f"torch: {torch.__version__} here, {made_with} where it was made"
     if judged.get("cpu") and judged["cpu"] != here["cpu"]:
         yield f"CPU: {here['cpu']} here, {judged['cpu']} where it was judged"
     best, there = here["classes"][0], next(iter(judged.get("classes") or ()), None)
     if there and best != there:
-        yield f"class: this process runs {best} at best, that of its judge {there}"
+        yield f"class: this process runs {best} at best, the judge's ran {there}"
     other = portable.provenance.get("host") or {}
     counts = {item.latency.num_threads if item.latency else None for item in (manifest, portable)}
     if other.get("cpu") != judged.get("cpu") or len(counts) > 1:
         yield "expectation: the portable artifact was judged on another CPU or with another thread count than this one"
 
 
-def _changed(names: tuple[str, ...], judged: Mapping[str, Any], what: str) -> Iterator[str]:
-    """Variables that have another value here than where the artifact was judged, as far as the manifest records them."""
+def _changed(names: tuple[str, ...], judged: Mapping[str, Any], topic: str) -> Iterator[str]:
+    """Variables whose values here differ from those that the manifest records."""
     there: Mapping[str, str] = judged.get("environment") or {}
     for name in names:
         if os.environ.get(name) != there.get(name):
             recorded = f"{_setting(name, there[name])} where it was judged" if name in there else "none in the manifest"
-            yield f"{what}: {_setting(name, os.environ.get(name))} here, {recorded}"
+            yield f"{topic}: {_setting(name, os.environ.get(name))} here, {recorded}"
 
 
 def _setting(name: str, value: str | None) -> str:
@@ -173,6 +154,6 @@ def _setting(name: str, value: str | None) -> str:
 
 
 def _environment_at_start() -> dict[str, str]:
-    """The environment that the process was started with, which may have been changed since."""
+    """Environment that the process was started with."""
     pairs = (pair.partition("=") for pair in Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0"))
     return {name: value for name, equals, value in pairs if equals}

@@ -1,7 +1,7 @@
-"""Meters: what times a call, and tells whether others disturbed the hardware meanwhile; one of a CPU and one of a GPU.
+"""Meters time calls, and detect whether other processes disturbed the CPU or GPU meanwhile.
 
-On a GPU, events of the device around the call say how long it took: from when the device was free until it had done all of it, of
-which the call's own launching is part. The device is waited for after every call, so that no call is hidden behind another.
+On a GPU, device events around a call measure it, including its launches. The meter waits for the device after every call, so that
+calls do not overlap.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,64 +25,64 @@ class Meter(Protocol):
     """Times calls on one piece of hardware."""
 
     def timed_ms(self, call: Callable[[], Any]) -> float:
-        """What a call takes, in milliseconds."""
+        """Time a call, in milliseconds."""
 
     def begin(self) -> None:
-        """One round, or several short ones, begin."""
+        """Begin one round, or several short ones."""
 
     def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether others used the hardware in these rounds, more than the policy allows."""
+        """Whether other processes used the hardware in these rounds more than the policy allows."""
 
     def facts(self) -> dict[str, Any] | None:
-        """What was seen of the hardware over all rounds, for the manifest; None where there is nothing to tell."""
+        """State of the hardware over all rounds, for the manifest; None without such."""
 
 
 class CpuMeter:
-    """Times calls by the clock of the process; others that use its CPUs disturb."""
+    """Times calls by the process's clock; other processes on its CPUs disturb."""
 
     def __init__(self, policy: SamplingPolicy) -> None:
         self._policy = policy
         self._before = _CpuTimes.read()
 
     def timed_ms(self, call: Callable[[], Any]) -> float:
-        """What a call takes, in milliseconds."""
+        """Time a call, in milliseconds."""
         started = time.perf_counter_ns()
         call()
         return (time.perf_counter_ns() - started) / 1e6
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begin a round."""
         self._before = _CpuTimes.read()
 
     def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether others used the CPUs."""
+        """Whether other processes used the CPUs."""
         return _CpuTimes.read().disturbed_since(self._before, self._policy)
 
     def facts(self) -> dict[str, Any] | None:
-        """The judge records what there is to tell of a CPU."""
+        """None: the judge records the CPU."""
         return None
 
 
 class DeviceEvent(Protocol):
-    """A mark in a device's stream of work: torch.cuda.Event with timing."""
+    """Interface of torch.cuda.Event with timing."""
 
     def record(self) -> None:
-        """Mark what was given to the device until now."""
+        """Record the event in the current stream."""
 
     def synchronize(self) -> None:
-        """Wait until the device has come to the mark."""
+        """Wait until the device reaches the event."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this mark to a later one."""
+        """Milliseconds from this event to a later one."""
 
 
 class GpuMeter(CpuMeter):
-    """Times calls by events of a GPU; others that compute on it disturb, and those that use the CPUs, which launch its kernels.
+    """Times calls by events of a GPU; other processes on it, or on the CPUs that launch its kernels, disturb.
 
     Args:
         policy: of the sampling.
-        new_event: an event of the GPU.
-        read: how the GPU is doing; None where NVML does not tell it.
+        new_event: makes an event of the GPU.
+        read: reads the state of the GPU; None without NVML.
     """
 
     def __init__(self, policy: SamplingPolicy, new_event: Callable[[], DeviceEvent], read: Callable[[], Reading] | None) -> None:
@@ -91,7 +92,7 @@ class GpuMeter(CpuMeter):
         self._num_shared = 0
 
     def timed_ms(self, call: Callable[[], Any]) -> float:
-        """What a call takes on the device, in milliseconds."""
+        """Time a call on the device, in milliseconds."""
         self._start.record()
         call()
         self._end.record()
@@ -99,19 +100,19 @@ class GpuMeter(CpuMeter):
         return self._start.elapsed_time(self._end)
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begin a round."""
         super().begin()
         self._note()
 
     def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether another process was on the GPU when the round began or ended, or others used the CPUs."""
+        """Whether another process was on the GPU at the start or end of the round, or used the CPUs."""
         self._note()
         shared = any(reading.others for reading in self._readings[-2:])
         self._num_shared += num_rounds * shared
         return shared or super().disturbed()
 
     def facts(self) -> dict[str, Any]:
-        """Clocks, temperatures and what throttled, from the least to the most seen; and the rounds that others disturbed."""
+        """Ranges of clocks and temperatures, throttling reasons, and the number of shared rounds."""
         if self._read is None:
             return {"timed_by": "device events", "watched": False}
         throttled = dict.fromkeys(text for reading in self._readings for text in reading.throttled)
@@ -131,19 +132,19 @@ class GpuMeter(CpuMeter):
         try:
             self._readings.append(self._read())
         except NvmlError:
-            self._read = None  # what was seen until then is no answer: the facts say that it was not watched
+            self._read = None  # facts() then reports "watched": False
 
 
 @contextlib.contextmanager
 def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[Meter]:
-    """The meter of a device, for the time of a block, in which a GPU is the current one."""
+    """The meter of a device; a GPU is the current one within the block."""
     if device.type != "cuda":
         yield CpuMeter(policy)
         return
     nvml, uuid = _opened(), nvml_uuid(device)
     try:
         with current(device):
-            read = None if nvml is None or uuid is None else _reader(nvml, uuid)
+            read = None if nvml is None or uuid is None else partial(nvml.reading, uuid)
             yield GpuMeter(policy, lambda: torch.cuda.Event(enable_timing=True), read)
     finally:
         if nvml is not None:
@@ -157,10 +158,6 @@ def _opened() -> Nvml | None:
         return None
 
 
-def _reader(nvml: Nvml, uuid: str) -> Callable[[], Reading]:
-    return lambda: nvml.reading(uuid)
-
-
 def _range(values: Any) -> list[int] | None:
     known = [value for value in values if value is not None]
     return [min(known), max(known)] if known else None
@@ -168,7 +165,7 @@ def _range(values: Any) -> list[int] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _CpuTimes:
-    """CPU seconds since boot of the CPUs that this process may use: by anyone, stolen by the hypervisor, and of this process."""
+    """CPU seconds since boot of the CPUs that this process may use: busy, stolen by the hypervisor, and of this process."""
 
     at: float
     num_cpus: int
@@ -190,7 +187,7 @@ class _CpuTimes:
         return cls(at=time.monotonic(), num_cpus=len(cpus), busy_s=busy / tick, steal_s=steal / tick, own_s=time.process_time())
 
     def disturbed_since(self, before: _CpuTimes, policy: SamplingPolicy) -> bool:
-        """Whether others used more of the CPUs since `before` than the policy allows; two clock ticks are forgiven."""
+        """Whether others used more of the CPUs since `before` than the policy allows; two clock ticks are ignored."""
         available = max((self.at - before.at) * self.num_cpus, 1e-6)
         others = (self.busy_s - before.busy_s) - (self.own_s - before.own_s) - 0.02
         stolen = self.steal_s - before.steal_s - 0.01

@@ -1,12 +1,11 @@
-"""Latency: everything that is compared runs in one process, interleaved, in a fresh random order every round.
+"""Sample latency: all entrants run interleaved in one process, in a new random order every round.
 
-The rules: warm up until stable; sample in rounds of blocks; stop when each of the last 3 windows' means is within 10% of theirs and
-every percentile has its count, or at the time limit; drop and count rounds that the rest of the machine disturbed; pool raw
-samples. A percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
+Warm up until stable. Sample in rounds of one block per entrant. Drop and count disturbed rounds. Stop when the means of the last 3
+windows are within 10% of their mean and every percentile has enough samples, or at the time limit. Pool the raw samples. A
+percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
 
-A block ends by the time that its calls have taken, not by their number: of a number that was found while others ran, or before they
-did, rounds would last a millisecond or many seconds. Rounds too short for the kernel's clock ticks to tell who else ran are held
-against the disturbance together, until they last TELLING_S.
+A block has a duration, not a number of calls: a number found while the machine was busier or quieter would make rounds last a
+millisecond or many seconds. Rounds too short for the kernel's clock ticks are checked for disturbance together, every TELLING_S.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from freezer.limits import SamplingPolicy
 from freezer.timing.meters import CpuMeter, Meter
 
 WARM_UP_BLOCK = 100
-"""Calls of the warm-up after which a state is reset."""
+"""Warm-up calls between resets of a state."""
 
 MOST_CALLS = 1000
-"""Of a block."""
+"""Maximum calls of a block."""
 
 TELLING_S = 0.1
-"""What rounds that are held against the disturbance together last at least: CPU times come in ticks of 10 ms, two are forgiven."""
+"""Least duration of rounds that are checked for disturbance: CPU times have ticks of 10 ms, of which two are ignored."""
 
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
@@ -41,11 +40,11 @@ class Sampling:
     """Raw samples of all entrants.
 
     Attributes:
-        samples_ms: by entrant, for each kept round the latency of each call in milliseconds.
-        num_dropped: rounds that were disturbed.
-        settled: whether sampling stopped because everything was stable, not at the time limit.
-        stable: whether enough undisturbed rounds were had.
-        device: of a GPU, its clocks, temperature and throttling over all rounds, and what disturbed it; None of a CPU.
+        samples_ms: latency of each call in milliseconds, by entrant and kept round.
+        num_dropped: disturbed rounds.
+        settled: whether sampling stopped because the means were stable, not at the time limit.
+        stable: whether there were enough undisturbed rounds.
+        device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
     """
 
     samples_ms: Mapping[str, Sequence[Sequence[float]]]
@@ -59,7 +58,7 @@ class Sampling:
         return [sample for block in self.samples_ms[name] for sample in block]
 
     def percentiles(self, name: str, policy: SamplingPolicy) -> dict[str, float | None]:
-        """The percentiles of an entrant in milliseconds; None where there are too few samples."""
+        """Percentiles of an entrant in milliseconds; None with too few samples."""
         pooled = sorted(self.pooled(name))
         return {key: _percentile(pooled, key) if len(pooled) >= MIN_SAMPLES[key] else None for key in policy.percentiles}
 
@@ -82,11 +81,11 @@ def sample(
     """Time all entrants side by side.
 
     Args:
-        entrants: by name, calls with distinct inputs that are rotated, so that no cache serves a repeated one.
-        policy: how long and how often.
-        resets: by name, what brings an entrant's state back, untimed, before its warm-up and before each of its blocks: a state
-            that grows would make later calls slower, and most so those of the fastest entrant, which makes the most calls.
-        meter: times calls, and tells whether a round was disturbed; by default that of a CPU.
+        entrants: calls by name, with distinct inputs that rotate, so that caches do not help.
+        policy: durations and counts.
+        resets: resets of an entrant's state by name, untimed, before its warm-up and each block. A growing state would slow down
+            later calls, most of all for the fastest entrant, which makes the most calls.
+        meter: times calls and detects disturbance; a CpuMeter by default.
     """
     resets, meter = resets or {}, meter or CpuMeter(policy)
     for name, calls in entrants.items():
@@ -134,13 +133,13 @@ def sample(
 
 
 def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy) -> Speedup:
-    """The speedup over eager with a 95% confidence interval by paired bootstrap over rounds.
+    """Speedup over eager, with a 95% confidence interval by paired bootstrap over rounds.
 
     Args:
         sampling: of both.
         candidate, eager: names of entrants.
-        num_candidates: that compete; the interval is widened to hold for all of them at once (Bonferroni).
-        policy: number of resamples and seed.
+        num_candidates: competing candidates; the interval is widened to hold for all of them at once (Bonferroni).
+        policy: number of resamples, and seed.
     """
     theirs = torch.tensor([statistics.median(block) for block in sampling.samples_ms[candidate]], dtype=torch.float64)
     eagers = torch.tensor([statistics.median(block) for block in sampling.samples_ms[eager]], dtype=torch.float64)
@@ -172,7 +171,7 @@ def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: 
 
 
 def _block(calls: Sequence[Callable[[], Any]], first: int, block_ms: float, meter: Meter) -> tuple[list[float], int]:
-    """What calls take in turn, from the `first` on, until that comes to a block; and which is next."""
+    """Latencies of one block of calls that starts with call `first`, and the index of the next call."""
     taken: list[float] = []
     left_ms = block_ms
     while left_ms > 0 and len(taken) < MOST_CALLS:
@@ -182,7 +181,7 @@ def _block(calls: Sequence[Callable[[], Any]], first: int, block_ms: float, mete
 
 
 def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
-    """Whether every entrant has its counts, and each of its last 3 windows' means is within 10% of their mean."""
+    """Whether every entrant has enough samples, and the means of its last 3 windows are within 10% of their mean."""
     needed = max(MIN_SAMPLES[key] for key in policy.percentiles)
     window = max(1, len(rounds) // 4)
     for name in rounds[0]:

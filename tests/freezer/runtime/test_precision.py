@@ -1,4 +1,4 @@
-"""Full precision of float32, whatever a process has set: while something is built or judged, and not a moment longer."""
+"""Full float32 precision while building and judging, regardless of the process's settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def put_back() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("lessened", [by_operation, for_all, by_the_older_name])
-def test_a_block_computes_in_full_precision_and_the_process_goes_on_as_it_was(lessened: Callable[[], None]) -> None:
+def test_a_block_restores_the_processs_precision(lessened: Callable[[], None]) -> None:
     lessened()
     before = precisions()
     assert "bf16" in before.values()
@@ -52,14 +52,14 @@ def test_a_block_computes_in_full_precision_and_the_process_goes_on_as_it_was(le
     assert precisions() == before
     torch._C._set_fp32_precision_setter("mkldnn", "all", "none")
     inherited = set() if lessened is for_all else {"bf16"}
-    assert set(precisions().values()) - {"none", "ieee"} == inherited, "what is set for all operations is set for none of its own"
+    assert set(precisions().values()) - {"none", "ieee"} == inherited
 
 
 SEEN: list[str] = []
 
 
 class Looking(nn.Module):
-    """Notes what precision its products would have, whenever Python runs it."""
+    """Records the precision of products in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Looking(nn.Module):
 
 
 def test_eager_is_judged_in_full_precision(tmp_path: Path) -> None:
-    """Its error would be large otherwise, and any candidate's small beside it."""
+    """Otherwise eager's error would be large, and hide the candidates' drift."""
     subject = subject_of(seeded(Looking), {"x": random_inputs(2, 4)})
     candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "candidate")
     by_operation()

@@ -1,4 +1,4 @@
-"""What freezing preserved: attributes are read and set, methods called, at the model and at its submodules; the rest is refused."""
+"""Preserved attributes and methods of models and submodules; refused methods of nn.Module."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ METHODS = ("encode", "describe", "upgrade")
 
 
 def lowered(model: nn.Module, preserve: Sequence[str], settings: Mapping[str, Any], path: Path) -> None:
-    """A payload of the model's script, made as a recipe's settings say."""
+    """Build a payload of the scripted model with a recipe's settings."""
     with torchscript_deprecations_silenced():
         program = torch.jit.script(copy.deepcopy(model))
     captured = Captured(name="script", program=program, convention="native", preserve=tuple(preserve))
@@ -71,7 +71,7 @@ def versioned(kind: str, tmp_path: Path) -> FrozenModel:
 
 
 def source_of(model: type[nn.Module]) -> Any:
-    """The source, whose attributes and methods mypy does not follow."""
+    """The source, untyped."""
     return seeded(model)
 
 
@@ -86,7 +86,7 @@ def near(kind: str, got: Tensor, expected: Tensor) -> None:
 # Attributes
 
 
-def test_attributes_are_read_as_the_sources(versioned: FrozenModel) -> None:
+def test_attributes_are_read(versioned: FrozenModel) -> None:
     assert (versioned.version, versioned.title, versioned.enabled, versioned.bias) == (1, "first", True, 0.5)
     assert (versioned.names, versioned.sizes) == (["a", "b"], {"a": 1})
     assert torch.equal(versioned.offset, torch.zeros(4))
@@ -95,7 +95,7 @@ def test_attributes_are_read_as_the_sources(versioned: FrozenModel) -> None:
     assert {"version", "sub", "encode"} <= set(dir(versioned))
 
 
-def test_what_is_set_is_what_later_calls_compute_with(kind: str, versioned: FrozenModel) -> None:
+def test_set_attributes_change_later_calls(kind: str, versioned: FrozenModel) -> None:
     source = source_of(Versioned)
     near(kind, versioned(X), source(X).detach())
     for model in (versioned, source):
@@ -114,7 +114,7 @@ def test_what_is_set_is_what_later_calls_compute_with(kind: str, versioned: Froz
     near(kind, versioned(X), source(X).detach())
 
 
-def test_a_name_of_the_frozen_models_own_is_reached_by_index(kind: str, versioned: FrozenModel) -> None:
+def test_colliding_names_are_reached_by_index(kind: str, versioned: FrozenModel) -> None:
     source = source_of(Versioned)
     assert versioned.inputs is not versioned.preserved["inputs"]
     assert versioned.preserved["inputs"] == 7
@@ -130,7 +130,7 @@ def test_a_name_of_the_frozen_models_own_is_reached_by_index(kind: str, versione
         versioned.ladder = ()
 
 
-def test_attributes_two_submodules_down_are_reached(kind: str, tmp_path: Path) -> None:
+def test_attributes_of_nested_submodules(kind: str, tmp_path: Path) -> None:
     model = served(seeded(Versioned), X, ("holder.part.scale", "sub.version"), kind, tmp_path)
     source = source_of(Versioned)
     assert model.holder.part.scale == 2.0
@@ -138,16 +138,16 @@ def test_attributes_two_submodules_down_are_reached(kind: str, tmp_path: Path) -
     near(kind, model(X), source(X).detach())
     assert repr(model.holder) == "PreservedPart(holder)"
     with pytest.raises(
-        NotPreservedError, match=r"no attribute or method 'holder\.part\.version'; it kept holder\.part\.scale, sub\.v"
+        NotPreservedError, match=r"no attribute or method 'holder\.part\.version'; it has holder\.part\.scale, sub\.v"
     ):
         _ = model.holder.part.version
     with pytest.raises(NotPreservedError, match=r"'holder\.other'"):
         model.holder.other = 1
 
 
-def test_what_was_not_preserved_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_other_attributes_raise_with_a_remedy(tmp_path: Path) -> None:
     model = served(seeded(Versioned), X, ("version", "describe"), "torchscript-frozen", tmp_path)
-    message = r"no attribute or method 'title'; it kept version, describe\. Freeze the model anew with `preserve: \[title\]`"
+    message = r"no attribute or method 'title'; it has version, describe\. Freeze the model again with `preserve: \[title\]`"
     with pytest.raises(AttributeError, match=message) as caught:
         _ = model.title
     assert isinstance(caught.value, NotPreservedError)
@@ -155,7 +155,7 @@ def test_what_was_not_preserved_is_an_error_that_says_what_to_do(tmp_path: Path)
     assert not hasattr(model, "title")
     assert not hasattr(model, "__array__")
     with pytest.raises(
-        NotPreservedError, match=r"no attribute 'title'; what can be set is version\. Freeze .* `preserve: \[title\]`"
+        NotPreservedError, match=r"no attribute 'title'; only these can be set: version\. Freeze .* `preserve: \[title\]`"
     ):
         model.title = "second"
     with pytest.raises(NotPreservedError, match="'title'"):
@@ -164,22 +164,16 @@ def test_what_was_not_preserved_is_an_error_that_says_what_to_do(tmp_path: Path)
     assert (len(model.preserved), repr(model.preserved)) == (2, "Preserved(version, describe)")
 
 
-def test_a_model_that_kept_nothing_says_so(tmp_path: Path) -> None:
-    model = served(seeded(Versioned), X, (), "torchscript-frozen", tmp_path)
-    with pytest.raises(NotPreservedError, match=r"'version'; it kept none of its source's\. Freeze"):
-        model.version = 2
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("version", "two", "'version': got str, expected what it is now: int"),
-        ("offset", 1.0, "'offset': got float, expected what it is now: Tensor"),
-        ("names", [1], "'names': got list, expected what it is now: list"),
-        ("encode", None, "'encode' is a method of the frozen model, which cannot be set; call it"),
+        ("version", "two", "'version': got str, expected its current type int"),
+        ("offset", 1.0, "'offset': got float, expected its current type Tensor"),
+        ("names", [1], "'names': got list, expected its current type list"),
+        ("encode", None, "'encode' is a method of the frozen model, which can be called, but not set"),
     ],
 )
-def test_a_value_of_another_type_cannot_be_set(versioned: FrozenModel, name: str, value: object, message: str) -> None:
+def test_values_of_other_types_are_refused(versioned: FrozenModel, name: str, value: object, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         setattr(versioned, name, value)
 
@@ -187,7 +181,7 @@ def test_a_value_of_another_type_cannot_be_set(versioned: FrozenModel, name: str
 # Methods
 
 
-def test_methods_take_and_give_what_the_sources_do(kind: str, versioned: FrozenModel) -> None:
+def test_methods_are_called(kind: str, versioned: FrozenModel) -> None:
     source = source_of(Versioned)
     near(kind, versioned.encode(X), source.encode(X).detach())
     near(kind, versioned.encode(X, factor=2.0), source.encode(X, 2.0).detach())
@@ -211,7 +205,7 @@ def test_methods_run_with_the_payloads_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_a_payload_that_lacks_what_it_should_have_does_not_open(tmp_path: Path) -> None:
+def test_a_payload_without_a_preserved_name_raises(tmp_path: Path) -> None:
     model = served(seeded(Number), random_inputs(2, 4), (), "torchscript-frozen", tmp_path)
     opened, structure = model._choice._payloads, OutputStructure(kind="tensor")
     options = CallOptions(preserve=("reset",))
@@ -221,11 +215,11 @@ def test_a_payload_that_lacks_what_it_should_have_does_not_open(tmp_path: Path) 
         FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened * 2, options=options)
 
 
-# The lowering
+# Lowering
 
 
 @pytest.mark.parametrize("recipe", ["torchscript-exact", "torchscript-frozen"])
-def test_preserved_methods_are_optimized_as_forward_is(recipe: str, tmp_path: Path) -> None:
+def test_preserved_methods_are_optimized(recipe: str, tmp_path: Path) -> None:
     model = served(seeded(Versioned), X, ("encode",), recipe, tmp_path)
     module = model.preserved._module
     folded = recipe == "torchscript-frozen"
@@ -234,7 +228,7 @@ def test_preserved_methods_are_optimized_as_forward_is(recipe: str, tmp_path: Pa
     assert list(module.parameters()) == []
 
 
-def test_what_is_optimized_at_load_keeps_what_was_preserved(tmp_path: Path) -> None:
+def test_optimizing_at_load_keeps_preserved_names(tmp_path: Path) -> None:
     model = served(seeded(Versioned), X, ("encode", "version", "sub.version"), "torchscript-optimized", tmp_path)
     assert (model.version, model.sub.version) == (1, 3)
     graphs = [str(method.graph) for method in (model.preserved._module.forward, model.preserved._module.encode)]
@@ -244,30 +238,22 @@ def test_what_is_optimized_at_load_keeps_what_was_preserved(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
 @pytest.mark.parametrize("name", ["tokenizer", "plain", "sub.bump"])
-def test_what_no_graph_keeps_is_told(recipe: str, name: str, tmp_path: Path) -> None:
+def test_names_outside_the_graph_raise(recipe: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=rf"{name} is not in the graph that .* gave, and cannot be preserved") as caught:
         lowered(seeded(Versioned), (name,), RECIPES[recipe].settings, tmp_path / "all.pt")
     assert caught.value.code == "CP-PRESERVE"
     assert not (tmp_path / "all.pt").exists()
 
 
-def test_a_constant_is_read_and_cannot_be_set(kind: str, tmp_path: Path) -> None:
+def test_constants_cannot_be_set(kind: str, tmp_path: Path) -> None:
     model = served(seeded(Constant), X, ("rate",), kind, tmp_path)
     assert model.rate == 16
-    with pytest.raises(ContractError, match=r"'rate' is a constant \(Final\) of the source, which can be read alone"):
+    with pytest.raises(ContractError, match=r"'rate' is a constant \(Final\) of the source and cannot be set"):
         model.rate = 8
 
 
-def test_a_script_in_training_mode_is_put_into_eval(tmp_path: Path) -> None:
-    source = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9)).train()
-    x = random_inputs(2, 4)
-    lowered(source, (), RECIPES["torchscript-frozen"].settings, tmp_path / "all.pt")
-    assert torch.equal(open_torchscript(tmp_path / "all.pt", {})(x), source[0](x))
-    assert source.training
-
-
 @pytest.mark.parametrize("recipe", ["torchscript-frozen", "torchscript-optimized"])
-def test_a_module_that_came_frozen_is_frozen_again_and_keeps_what_is_asked_for(recipe: str, tmp_path: Path) -> None:
+def test_a_frozen_source_is_frozen_again(recipe: str, tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         frozen = torch.jit.freeze(torch.jit.script(seeded(Versioned)), preserved_attrs=["version", "describe"])
     settings = RECIPES[recipe].settings
@@ -286,7 +272,7 @@ def test_a_module_that_came_frozen_is_frozen_again_and_keeps_what_is_asked_for(r
     assert caught.value.code == "CP-PRESERVE"
 
 
-def test_a_module_that_was_optimized_for_inference_is_refused(tmp_path: Path) -> None:
+def test_an_optimized_source_is_refused(tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         optimized = torch.jit.optimize_for_inference(
             torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval())
@@ -300,7 +286,7 @@ def test_a_module_that_was_optimized_for_inference_is_refused(tmp_path: Path) ->
         )
 
 
-# What a frozen model refuses
+# Refused methods
 
 
 @pytest.fixture(scope="module")
@@ -313,30 +299,30 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> FrozenModel:
     [
         (lambda m: m.to("cuda"), r"no \.to\(\): its weights are constants .* load the artifact of the other device class"),
         (lambda m: m.cuda(), r"no \.cuda\(\): .* freeze the source model for it"),
-        (lambda m: m.half(), r"no \.half\(\): .* convert the source model and freeze it anew"),
+        (lambda m: m.half(), r"no \.half\(\): .* convert the source model and freeze it again"),
         (lambda m: m.type(torch.float64), r"no \.type\(\): .* dtype"),
-        (lambda m: m.train(), r"no \.train\(\): it is in eval mode for good"),
-        (lambda m: m.requires_grad_(), r"no \.requires_grad_\(\): it is in eval mode for good"),
-        (lambda m: list(m.parameters()), r"no \.parameters\(\): .* ask the source model for them"),
+        (lambda m: m.train(), r"no \.train\(\): it is always in eval mode"),
+        (lambda m: m.requires_grad_(), r"no \.requires_grad_\(\): it is always in eval mode"),
+        (lambda m: list(m.parameters()), r"no \.parameters\(\): .* use the source model"),
         (lambda m: m.state_dict(), r"no \.state_dict\(\): .* `preserve: \[name\]`"),
         (lambda m: m.load_state_dict({}, strict=False), r"no \.load_state_dict\(\)"),
         (lambda m: m.apply(print), r"no \.apply\(\): its graph is compiled"),
         (lambda m: m.compile(), r"no \.compile\(\)"),
         (lambda m: m.register_forward_hook(print), r"no \.register_forward_hook\(\): .* no Python runs"),
-        (lambda m: m.forward(X), r"no \.forward\(\): it is called itself"),
+        (lambda m: m.forward(X), r"no \.forward\(\): call the model itself"),
         (lambda m: setattr(m, "training", True), "'training' of a frozen model cannot be set"),
         (copy.copy, "cannot be copied or pickled: its payload is open in this process; call freezer.load in each process"),
         (copy.deepcopy, "cannot be copied or pickled"),
         (pickle.dumps, "cannot be copied or pickled"),
     ],
 )
-def test_what_a_frozen_model_cannot_do_is_refused_with_the_remedy(plain: FrozenModel, refused: Any, message: str) -> None:
+def test_refused_methods_name_the_remedy(plain: FrozenModel, refused: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message) as caught:
         refused(plain)
     assert caught.value.code == "CP-FROZEN"
 
 
-def test_every_public_method_of_a_module_is_refused_or_answered(plain: FrozenModel) -> None:
+def test_every_public_module_method_is_handled(plain: FrozenModel) -> None:
     # Other libraries add methods of their own to the class.
     theirs = {
         name
@@ -346,8 +332,4 @@ def test_every_public_method_of_a_module_is_refused_or_answered(plain: FrozenMod
     assert "to" in theirs
     assert theirs - set(REFUSED) <= {"eval", "extra_repr", "T_destination"}
     assert all(callable(getattr(plain, name)) for name in REFUSED)
-
-
-def test_eval_mode_is_what_it_is_in(plain: FrozenModel) -> None:
     assert plain.eval() is plain.train(False) is plain
-    assert plain.training is False

@@ -1,4 +1,4 @@
-"""Outputs: taken apart, put together again, and what a named output may be asked for."""
+"""Flattening and rebuilding of results; NamedOutput."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model_output() -> Any:
         (model_output, ["last_hidden_state", "hidden_states.0", "hidden_states.1"]),
     ],
 )
-def test_a_result_is_put_together_as_it_was(make: Callable[[], Any], names: list[str]) -> None:
+def test_results_are_rebuilt(make: Callable[[], Any], names: list[str]) -> None:
     result = make()
     structure, leaves = flatten(result)
     again = unflatten(structure, leaves)
@@ -71,12 +71,7 @@ def test_a_result_is_put_together_as_it_was(make: Callable[[], Any], names: list
     assert all(one is other for one, other in zip(leaves_of(again), leaves, strict=True))
 
 
-def test_specs_tell_dtype_and_rank() -> None:
-    structure, leaves = flatten({"a": A, "b": B.reshape(1, 3)})
-    assert [(spec.dtype, spec.rank) for spec in output_specs(structure, leaves)] == [("float32", 1), ("int64", 2)]
-
-
-def test_a_named_output_has_attributes_keys_and_positions() -> None:
+def test_named_output_access() -> None:
     output = unflatten(*flatten(Plain(logits=A, loss=B)))
     assert output.logits is output["logits"] is output[0] is A
     assert output[-1] is output.loss is B
@@ -88,15 +83,10 @@ def test_a_named_output_has_attributes_keys_and_positions() -> None:
     with pytest.raises(IndexError):
         output[2]
     assert not hasattr(output, "hidden")
+    assert unflatten(*flatten(Plain(logits=A)))[1] is None
 
 
-def test_fields_that_are_none_keep_their_place() -> None:
-    output = unflatten(*flatten(Plain(logits=A)))
-    assert output.loss is None
-    assert output[1] is None
-
-
-def test_a_named_output_pickles_and_copies() -> None:
+def test_named_output_pickles_and_copies() -> None:
     output = unflatten(*flatten(Plain(logits=A, loss=B)))
     for again in (pickle.loads(pickle.dumps(output)), copy.deepcopy(output)):
         assert type(again) is NamedOutput
@@ -109,9 +99,9 @@ def test_a_named_output_pickles_and_copies() -> None:
     [
         ({A}, "output is a builtins.set; expected tensors"),
         ({"a": [A, {1, 2}]}, r"output\.a\.1 is a builtins.set"),
-        ({"a": {1: A}}, r"output\.a has the key 1 of type int; expected texts as keys"),
+        ({"a": {1: A}}, r"output\.a has the key 1 of type int; expected str keys"),
     ],
 )
-def test_what_no_json_could_hold_is_refused(result: Any, message: str) -> None:
+def test_other_results_are_refused(result: Any, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         flatten(result)

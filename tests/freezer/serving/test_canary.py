@@ -1,4 +1,4 @@
-"""The canary: the golden inputs, run again where they are served and held to the gate's formula."""
+"""The canary: golden inputs on this machine, compared by the gate's formula."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.steps import copy_of, rewritten
 
 
 def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> Artifact:
-    """A copy whose golden outputs were published differently, digests and all."""
+    """A copy with other golden outputs, and matching digests."""
     copied = copy_of(artifact, folder)
     path = folder / GOLDEN_OUTPUTS
     outputs = load_file(path)
@@ -35,7 +35,7 @@ def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> 
 
 
 def answering(artifact: Artifact, change: float = 0.0, factor: float = 1.0) -> FrozenModel:
-    """The artifact's model on a machine that computes it a little otherwise."""
+    """The artifact's model on a machine with slightly different results."""
     model = open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False))
     payload = artifact.manifest.payloads[0]
 
@@ -53,7 +53,7 @@ def answering(artifact: Artifact, change: float = 0.0, factor: float = 1.0) -> F
 
 
 @pytest.mark.parametrize("which", ["portable", "scripted", "inductor"])
-def test_the_machine_that_made_it_passes(which: str, request: pytest.FixtureRequest) -> None:
+def test_the_canary_passes_where_it_was_made(which: str, request: pytest.FixtureRequest) -> None:
     frozen: Frozen = request.getfixturevalue(which)
     artifact = frozen.artifact
     figures = run_canary(artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False)))
@@ -62,7 +62,7 @@ def test_the_machine_that_made_it_passes(which: str, request: pytest.FixtureRequ
     assert all(figure.error_ratio is not None and figure.error_ratio < 3 for figure in figures)
 
 
-def test_small_differences_pass_and_larger_ones_do_not(portable: Frozen) -> None:
+def test_only_small_differences_pass(portable: Frozen) -> None:
     assert not any(figure.problem for figure in canary_figures(portable.artifact, answering(portable.artifact, factor=1 + 2e-6)))
     with pytest.raises(CanaryError, match=r"mlp for portable: golden set 0, output 'output': rmse .* > .* do not serve it here"):
         run_canary(portable.artifact, answering(portable.artifact, factor=1 + 1e-3))
@@ -71,25 +71,16 @@ def test_small_differences_pass_and_larger_ones_do_not(portable: Frozen) -> None
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_nan_and_inf_are_found(portable: Frozen, wrong: float) -> None:
+def test_nan_and_inf_fail(portable: Frozen, wrong: float) -> None:
     with pytest.raises(CanaryError, match="NaN or Inf at other places"):
         run_canary(portable.artifact, answering(portable.artifact, change=wrong))
-
-
-def test_an_infinity_of_the_other_sign_is_found(portable: Frozen, tmp_path: Path) -> None:
-    golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
-    infinite = {name: torch.full_like(tensor, float("inf")) for name, tensor in golden.items()}
-    artifact = with_golden(portable.artifact, tmp_path / "copy", infinite)
-    assert not any(figure.problem for figure in canary_figures(artifact, answering(artifact, change=float("inf"))))
-    with pytest.raises(CanaryError, match="Inf at other places"):
-        run_canary(artifact, answering(artifact, change=float("-inf")))
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "problem"),
     [((1, 4), torch.float32, r"expected \[1, 4\]"), (None, torch.float64, "expected torch.float64")],
 )
-def test_other_shapes_and_dtypes_are_found(
+def test_other_shapes_and_dtypes_fail(
     portable: Frozen, tmp_path: Path, shape: tuple[int, ...] | None, dtype: torch.dtype, problem: str
 ) -> None:
     golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)["0/output"]
@@ -99,17 +90,17 @@ def test_other_shapes_and_dtypes_are_found(
         run_canary(artifact, answering(artifact))
 
 
-def test_where_the_reference_was_eager_the_bound_is_relative(portable: Frozen, tmp_path: Path) -> None:
+def test_bounds_are_relative_with_an_eager_reference(portable: Frozen, tmp_path: Path) -> None:
     artifact = copy_of(portable.artifact, tmp_path / "copy", reference="eager")
     run_canary(artifact, answering(artifact, factor=1 + 5e-4))
     with pytest.raises(CanaryError):
         run_canary(artifact, answering(artifact, factor=1 + 5e-3))
 
 
-def test_load_refuses_an_artifact_that_fails_its_canary(portable: Frozen, tmp_path: Path) -> None:
+def test_load_refuses_a_failing_canary(portable: Frozen, tmp_path: Path) -> None:
     golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
     artifact = with_golden(portable.artifact, tmp_path / "copy", {name: tensor + 1 for name, tensor in golden.items()})
     with pytest.raises(IncompatibleError, match=r"portable: canary: got .*golden set 0") as caught:
         freezer.load(artifact.folder)
     assert caught.value.ladder[0].reason == "canary"
-    assert freezer.load(artifact.folder, canary=False).ladder == (), "unless it is told that another check stands in"
+    assert freezer.load(artifact.folder, canary=False).ladder == ()

@@ -1,4 +1,4 @@
-"""Diff: the outputs that artifacts keep, and how far the classes of a version are from each other and from the reference."""
+"""coldpress diff: recorded outputs, and comparisons of a version's classes with each other and with the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from freezer.artifact.manifest import GoldenSet
 from freezer.cli.app import main
 from freezer.errors import IntegrityError
 from freezer.numerics import OutputError, judge_rmse
-from freezer.runtime.recorded_outputs import OWN_OUTPUT_BYTES, kept_of, within, write_own_outputs
+from freezer.runtime.recorded_outputs import OWN_OUTPUT_BYTES, write_own_outputs
 from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.diff import diff
 from freezer.serving.diff_result import Difference, DiffRow, Pair, matrix, problem, sentences
@@ -30,7 +30,7 @@ from tests.conftest import Frozen
 from tests.steps import HERE, copy_of, flip_a_byte, rewritten
 
 OTHER = "cpu-neoverse-v9"
-"""A class that no release knows: diff runs nothing, so it may be of any hardware."""
+"""A class for other hardware: diff runs no model."""
 
 
 def tensors_of(artifact: Artifact, path: str) -> dict[str, Tensor]:
@@ -38,7 +38,7 @@ def tensors_of(artifact: Artifact, path: str) -> dict[str, Tensor]:
 
 
 def with_tensors(artifact: Artifact, folder: Path, files: Mapping[str, Mapping[str, Tensor]], **changes: Any) -> Artifact:
-    """A copy some of whose tensor files were published differently, digests and all."""
+    """A copy with other tensor files, and matching digests."""
     copied = copy_of(artifact, folder)
     for path, tensors in files.items():
         (folder / path).unlink()
@@ -48,14 +48,14 @@ def with_tensors(artifact: Artifact, folder: Path, files: Mapping[str, Mapping[s
 
 
 def without_outputs(artifact: Artifact, folder: Path, **changes: Any) -> Artifact:
-    """A copy as releases before this one published it."""
+    """A copy without recorded outputs, like artifacts of earlier releases."""
     copied = copy_of(artifact, folder)
     (folder / OWN_OUTPUTS).unlink()
     return rewritten(copied, files=tuple(item for item in copied.manifest.files if item.path != OWN_OUTPUTS), **changes)
 
 
 def diffed(folder: Path, *artifacts: Artifact) -> Difference:
-    """What diff finds in a store with these classes, and every form of it."""
+    """Run diff on a store with these classes; check that every form of the result works."""
     store = Store.open(str(folder / "store"), create=True)
     store.publish("mlp", source_key="key", artifacts={item.manifest.device_class: item for item in artifacts}, carried={})
     found = diff("mlp", store=str(store.root))
@@ -74,11 +74,11 @@ def worst(pair: Pair) -> DiffRow:
     return pair.worst
 
 
-# What is kept
+# Recorded outputs
 
 
 @pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
-def test_every_artifact_keeps_what_it_answered_when_it_was_judged(which: str, request: pytest.FixtureRequest) -> None:
+def test_every_artifact_records_its_outputs(which: str, request: pytest.FixtureRequest) -> None:
     artifact = request.getfixturevalue(which).artifact
     assert artifact.file(OWN_OUTPUTS).media_type == MEDIA_SAFETENSORS
     inputs, own = tensors_of(artifact, GOLDEN_INPUTS), tensors_of(artifact, OWN_OUTPUTS)
@@ -87,33 +87,29 @@ def test_every_artifact_keeps_what_it_answered_when_it_was_judged(which: str, re
     for index in range(len(artifact.manifest.golden)):
         answer = model(inputs[f"{index}/x"])
         torch.testing.assert_close(own[f"{index}/output"], answer, rtol=1e-6, atol=1e-6)
-    assert any(not torch.equal(own[name], golden) for name, golden in tensors_of(artifact, GOLDEN_OUTPUTS).items()), "its own"
+    assert any(not torch.equal(own[name], golden) for name, golden in tensors_of(artifact, GOLDEN_OUTPUTS).items())
 
 
-def test_outputs_are_kept_least_first_within_the_bound(tmp_path: Path) -> None:
-    third = torch.zeros(OWN_OUTPUT_BYTES // 3)  # of 4 bytes each: more than the bound
-    assert kept_of(["large", "small"], [third, torch.zeros(3)]).keys() == {"small"}
-    part = torch.zeros(OWN_OUTPUT_BYTES // 12)
-    assert within({"a": part, "b": torch.zeros(1), "c": part, "d": part, "e": part}, OWN_OUTPUT_BYTES) == {"b", "a", "c", "d"}
-    write_own_outputs([{"big": part, "small": torch.ones(1)}] * 4, tmp_path)
-    kept = load_tensors(tmp_path / OWN_OUTPUTS)
-    assert sorted(kept) == ["0/big", "0/small", "1/big", "1/small", "2/small", "3/small"]
+def test_the_smallest_outputs_are_recorded_within_the_bound(tmp_path: Path) -> None:
+    large = torch.zeros(OWN_OUTPUT_BYTES // 12)
+    write_own_outputs([{"large": large, "small": torch.ones(1)}] * 4, tmp_path)
+    assert sorted(load_tensors(tmp_path / OWN_OUTPUTS)) == ["0/large", "0/small", "1/large", "1/small", "2/small", "3/small"]
     write_own_outputs([{}], tmp_path)
-    assert load_tensors(tmp_path / OWN_OUTPUTS) == {}, "all outputs are too large"
+    assert load_tensors(tmp_path / OWN_OUTPUTS) == {}
 
 
-def test_what_was_too_large_is_said(portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
+def test_missing_outputs_are_noted(portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
     own = tensors_of(portable.artifact, OWN_OUTPUTS)
     del own["1/output"]
     found = diffed(tmp_path, scripted.artifact, with_tensors(portable.artifact, tmp_path / "copy", {OWN_OUTPUTS: own}))
-    assert "portable: 1 of 3 outputs are left out, being above the 8 MB that an artifact keeps: 1/output" in sentences(found)
+    assert "portable: 1 of 3 outputs are missing, as they exceed the 8 MB that an artifact records: 1/output" in sentences(found)
     assert [row.set_index for row in only(found).rows] == [0, 2]
 
 
 # Figures
 
 
-def test_the_figures_are_those_of_the_gate(published: Store, scripted: Frozen, portable: Frozen) -> None:
+def test_figures_are_those_of_the_gate(published: Store, scripted: Frozen, portable: Frozen) -> None:
     found = diff("mlp:1", store=str(published.root))
     assert (found.model, found.version, found.classes) == ("mlp", 1, (HERE, "portable"))
     assert [str(item) for item in found.sets] == ["batch 2", "batch 1", "batch 4"]
@@ -132,7 +128,7 @@ def test_the_figures_are_those_of_the_gate(published: Store, scripted: Frozen, p
         judge_rmse(OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=torch.float32, num_elements=3), 3.0)
         for native in natives
     ]
-    for row in only(found).rows:  # of so few elements that they are pooled over the sets
+    for row in only(found).rows:  # pooled over the sets, as they are small
         assert row.rmse == pytest.approx(rmse)
         assert row.error_ratio == pytest.approx(min(ratio for ratio, _ in held))
         assert row.bound == pytest.approx(sum(bound for _, bound in held))
@@ -142,7 +138,7 @@ def test_the_figures_are_those_of_the_gate(published: Store, scripted: Frozen, p
 
 
 def moved(artifact: Artifact, folder: Path, by: float, **changes: Any) -> Artifact:
-    """Another class that answers what this one does, and a little more."""
+    """Another class with slightly larger outputs."""
     own = {name: tensor.double() + by for name, tensor in tensors_of(artifact, OWN_OUTPUTS).items()}
     narrow = {name: tensor.float() for name, tensor in own.items()}
     return with_tensors(artifact, folder, {OWN_OUTPUTS: narrow}, **{"device_class": OTHER, **changes})
@@ -161,7 +157,7 @@ def test_two_classes_may_differ_by_the_sum_of_their_bounds(portable: Frozen, tmp
         assert f"{OTHER} and portable: output 'output', golden set" in problem(found)
 
 
-def test_the_worst_pair_of_three_is_told(portable: Frozen, tmp_path: Path) -> None:
+def test_the_worst_of_three_pairs_is_reported(portable: Frozen, tmp_path: Path) -> None:
     near = moved(portable.artifact, tmp_path / "near", 1e-8, device_class="a-near")
     far = moved(portable.artifact, tmp_path / "far", 1e-2, device_class="b-far")
     found = diffed(tmp_path, portable.artifact, near, far)
@@ -169,12 +165,12 @@ def test_the_worst_pair_of_three_is_told(portable: Frozen, tmp_path: Path) -> No
     assert found.worst is not None
     assert "b-far" in (found.worst.one, found.worst.other)
     assert any(line.startswith("furthest apart: ") and "b-far" in line and "max abs err 0.01" in line for line in sentences(found))
-    assert all(pair.error_ratio is not None for pair in found.to_reference), "which is shown, and fails nothing"
+    assert all(pair.error_ratio is not None for pair in found.to_reference)
     assert "a-near and portable" not in problem(found)
 
 
 def integers(artifact: Artifact, folder: Path, change: int, **changes: Any) -> Artifact:
-    """A copy whose output is of integers; so many elements of each set are others."""
+    """A copy with integer outputs, of which `change` elements per set differ."""
     outputs = {name: torch.arange(tensor.numel()) for name, tensor in tensors_of(artifact, GOLDEN_OUTPUTS).items()}
     own = {name: torch.where(tensor < change, tensor + 7, tensor) for name, tensor in outputs.items()}
     files = {GOLDEN_OUTPUTS: outputs, OWN_OUTPUTS: own}
@@ -203,45 +199,42 @@ def test_nan_at_other_places_is_apart(portable: Frozen, tmp_path: Path) -> None:
     assert found.to_json()["pairs"][0]["worst"]["problem"] == "NaN or Inf at other places"
 
 
-def test_where_the_reference_was_eager_the_bound_is_relative(portable: Frozen, tmp_path: Path) -> None:
+def test_bounds_are_relative_with_an_eager_reference(portable: Frozen, tmp_path: Path) -> None:
     plain = copy_of(portable.artifact, tmp_path / "plain", reference="eager")
     found = diffed(tmp_path, plain, moved(portable.artifact, tmp_path / "copy", 1e-4, reference="eager"))
     assert not found.apart
-    assert f"{OTHER}: its reference is eager itself, since float64 cannot run: the bounds are relative, and wider" in found.notes
+    assert f"{OTHER}: the reference is eager, since float64 cannot run: the bounds are relative, and wider" in found.notes
     assert diffed(tmp_path / "strict", portable.artifact, moved(portable.artifact, tmp_path / "other", 1e-4)).apart
 
 
-def test_answers_of_a_model_that_draws_are_held_to_its_noise(portable: Frozen, tmp_path: Path) -> None:
+def test_random_models_are_compared_with_their_noise(portable: Frozen, tmp_path: Path) -> None:
     golden = tuple(GoldenSet(point=item.point, native_rmse={"output": 0.1}) for item in portable.artifact.manifest.golden)
     changes: dict[str, Any] = {"golden": golden, "drift": replace(portable.artifact.manifest.drift, deterministic=False)}
     plain = copy_of(portable.artifact, tmp_path / "plain", **changes)
     found = diffed(tmp_path, plain, moved(portable.artifact, tmp_path / "copy", 0.1, **changes))
     assert not found.apart
     assert only(found).error_ratio == pytest.approx(1.0, rel=1e-3)
-    assert any("draws by chance" in note for note in found.notes)
+    assert any("draws random numbers" in note for note in found.notes)
 
 
-# What can be compared
+# Classes and sets to compare
 
 
-def test_artifacts_from_before_are_named_and_the_others_compared(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_classes_without_recorded_outputs_are_listed(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
     old = without_outputs(portable.artifact, tmp_path / "old", device_class=OTHER)
     found = diffed(tmp_path, scripted.artifact, portable.artifact, old)
     assert (only(found).one, only(found).other) == (HERE, "portable")
-    assert f"{OTHER}: published before outputs were kept; freeze the model anew to compare it" in sentences(found)
+    assert f"{OTHER}: published before outputs were recorded; freeze the model again to compare it" in sentences(found)
     found = diffed(tmp_path / "all", old)
     assert (found.classes, found.pairs, found.apart) == ((), (), False)
-    assert list(sentences(found))[-1] == "0 classes with outputs: there is no pair to compare"
-
-
-def test_one_class_is_held_against_the_reference_alone(portable: Frozen, tmp_path: Path) -> None:
-    found = diffed(tmp_path, portable.artifact)
+    assert list(sentences(found))[-1] == "0 classes with outputs: no pair to compare"
+    found = diffed(tmp_path / "alone", portable.artifact)
     assert [pair.other for pair in found.to_reference] == ["reference"]
-    assert list(sentences(found)) == ["1 class with outputs: there is no pair to compare"]
+    assert list(sentences(found)) == ["1 class with outputs: no pair to compare"]
 
 
-def test_sets_are_matched_by_what_their_inputs_hold(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
-    """A class that was judged with fewer golden sets, in another order."""
+def test_sets_are_matched_by_their_inputs(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+    """The other class was judged with fewer golden sets, in another order."""
     order = [2, 0]
     files = {
         path: {f"{position}/{name}": tensors_of(portable.artifact, path)[f"{index}/{name}"] for position, index in enumerate(order)}
@@ -253,14 +246,14 @@ def test_sets_are_matched_by_what_their_inputs_hold(scripted: Frozen, portable: 
     assert [item.classes for item in found.sets] == [(HERE, "portable"), (HERE,), (HERE, "portable")]
     of_all = {row.set_index: row.max_abs_err for row in only(whole).rows}
     assert {row.set_index: row.max_abs_err for row in only(found).rows} == {0: of_all[0], 2: of_all[2]}
-    assert f"golden set 1 (batch 1) is of {HERE} alone: the others were judged with other inputs" in sentences(found)
+    assert f"golden set 1 (batch 1) is only in {HERE}: the others were judged with other inputs" in sentences(found)
 
 
 def test_classes_without_common_inputs_are_not_compared(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
     inputs = {name: tensor + 1 for name, tensor in tensors_of(portable.artifact, GOLDEN_INPUTS).items()}
     found = diffed(tmp_path, scripted.artifact, with_tensors(portable.artifact, tmp_path / "copy", {GOLDEN_INPUTS: inputs}))
     assert (only(found).rows, only(found).error_ratio, found.apart) == ((), None, False)
-    assert any("nothing tells how far they are apart" in line for line in sentences(found))
+    assert any("cannot be compared" in line for line in sentences(found))
     assert all(pair.rows for pair in found.to_reference)
 
 
@@ -269,7 +262,7 @@ def test_classes_without_common_inputs_are_not_compared(scripted: Frozen, portab
 
 @pytest.fixture
 def coldpress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `coldpress diff` in this process: exit code, stdout, stderr."""
+    """Run `coldpress diff` in this process; returns exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["coldpress", "diff", *(str(argument) for argument in arguments)])
@@ -281,7 +274,7 @@ def coldpress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-def test_the_command_for_people_and_for_programs(coldpress: Callable[..., tuple[int, str, str]], published: Store) -> None:
+def test_the_command_prints_a_matrix_or_json(coldpress: Callable[..., tuple[int, str, str]], published: Store) -> None:
     code, out, err = coldpress("mlp", "--store", published.root)
     assert (code, err) == (0, "")
     header, columns, first, second, furthest = out.splitlines()
@@ -313,7 +306,7 @@ def test_the_exit_codes_of_the_command(
     assert (code, "is not there" in err) == (3, True)
 
 
-# What is read
+# Files
 
 
 def blob(store: Store, device_class: str, path: str) -> Path:
@@ -322,7 +315,7 @@ def blob(store: Store, device_class: str, path: str) -> Path:
     return store.root / "mlp" / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
 
-def test_only_the_golden_outputs_and_the_own_ones_are_read(store: Store) -> None:
+def test_only_output_files_are_read(store: Store) -> None:
     needed = {blob(store, name, path) for name in (HERE, "portable") for path in (GOLDEN_OUTPUTS, OWN_OUTPUTS)}
     manifests = {name: store.manifest(store.version("mlp"), name) for name in (HERE, "portable")}
     for name, manifest in manifests.items():
@@ -333,14 +326,7 @@ def test_only_the_golden_outputs_and_the_own_ones_are_read(store: Store) -> None
 
 
 @pytest.mark.parametrize("path", [GOLDEN_OUTPUTS, OWN_OUTPUTS])
-def test_damage_is_found_before_anything_is_opened(store: Store, path: str) -> None:
+def test_damaged_outputs_raise(store: Store, path: str) -> None:
     flip_a_byte(blob(store, HERE, path))
     with pytest.raises(IntegrityError, match="changed or damaged"):
         diff("mlp", store=str(store.root))
-
-
-def test_rows_are_ordered_by_how_bad_they_are() -> None:
-    row = DiffRow(output="o", set_index=0, num_elements=1)
-    rows = [replace(row, problem="NaN"), replace(row, error_ratio=2.0, problem="p"), replace(row, error_ratio=9.0), row]
-    assert sorted(rows, key=lambda row: row.severity, reverse=True) == rows
-    assert worst(Pair(one="a", other="b", rows=tuple(rows[::-1]))) == rows[0]

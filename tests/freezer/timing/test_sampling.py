@@ -1,4 +1,4 @@
-"""Latency: counts behind percentiles, the interval of a speedup, order, rotation, and rounds that others disturbed."""
+"""Sampling: percentiles, confidence intervals, order, rotation and disturbed rounds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def sampling_of(**blocks: list[list[float]]) -> Sampling:
 
 
 @pytest.mark.parametrize(("key", "count"), MIN_SAMPLES.items())
-def test_a_percentile_without_its_samples_is_none(key: str, count: int) -> None:
+def test_percentiles_need_enough_samples(key: str, count: int) -> None:
     enough, less = ([[float(i) for i in range(n)]] for n in (count, count - 1))
     assert sampling_of(eager=enough).percentiles("eager", ALL)[key] is not None
     assert sampling_of(eager=less).percentiles("eager", ALL)[key] is None
 
 
-def test_percentiles_are_of_the_pooled_samples_by_nearest_rank() -> None:
+def test_percentiles_are_nearest_rank() -> None:
     values = [float(i) for i in range(1, 664)]
     random.Random(0).shuffle(values)
     found = sampling_of(eager=[values[:100], values[100:]]).percentiles("eager", ALL)
@@ -41,7 +41,7 @@ def test_percentiles_are_of_the_pooled_samples_by_nearest_rank() -> None:
 
 
 def noisy(seed: int, ratio: float) -> Sampling:
-    """Rounds in which the whole machine is slower or faster, and a candidate that is `ratio` times as fast."""
+    """Rounds on a machine of varying speed, with a candidate that is `ratio` times as fast."""
     rng = random.Random(seed)
     eager, candidate = [], []
     for _ in range(30):
@@ -51,14 +51,14 @@ def noisy(seed: int, ratio: float) -> Sampling:
     return sampling_of(eager=eager, candidate=candidate)
 
 
-def test_the_interval_holds_the_true_ratio() -> None:
+def test_the_interval_contains_the_true_ratio() -> None:
     intervals = [speedup(noisy(seed, 1.5), "candidate", eager="eager", num_candidates=1, policy=ALL) for seed in range(40)]
     assert sum(found.low <= 1.5 <= found.high for found in intervals) >= 36
     assert all(found.low <= found.value <= found.high for found in intervals)
-    assert sum(found.low > 1.0 for found in intervals) >= 36, "an interval that holds everything says nothing"
+    assert sum(found.low > 1.0 for found in intervals) >= 36
 
 
-def test_the_interval_is_wider_where_more_compete() -> None:
+def test_the_interval_widens_with_more_candidates() -> None:
     one, many = (speedup(noisy(1, 1.5), "candidate", eager="eager", num_candidates=n, policy=ALL) for n in (1, 20))
     assert many.low < one.low
     assert many.high > one.high
@@ -66,7 +66,7 @@ def test_the_interval_is_wider_where_more_compete() -> None:
 
 
 def test_rounds_are_paired() -> None:
-    # The machine's drift is 10-fold, the ratio in each round exactly 2: a paired resample cannot miss it by much.
+    # The machine's speed varies 10-fold; the ratio in each round is exactly 2.
     machine = [1.0 + 0.5 * i for i in range(20)]
     paired = sampling_of(eager=[[2 * m] for m in machine], candidate=[[m] for m in machine])
     found = speedup(paired, "candidate", eager="eager", num_candidates=1, policy=ALL)
@@ -82,7 +82,7 @@ def entrants(log: list[tuple[str, int]], names: str = "abc", inputs: int = 3) ->
 
 
 def rounds_of(log: list[tuple[str, int]], sampling: Sampling) -> list[str]:
-    """The order of entrants in each round, read from the calls that sampling made."""
+    """The order of entrants in each round."""
     names = [name for name, _ in log[len(log) - sum(len(sampling.pooled(name)) for name in sampling.samples_ms) :]]
     found = []
     for index in range(len(sampling.samples_ms["a"])):
@@ -90,13 +90,13 @@ def rounds_of(log: list[tuple[str, int]], sampling: Sampling) -> list[str]:
         while len(order) < len(sampling.samples_ms):
             order += names[0]
             size = len(sampling.samples_ms[names[0]][index])
-            assert set(names[:size]) == {names[0]}, "calls come in whole blocks"
+            assert set(names[:size]) == {names[0]}
             names = names[size:]
         found.append(order)
     return found
 
 
-def test_the_order_of_blocks_is_shuffled_and_can_be_repeated() -> None:
+def test_the_order_of_blocks_depends_on_the_seed() -> None:
     policy = replace(QUICK, block_ms=2.0, warmup_s=0.02)
     found = []
     for seed in (0, 0, 1):
@@ -111,22 +111,15 @@ def test_the_order_of_blocks_is_shuffled_and_can_be_repeated() -> None:
     assert first[:count] != other[:count]
 
 
-def test_inputs_are_rotated() -> None:
+def test_inputs_rotate() -> None:
     log: list[tuple[str, int]] = []
     sampling = sample(entrants(log, "a"), replace(QUICK, block_ms=2.0, warmup_s=0.02))
     timed = [index for _, index in log[len(log) - len(sampling.pooled("a")) :]]
     assert timed == [index % 3 for index in range(len(timed))]
 
 
-def test_raw_samples_are_in_milliseconds() -> None:
-    sampling = sample({"a": [lambda: time.sleep(0.005)]}, replace(QUICK, block_ms=10.0))
-    assert 5.0 <= min(sampling.pooled("a")) < 50.0
-    assert sampling.stable
-
-
-def test_sampling_stops_when_it_has_settled() -> None:
+def test_sampling_stops_when_settled() -> None:
     policy = replace(QUICK, percentiles=("p50",), block_ms=20.0, time_limit_s=60.0)
-    # Sleeping is steady within 10% even where the machine is not: 10 ms, off by tenths.
     started = time.monotonic()
     sampling = sample({"a": [lambda: time.sleep(0.010)]}, policy)
     assert sampling.settled
@@ -136,7 +129,7 @@ def test_sampling_stops_when_it_has_settled() -> None:
 
 @pytest.fixture
 def busy_machine() -> Iterator[None]:
-    """Every CPU of this process is used by another process too."""
+    """Another process uses every CPU of this process."""
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
     time.sleep(0.2)
     yield
@@ -145,7 +138,7 @@ def busy_machine() -> Iterator[None]:
         hog.wait()
 
 
-def test_disturbed_rounds_are_dropped_and_counted(busy_machine: None) -> None:
+def test_disturbed_rounds_are_dropped(busy_machine: None) -> None:
     calls = {"a": [lambda: time.sleep(0.001)]}
     strict = SamplingPolicy(time_limit_s=0.3, warmup_s=0.05, min_rounds=2, busy_limit=0.25, steal_limit=2.0)
     disturbed = sample(calls, strict)
@@ -157,7 +150,7 @@ def test_disturbed_rounds_are_dropped_and_counted(busy_machine: None) -> None:
 
 
 class Watching(CpuMeter):
-    """A clock that tells how often it was asked, and of how many rounds; and that calls take what it says."""
+    """Records how often and about how many rounds it was asked; can replace latencies."""
 
     def __init__(self, *taken_ms: float) -> None:
         super().__init__(QUICK)
@@ -176,7 +169,7 @@ class Watching(CpuMeter):
         return len(self.asked) % 2 == 0
 
 
-def test_rounds_too_short_to_tell_are_dropped_together() -> None:
+def test_short_rounds_are_judged_together() -> None:
     meter = Watching()
     found = sample({"a": [lambda: time.sleep(0.002)]}, replace(QUICK, block_ms=1.0, time_limit_s=0.6), meter=meter)
     assert all(lasted_s >= TELLING_S for lasted_s, _ in meter.asked)
@@ -184,17 +177,16 @@ def test_rounds_too_short_to_tell_are_dropped_together() -> None:
     assert len(found.samples_ms["a"]) == sum(count for _, count in meter.asked[::2])
 
 
-def test_what_the_warm_up_took_does_not_make_the_blocks() -> None:
-    """Of a warm-up beside others a block would be one call, and a round a millisecond, which nobody can tell to be disturbed."""
+def test_blocks_do_not_depend_on_the_warm_up() -> None:
     policy = replace(QUICK, block_ms=20.0, warmup_s=0.0, time_limit_s=0.3)
     slow_at_first = sample({"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[50.0] * 3))
     assert min(len(block) for block in slow_at_first.samples_ms["a"]) > 1
     slow_later = sample({"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[0.01] * 3, *[15.0] * 100_000))
-    assert {len(block) for block in slow_later.samples_ms["a"]} == {2}, "no block lasts much longer than it should"
+    assert {len(block) for block in slow_later.samples_ms["a"]} == {2}
 
 
 class Growing:
-    """A call whose state grows; it notes how far."""
+    """A call whose state grows."""
 
     def __init__(self) -> None:
         self.state = self.most = self.num_resets = 0
@@ -208,7 +200,7 @@ class Growing:
         self.num_resets += 1
 
 
-def test_a_state_is_reset_before_each_block_and_between_calls_of_the_warm_up() -> None:
+def test_states_are_reset() -> None:
     with_reset, without = Growing(), Growing()
     policy = replace(QUICK, block_ms=0.001)
     found = sample({"with": [with_reset], "without": [without]}, policy, {"with": with_reset.reset})
