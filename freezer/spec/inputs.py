@@ -1,7 +1,6 @@
-"""What a model takes and gives: names, dtypes and shapes with named, bounded dims. Pure data; imports no torch.
+"""Input contract of a model: tensors and constants, with shapes over named, bounded dims. Imports no torch.
 
-A shape is a tuple of positive ints and dim names: `("batch", 3, 224, 224)`. Every dim name is bound by a `Dim`.
-The JSON form of each record (`to_json`, `from_json`) is part of the manifest's format.
+A shape is a tuple of ints and dim names: `("batch", 3, 224, 224)`. A `Dim` bounds every dim name.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_CORNERS = 64
-"""Corner points are taken one and all while there are no more: those of six dims that vary."""
+"""Most corner points to return all of; six varying dims have as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dim:
-    """A named dimension that may be any multiple of `multiple_of` from `min` to `max`, both included."""
+    """A named dimension: multiples of `multiple_of` from `min` to `max`, inclusive."""
 
     name: str
     min: int
@@ -43,7 +42,7 @@ class Dim:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise SpecError(f"dim {self.name!r}: a dim's name must be an identifier")
+            raise SpecError(f"dim {self.name!r}: the name must be an identifier")
         if not 1 <= self.min <= self.max:
             raise SpecError(f"dim {self.name!r}: got min {self.min}, max {self.max}; expected 1 <= min <= max")
         if self.multiple_of < 1 or self.min % self.multiple_of or self.max % self.multiple_of:
@@ -54,7 +53,7 @@ class Dim:
 
     @property
     def sizes(self) -> range:
-        """Every size that it may be, in order."""
+        """All sizes, ascending."""
         return range(self.min, self.max + 1, self.multiple_of)
 
     def __str__(self) -> str:
@@ -69,8 +68,8 @@ class InputSpec:
 
     Attributes:
         inputs: tensors, constants, and tuples, lists and dicts of them.
-        dims: the named dims that the shapes use.
-        style: how the source model is called; a frozen model accepts both ways.
+        dims: the named dims of the shapes.
+        style: how to call the source model; frozen models accept both styles.
     """
 
     inputs: tuple[InputItem, ...]
@@ -84,68 +83,62 @@ class InputSpec:
                 raise SpecError(f"input {item.name!r} is given twice")
             names.add(item.name)
         bound = [dim.name for dim in self.dims]
-        for name in bound:
-            if bound.count(name) > 1:
-                raise SpecError(f"dim {name!r} is given twice")
-        used = {size for item in self.tensors for size in item.shape if isinstance(size, str)}
-        for tensor in self.tensors:
-            for size in tensor.shape:
-                if isinstance(size, str) and size not in bound:
-                    raise SpecError(f"input {tensor.name!r}: dim {size!r} is unbound; add `{size}: {{min: 1, max: 8}}` to dims")
+        if twice := [name for name in bound if bound.count(name) > 1]:
+            raise SpecError(f"dim {twice[0]!r} is given twice")
+        used = {size: tensor for tensor in self.tensors for size in tensor.shape if isinstance(size, str)}
+        for name, tensor in used.items():
+            if name not in bound:
+                raise SpecError(f"input {tensor.name!r}: dim {name!r} is unbound; add `{name}: {{min: 1, max: 8}}` to dims")
         for name in bound:
             if name not in used:
                 raise SpecError(f"dim {name!r} is used by no input; remove it or name it in a shape")
 
     @property
     def items(self) -> Iterator[InputItem]:
-        """The inputs and everything in them, parts after their whole."""
+        """All inputs and their parts, in preorder."""
         for item in self.inputs:
             yield from walk(item)
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """The leaves that are tensors, in order."""
+        """All tensors, in order."""
         return tuple(item for item in self.items if isinstance(item, TensorSpec))
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The leaves that are constants, by path."""
+        """Constants by path."""
         return {item.name: item.value for item in self.items if isinstance(item, ConstantSpec)}
 
     def first_point(self) -> dict[str, int]:
-        """The point that latency is judged at unless the entry names another: every dim at its least."""
+        """The default point for latency: every dim at its minimum."""
         return {dim.name: dim.min for dim in self.dims}
 
     def named_points(self, given: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
-        """The points that an entry names, each with a size for every dim: a dim that a point leaves out takes its least.
-
-        Args:
-            given: sizes by dim name; none at all is the first point alone.
+        """Complete declared points: missing dims take their minimum; no points at all give the first point.
 
         Raises:
-            SpecError: a point names no dim, a size that its dim does not take, or one that is there already.
+            SpecError: a point has an unknown dim or a size out of bounds, or is given twice.
         """
-        found: list[dict[str, int]] = []
+        least, found = self.first_point(), list[dict[str, int]]()
         for named in given:
             for name in named:
-                if name not in self.first_point():
-                    known = ", ".join(self.first_point()) or "none are declared"
-                    raise SpecError(f"point {dict(named)}: {name!r} is no declared dim; those are: {known}")
+                if name not in least:
+                    raise SpecError(f"point {dict(named)}: {name!r} is not a declared dim; expected {', '.join(least) or 'none'}")
+            point = {**least, **named}
             for dim in self.dims:
-                size = named.get(dim.name, dim.min)
+                size = point[dim.name]
                 if type(size) is not int or size not in dim.sizes:
                     raise SpecError(f"point {dict(named)}: got {dim.name} {size!r}, expected {dim}")
-            point = {dim.name: named.get(dim.name, dim.min) for dim in self.dims}
             if point in found:
                 raise SpecError(f"point {dict(named)}: the sizes {point} are given twice; remove one")
             found.append(point)
-        return tuple(found) or (self.first_point(),)
+        return tuple(found) or (least,)
 
     def points(self) -> Iterator[dict[str, int]]:
-        """The corner points of all dims, then the middle; no point twice.
+        """The corner points of all dims, then the middle, without duplicates.
 
-        Where there are more than MAX_CORNERS corners: all dims at their least, all at their most, the middle, and each end of every
-        dim beside the others' middle. Every pair of dims is then seen apart, and the number grows with that of the dims.
+        With more than MAX_CORNERS corners: all dims at their minimum, all at their maximum, the middle, and each end of every dim
+        with the others in the middle. Every two dims then differ at some point, and the number of points is linear in that of dims.
         """
         seen: set[tuple[int, ...]] = set()
         ends = [(dim.min, dim.max) for dim in self.dims]
@@ -160,12 +153,12 @@ class InputSpec:
                 yield dict(zip((dim.name for dim in self.dims), sizes, strict=True))
 
     def at(self, point: Point) -> InputSpec:
-        """The same inputs with every dim fixed to the point's sizes."""
+        """The inputs with every dim fixed to its size at a point."""
         fixed = tuple(with_tensors(item, lambda tensor: replaced(tensor, shape=tensor.at(point))) for item in self.inputs)
         return InputSpec(inputs=fixed, style=self.style)
 
     def with_ranges(self, ranges: Mapping[str, tuple[float, float]]) -> InputSpec:
-        """The same inputs, with the ranges of some tensors set by path."""
+        """The inputs with new ranges of some tensors, by path."""
         changed = tuple(
             with_tensors(item, lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))) for item in self.inputs
         )
@@ -173,7 +166,7 @@ class InputSpec:
 
 
 def bind(spec: InputSpec, tensors: Mapping[str, Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """The args and kwargs of a call of the source model: tensors, which are given by path, and constants take their places."""
+    """Args and kwargs for the source model, from tensors by path and the constants."""
     if spec.style == "positional":
         return [put_together(item, tensors) for item in spec.inputs], {}
     return [], {item.name: put_together(item, tensors) for item in spec.inputs}

@@ -1,7 +1,7 @@
-"""The items that a model takes: a tensor, a constant, or a tuple, list or dict of items. Pure data; imports no torch.
+"""Items of an input contract: a tensor, a constant, or a tuple, list or dict of items. Imports no torch.
 
-Every item is named by its path: `x`, `state.0`, `opts.scale`. Tensors and constants are leaves; the leaves of all items in order
-are what a flat payload, a file of samples and the manifest know.
+Items are named by their path: `x`, `state.0`, `opts.scale`. Tensors and constants are leaves; flat payloads and files of samples
+contain the leaves only, in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTEGRAL = ("bool", "uint8", "int8", "int16", "int32", "int64")
 DTYPES = (*FLOATING, *COMPLEX, *INTEGRAL)
 
 Point = Mapping[str, int]
-"""A size for every named dim: `{"batch": 4}`."""
+"""Sizes of all named dims: `{"batch": 4}`."""
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "bool": (0, 1),
@@ -31,7 +31,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("bfloat16", "float32"), (-3.3895e38, 3.3895e38)),
     "float64": (-1.797e308, 1.797e308),
 }
-"""The least and the greatest value of each dtype that has an order."""
+"""Minimum and maximum of each ordered dtype."""
 
 PlainValue = bool | int | float | str | None
 
@@ -41,10 +41,10 @@ class TensorSpec:
     """One input tensor.
 
     Attributes:
-        name: its path: a parameter of `forward`, or a made-up name when inputs are positional, and the keys below it.
+        name: its path, from a parameter of `forward` or a generated name for positional inputs.
         dtype: one of DTYPES.
         shape: ints and dim names.
-        range: bounds of generated values, both included; None lets the dtype decide.
+        range: inclusive bounds of generated values; None: by dtype.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TensorSpec:
             raise SpecError(f"input {self.name!r}: dtype {self.dtype!r} is unknown; expected one of {', '.join(DTYPES)}")
         for size in self.shape:
             if isinstance(size, int) and size < 0:
-                raise SpecError(f"input {self.name!r}: got size {size}; expected a size of 0 or more, or a dim's name")
+                raise SpecError(f"input {self.name!r}: got size {size}; expected a size of 0 or more, or the name of a dim")
         if self.range is not None and not self.range[0] <= self.range[1]:
             raise SpecError(f"input {self.name!r}: got range {list(self.range)}; expected [low, high] with low <= high")
 
@@ -68,7 +68,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantSpec:
-    """An input that is no tensor; it is baked into the artifact."""
+    """An input that is not a tensor; it becomes part of the artifact."""
 
     name: str
     value: PlainValue
@@ -76,7 +76,7 @@ class ConstantSpec:
     def __post_init__(self) -> None:
         if isinstance(self.value, float) and not math.isfinite(self.value):
             raise SpecError(
-                f"input {self.name!r}: got the constant {self.value}, which a manifest cannot hold; bake it into the model"
+                f"input {self.name!r}: got the constant {self.value}, which JSON cannot represent; make it part of the model"
             )
 
 
@@ -86,8 +86,8 @@ class NestedSpec:
 
     Attributes:
         name: its path.
-        kind: what the source model is given; a frozen model takes a list for a tuple and a tuple for a list.
-        items: its parts in order, each named by its own path.
+        kind: passed to the source model; frozen models accept lists and tuples for each other.
+        items: its parts in order, named by their paths.
         keys: of a dict, in the order of `items`.
     """
 
@@ -103,15 +103,15 @@ class NestedSpec:
 
 
 def check_range(tensor: TensorSpec) -> None:
-    """Hold a range that a person wrote against the dtype.
+    """Check a declared range against the dtype.
 
     Raises:
-        SpecError: the dtype has no order, is integer where a bound is not whole, or does not hold a bound.
+        SpecError: the dtype is not ordered, or cannot represent a bound.
     """
     if tensor.range is None:
         return
     if tensor.dtype in COMPLEX:
-        raise SpecError(f"input {tensor.name!r}: a range means nothing for {tensor.dtype}; leave it out, or give samples")
+        raise SpecError(f"input {tensor.name!r}: {tensor.dtype} has no ranges; remove the range, or give samples")
     low, high = _BOUNDS[tensor.dtype]
     whole = tensor.dtype not in INTEGRAL or all(float(bound).is_integer() for bound in tensor.range)
     if not whole or tensor.range[0] < low or tensor.range[1] > high:
@@ -125,7 +125,7 @@ InputItem = TensorSpec | ConstantSpec | NestedSpec
 
 
 def walk(item: InputItem) -> Iterator[InputItem]:
-    """The item and everything below it, parts after their whole."""
+    """The item and its parts, in preorder."""
     yield item
     if isinstance(item, NestedSpec):
         for part in item.items:
@@ -133,7 +133,7 @@ def walk(item: InputItem) -> Iterator[InputItem]:
 
 
 def with_tensors(item: InputItem, change: Callable[[TensorSpec], TensorSpec]) -> InputItem:
-    """The item with every tensor in it changed."""
+    """The item with every tensor replaced by `change` of it."""
     if isinstance(item, TensorSpec):
         return change(item)
     if isinstance(item, ConstantSpec):
@@ -142,12 +142,7 @@ def with_tensors(item: InputItem, change: Callable[[TensorSpec], TensorSpec]) ->
 
 
 def put_together(item: InputItem, leaves: Mapping[str, Any]) -> Any:
-    """The value that the source model is given for an item.
-
-    Args:
-        item: of a spec.
-        leaves: tensors by path; constants are the item's own.
-    """
+    """Build the argument of the source model for an item, from tensors by path."""
     if isinstance(item, TensorSpec):
         return leaves[item.name]
     if isinstance(item, ConstantSpec):
@@ -159,10 +154,10 @@ def put_together(item: InputItem, leaves: Mapping[str, Any]) -> Any:
 
 
 def take_apart(item: InputItem, value: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a value that is given for an item, by path. What a dict lacks is left out; what a leaf is is not looked at.
+    """Split the argument for an item into leaves by path. Missing keys of dicts are skipped, and leaves are not checked.
 
     Raises:
-        ContractError: a part is no tuple, list or dict where one is expected, or has other keys or another length.
+        ContractError: a part is not the expected tuple, list or dict, or has another length or unknown keys.
     """
     if not isinstance(item, NestedSpec):
         yield item.name, value

@@ -1,4 +1,4 @@
-"""Output contracts: tensors, and the structure that holds them. Imports no torch."""
+"""Output contract of a model: tensors, and the structure that contains them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WITH_KEYS = ("dict", "named", "namedtuple")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputSpec:
-    """One output tensor, named by its path in the model's result (`logits`, `0`, `hidden.1`; `output` for a lone tensor)."""
+    """One output tensor, named by its path in the result: `logits`, `0`, `hidden.1`; `output` for a single tensor."""
 
     name: str
     dtype: str
@@ -23,11 +23,11 @@ class OutputSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputStructure:
-    """How the flat output tensors are put together again.
+    """How to rebuild the result from the flat output tensors.
 
     Attributes:
-        kind: `tensor` (a leaf), `constant` (a leaf that is no tensor), `tuple`, `list`, `dict`, `namedtuple`, or `named` (a
-            dataclass or ModelOutput: attributes, keys and order are kept, the type is not).
+        kind: `tensor` (a leaf), `constant` (another leaf), `tuple`, `list`, `dict`, `namedtuple`, or `named` (a
+            dataclass or ModelOutput, whose attributes, keys and order are kept, but not its type).
         keys: of a dict or a named structure.
         items: the parts, in order.
         value: of a constant.

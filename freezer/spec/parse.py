@@ -1,4 +1,4 @@
-"""Parse the declaration of inputs and dims in a catalog or on the command line. Imports no torch."""
+"""Parse declarations of inputs and dims from catalogs and the command line. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from freezer.spec.items import ConstantSpec, InputItem, NestedSpec, TensorSpec, 
 
 
 def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapping[str, int]]) -> InputSpec:
-    """The spec that a catalog or a command line declares.
+    """Parse a declared spec.
 
     Args:
-        inputs: by parameter name, or a list when they are positional; each `{shape, dtype, range}`, `{value}`, or of such
-            `{tuple: [...]}`, `{list: [...]}` or `{dict: {key: ...}}`. A list's items may carry a `name`.
-        dims: bounds by name: `{"batch": {"min": 1, "max": 16}, "height": {"max": 64, "multiple_of": 8}}`; min is the least that
-            may be by default.
+        inputs: by parameter name, or a list of positional inputs, whose items may have a `name`. Each is `{shape, dtype, range}`,
+            `{value}`, or a nested `{tuple: [...]}`, `{list: [...]}` or `{dict: {key: ...}}`.
+        dims: bounds by name: `{"batch": {"min": 1, "max": 16}, "height": {"max": 64, "multiple_of": 8}}`; min defaults to the
+            smallest possible.
 
     Raises:
-        SpecError: an input or a dim is not of this form.
+        SpecError: an input or dim has another form.
     """
     keyword = isinstance(inputs, Mapping)
     named = list(inputs.items()) if isinstance(inputs, Mapping) else [(f"input_{i}", item) for i, item in enumerate(inputs)]
@@ -44,7 +44,7 @@ def _declared_item(name: str, item: Any, *, positional: bool = False) -> InputIt
         value = item["value"]
         if value is not None and not isinstance(value, bool | int | float | str):
             raise SpecError(
-                f"input {name!r}: got a value of type {type(value).__name__}, expected none, a number, a bool or a text"
+                f"input {name!r}: got a value of type {type(value).__name__}, expected null, a number, a bool or a text"
             )
         return ConstantSpec(name=name, value=value)
     if form == "dict":
@@ -59,7 +59,7 @@ def _declared_item(name: str, item: Any, *, positional: bool = False) -> InputIt
 
 def _declared_dict(name: str, given: Any) -> NestedSpec:
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise SpecError(f"input {name!r}: got the dict {given!r}, expected inputs by keys that are texts")
+        raise SpecError(f"input {name!r}: got the dict {given!r}, expected inputs by text keys")
     parts = tuple(_declared_item(f"{name}.{key}", part) for key, part in given.items())
     return NestedSpec(name=name, kind="dict", items=parts, keys=tuple(given))
 

@@ -1,6 +1,6 @@
-"""Files of samples, by their headers: names, dtypes and shapes of the tensors, held against a spec. Imports no torch.
+"""Headers of sample files: names, dtypes and shapes of tensors, checked against a spec. Imports no torch.
 
-A file holds one set of inputs under their names, or several under `<index>/<name>` with indices from 0.
+A file contains one set of inputs under their names, or several under `<index>/<name>`, with indices from 0.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 CODE = "CP-SAMPLES"
-"""Of every error about samples."""
+"""Code of all errors about samples."""
 
 COMPLEX128 = "complex128"
-"""The key of a .safetensors file's metadata that lists the tensors stored as pairs of float64; see runtime/tensor_files.py."""
+"""Metadata key of .safetensors files: tensors stored as pairs of float64; see runtime/tensor_files.py."""
 
 Header = tuple[str, tuple[int, ...]]
-"""A tensor's dtype, as torch names it, and its shape."""
+"""Dtype, by torch's name, and shape of a tensor."""
 
 READ_ERRORS = (OSError, ValueError, RuntimeError, TypeError, EOFError, KeyError, BadZipFile, zlib.error)
-"""What reading a file raises that is damaged, or of another kind."""
+"""Errors of reading damaged files and files of another kind."""
 
 _SAFETENSORS: Mapping[str, str] = {
     "F64": "float64",
@@ -50,14 +50,14 @@ _Value = TypeVar("_Value")
 
 
 def read_header(path: Path) -> list[dict[str, Header]]:
-    """The dtypes and shapes of the sets of a .safetensors or .npz file, by input name; no tensor is read.
+    """Read dtypes and shapes from a .safetensors or .npz file: input sets by name, without the tensors.
 
     Raises:
-        SpecError: the file cannot be read, is of another kind, or its keys do not form sets; code CP-SAMPLES.
+        SpecError: the file cannot be read, or its keys do not form sets; code CP-SAMPLES.
         MissingDependencyError: numpy is not installed.
     """
     try:
-        import numpy as np  # noqa: F401  # both kinds of file are read through it
+        import numpy as np  # noqa: F401  # reads both kinds of files
     except ImportError:
         raise MissingDependencyError("reading samples needs numpy; pip install numpy") from None
     try:
@@ -68,20 +68,16 @@ def read_header(path: Path) -> list[dict[str, Header]]:
 
 
 def match_headers(sets: Sequence[Mapping[str, Header]], spec: InputSpec) -> list[dict[str, int]]:
-    """The point of every sample set, after holding it against a spec.
-
-    Args:
-        sets: dtype and shape of each tensor, by input name.
-        spec: whose tensor inputs they are.
+    """Check sample sets against a spec, and return the point of each.
 
     Raises:
-        SpecError: names, dtypes, ranks or sizes differ from the spec; code CP-SAMPLES.
+        SpecError: names, dtypes, ranks or sizes differ; code CP-SAMPLES.
     """
     return [_point(headers, spec, index) for index, headers in enumerate(sets)]
 
 
 def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
-    """What a file holds by key, as sets by input name.
+    """Group the content of a file into sets by input name.
 
     Raises:
         SpecError: the keys do not form sets; code CP-SAMPLES.
@@ -95,7 +91,7 @@ def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
     for key, value in flat.items():
         index, _, name = key.partition("/")
         if name in sets.setdefault(int(index), {}):
-            raise SpecError(f"samples {path}: input {name!r} is twice in set {int(index)}", code=CODE)
+            raise SpecError(f"samples {path}: input {name!r} is given twice in set {int(index)}", code=CODE)
         sets[int(index)][name] = value
     if sorted(sets) != list(range(len(sets))):
         raise SpecError(f"samples {path}: set indices are {sorted(sets)}; expected 0 to {len(sets) - 1}", code=CODE)
@@ -103,7 +99,7 @@ def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
 
 
 def unreadable(path: Path, error: Exception) -> SpecError:
-    """The error for a file that reading fails on."""
+    """The error for a file that cannot be read."""
     what = str(error) or type(error).__name__
     return SpecError(f"samples {path}: {what}; expected a readable .safetensors or .npz file", code=CODE)
 
@@ -123,7 +119,7 @@ def _safetensors_headers(path: Path) -> Iterator[tuple[str, Header]]:
     try:
         with safe_open(path, framework="np") as file:
             pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
-            for name in file.keys():  # noqa: SIM118  # it is no mapping
+            for name in file.keys():  # noqa: SIM118  # not a mapping
                 entry = file.get_slice(name)
                 kind, shape = entry.get_dtype(), tuple(entry.get_shape())
                 yield name, (COMPLEX128, shape[:-1]) if name in pairs else (_SAFETENSORS.get(kind, kind), shape)
@@ -135,18 +131,18 @@ def _npz_headers(path: Path) -> Iterator[tuple[str, Header]]:
     with ZipFile(path) as archive:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
-                raise ValueError(f"{info.filename!r} is no array")
+                raise ValueError(f"{info.filename!r} is not an array")
             name = info.filename.removesuffix(".npy")
             with archive.open(info) as file:
-                dtype, shape = _npy_header(file)  # type: ignore[arg-type]  # a zip's member reads as a binary file does
+                dtype, shape = _npy_header(file)  # type: ignore[arg-type]  # members of a zip are binary files
                 _check_dtype(name, dtype)
                 if file.tell() + math.prod(shape) * dtype.itemsize != info.file_size:
-                    raise ValueError(f"{name!r} holds fewer or more numbers than its shape {list(shape)}")
+                    raise ValueError(f"{name!r} does not match its shape {list(shape)}")
             yield name, (dtype.name, shape)
 
 
 def _npy_header(file: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
-    """Dtype and shape of a .npy file. Format 3 is for structured arrays alone, which are no tensors."""
+    """Dtype and shape of a .npy file. Format 3 is for structured arrays only."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(file)
@@ -161,13 +157,13 @@ def _npy_header(file: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
 
 def _check_dtype(name: str, dtype: np.dtype) -> None:
     if dtype.hasobject:
-        raise ValueError(f"{name!r} holds pickled objects, which are never opened (allow_pickle=False)")
+        raise ValueError(f"{name!r} contains pickled objects, which are never loaded")
     if dtype.kind not in "biufc" or not dtype.isnative:
         raise ValueError(f"{name!r} is an array of {dtype.str}, expected numbers or bools in this machine's byte order")
 
 
 def _point(headers: Mapping[str, Header], spec: InputSpec, index: int) -> dict[str, int]:
-    """The point of one sample set."""
+    """Check one sample set, and return its point."""
     wanted = {item.name for item in spec.tensors}
     if wanted != set(headers):
         raise SpecError(f"sample set {index}: got tensors {sorted(headers)}, expected the inputs {sorted(wanted)}", code=CODE)
@@ -178,7 +174,7 @@ def _point(headers: Mapping[str, Header], spec: InputSpec, index: int) -> dict[s
 
 
 def _match(item: TensorSpec, header: Header, spec: InputSpec, point: dict[str, int], place: str) -> None:
-    """Hold one tensor against its spec; the sizes of its named dims go into the point."""
+    """Check one tensor, and add the sizes of its named dims to the point."""
     dtype, shape = header
     if dtype != item.dtype:
         raise SpecError(f"{place}: got dtype {dtype}, expected {item.dtype}", code=CODE)

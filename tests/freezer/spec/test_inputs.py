@@ -1,4 +1,4 @@
-"""Specs: points, bounds, the JSON form, and what a catalog declares."""
+"""Declared specs: points, bounds and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from freezer.codec import decode, encode
 from freezer.errors import SpecError
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import ConstantSpec, TensorSpec
-from freezer.spec.outputs import OutputStructure
 from freezer.spec.parse import declared_spec
 
 FULL: dict[str, Any] = {
@@ -25,7 +24,7 @@ FULL: dict[str, Any] = {
 BOUNDS = {"batch": {"max": 16}, "length": {"min": 2, "max": 32}}
 
 
-def test_a_declared_spec_is_what_was_written() -> None:
+def test_declared_keyword_inputs() -> None:
     spec = declared_spec(FULL, BOUNDS)
     assert spec.style == "keyword"
     assert spec.dims == (Dim(name="batch", min=1, max=16), Dim(name="length", min=2, max=32))
@@ -37,28 +36,13 @@ def test_a_declared_spec_is_what_was_written() -> None:
     assert spec.constants == {"rate": 16000, "nothing": None}
 
 
-def test_a_list_declares_positional_inputs() -> None:
+def test_declared_positional_inputs() -> None:
     spec = declared_spec([{"shape": [1, 2]}, {"name": "rate", "value": 2}], {})
     assert spec.style == "positional"
     assert [item.name for item in spec.inputs] == ["input_0", "rate"]
 
 
-def test_json_round_trip() -> None:
-    spec = declared_spec(FULL, BOUNDS)
-    assert decode(InputSpec, json.loads(json.dumps(encode(spec))), origin="here") == spec
-    structure = OutputStructure(
-        kind="named",
-        keys=("a", "b"),
-        items=(
-            OutputStructure(kind="tensor"),
-            OutputStructure(kind="tuple", items=(OutputStructure(kind="constant", value=None),)),
-        ),
-        type_name="package.Output",
-    )
-    assert decode(OutputStructure, json.loads(json.dumps(encode(structure))), origin="here") == structure
-
-
-def test_points_are_the_corners_then_the_middle_and_none_twice() -> None:
+def test_points_are_corners_then_the_middle() -> None:
     assert list(declared_spec(FULL, BOUNDS).points()) == [
         {"batch": 1, "length": 2},
         {"batch": 1, "length": 32},
@@ -78,25 +62,18 @@ def many_dims(num_dims: int, *, fixed: int = 0) -> InputSpec:
     return InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=tuple(dim.name for dim in dims)),), dims=tuple(dims))
 
 
-def test_all_corners_are_points_while_they_are_few() -> None:
+def test_few_dims_give_all_corners() -> None:
     points = [tuple(point.values()) for point in many_dims(6, fixed=20).points()]
     ends = [(4, 16)] * 6 + [(3,)] * 20
     assert points == [*itertools.product(*ends), (8,) * 6 + (3,) * 20]
 
 
-def test_of_many_dims_the_ends_of_each_are_points_beside_the_middle_of_the_others() -> None:
+def test_many_dims_give_the_ends_of_each() -> None:
     points = [tuple(point.values()) for point in many_dims(7).points()]
     assert points[:3] == [(4,) * 7, (16,) * 7, (8,) * 7]
     assert sorted(points[3:]) == sorted((8,) * axis + (end,) + (8,) * (6 - axis) for axis in range(7) for end in (4, 16))
     assert next(many_dims(7).points()) == many_dims(7).first_point()
     assert len(list(many_dims(40).points())) == 2 * 40 + 3
-
-
-def test_a_spec_at_a_point_has_no_dims() -> None:
-    fixed = declared_spec(FULL, BOUNDS).at({"batch": 4, "length": 8})
-    assert fixed.dims == ()
-    assert fixed.tensors[0].shape == (4, 8)
-    assert fixed.constants == {"rate": 16000, "nothing": None}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +82,6 @@ def test_a_spec_at_a_point_has_no_dims() -> None:
         ({"x": {"shape": ["n"]}}, {}, "input 'x': dim 'n' is unbound; add `n: {min: 1, max: 8}`"),
         ({"x": {"shape": [1]}}, {"n": {"max": 2}}, "dim 'n' is used by no input"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 3, "max": 2}}, "got min 3, max 2; expected 1 <= min <= max"),
-        ({"x": {"shape": ["n"]}}, {"n": {"min": 0, "max": 2}}, "got min 0, max 2"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 1.5, "max": 2}}, "expected whole numbers"),
         ({"x": {"shape": ["n"]}}, {"n": {"max": 8, "multiple_of": True}}, "expected whole numbers"),
         (
@@ -114,31 +90,28 @@ def test_a_spec_at_a_point_has_no_dims() -> None:
             "dim 'n': got min 8, max 20, multiple_of 8; expected",
         ),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 16, "multiple_of": 8}}, "expected min and max to be multiples of it"),
-        ({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 16, "multiple_of": 0}}, "multiple_of 0; expected"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 1}}, "dim 'n': field 'max' is required"),
         ({"x": {"shape": ["n"]}}, {"n": 4}, "dim 'n': got a int, expected a mapping"),
         ({"x": {"shape": ["a b"]}}, {"a b": {"max": 4}}, "must be an identifier"),
         ({"x": {"shape": [-1]}}, {}, "input 'x': got size -1"),
         ({"x": {"shape": [1.5]}}, {}, r"input 'x': got shape \[1.5\]"),
-        ({"x": {"shape": 3}}, {}, "expected a list of sizes"),
         ({"x": {"dtype": "float32"}}, {}, "input 'x': field 'shape' is required"),
         ({"x": {"shape": [1], "dtype": "float33"}}, {}, "dtype 'float33' is unknown"),
         ({"x": {"shape": [1], "typo": 1}}, {}, "field 'typo' is unknown; expected dtype, range, shape"),
         ({"x": {"shape": [1], "range": [2, 1]}}, {}, r"got range \[2, 1\]; expected \[low, high\] with low <= high"),
-        ({"x": {"shape": [1], "range": 2}}, {}, r"expected \[low, high\]"),
         ({"x": {"value": [1]}}, {}, "got a value of type list"),
-        ({"x": {"value": float("inf")}}, {}, "got the constant inf, which a manifest cannot hold"),
+        ({"x": {"value": float("inf")}}, {}, "got the constant inf, which JSON cannot represent"),
         ({"x": 3}, {}, "input 'x': got a int, expected a mapping"),
         ([{"name": "x", "shape": [1]}, {"name": "x", "shape": [1]}], {}, "input 'x' is given twice"),
         ({"x": {"shape": [1], "name": "y"}}, {}, "field 'name' is unknown"),
     ],
 )
-def test_what_is_wrong_is_named(inputs: Any, dims: Any, message: str) -> None:
+def test_errors_of_declarations(inputs: Any, dims: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         declared_spec(inputs, dims)
 
 
-def test_a_dim_may_be_of_multiples_alone() -> None:
+def test_dims_of_multiples() -> None:
     inputs = {"x": {"shape": ["height", "width"]}}
     bounds = {"height": {"min": 32, "max": 128, "multiple_of": 8}, "width": {"max": 44, "multiple_of": 4}}
     spec = declared_spec(inputs, bounds)
@@ -152,17 +125,13 @@ def test_a_dim_may_be_of_multiples_alone() -> None:
     assert decode(InputSpec, data, origin="here") == spec
 
 
-def test_manifests_of_dims_without_multiples_are_as_they_were() -> None:
-    assert encode(declared_spec(FULL, BOUNDS))["dims"]["batch"] == {"min": 1, "max": 16}
-
-
-def test_a_dim_is_bound_once() -> None:
+def test_dims_are_bound_once() -> None:
     dim = Dim(name="n", min=1, max=2)
     with pytest.raises(SpecError, match="dim 'n' is given twice"):
         InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("n",)),), dims=(dim, dim))
 
 
-def test_constants_keep_their_kind() -> None:
+def test_constants_keep_their_type() -> None:
     for value in (True, 1, 1.5, "text", None):
         spec = InputSpec(inputs=(ConstantSpec(name="c", value=value),))
         found = decode(InputSpec, json.loads(json.dumps(encode(spec))), origin="here").constants["c"]

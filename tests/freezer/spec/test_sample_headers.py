@@ -1,4 +1,4 @@
-"""Files of samples by their headers: what is read without torch, and that it says what reading the tensors says."""
+"""Headers of sample files, read without torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def headers_of(sets: list[dict[str, torch.Tensor]]) -> list[dict[str, Any]]:
     return [{name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in given.items()} for given in sets]
 
 
-def test_a_header_says_what_reading_the_tensors_says(tmp_path: Path, suffix: str) -> None:
+def test_headers_equal_the_tensors(tmp_path: Path, suffix: str) -> None:
     lacks = "complex128" if suffix == ".safetensors" else "bfloat16"
     tensors = {dtype: torch.zeros(2, 3, dtype=getattr(torch, dtype)) for dtype in DTYPES if dtype != lacks}
     path = write(tmp_path / f"all{suffix}", {**tensors, "scalar": torch.tensor(1.5), "none": torch.zeros(0, 4)})
@@ -54,8 +54,8 @@ def test_a_header_says_what_reading_the_tensors_says(tmp_path: Path, suffix: str
     assert read_header(path)[10] == {"state.0": ("float32", (11,))}
 
 
-def test_big_tensors_are_not_read(tmp_path: Path) -> None:
-    """A file whose tensors lie in a hole of the disk: reading them would need far more memory than there is."""
+def test_headers_of_huge_files(tmp_path: Path) -> None:
+    """A sparse file with a tensor larger than the memory."""
     header = b'{"x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
     path = tmp_path / "huge.safetensors"
     with path.open("wb") as file:
@@ -66,9 +66,9 @@ def test_big_tensors_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"PK\x03\x04 is how a zip begins", b"\x10\x00\x00\x00\x00\x00\x00\x00{}", b"\xff" * 64],
+    [b"", b"PK\x03\x04 is how a zip begins", b"\xff" * 64],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_damaged_files_are_rejected(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"bad{suffix}"
     path.write_bytes(content)
     with pytest.raises(SpecError, match=f"samples .*bad{suffix}.*expected a readable") as caught:
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str, content: bytes) 
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_file_that_was_cut_off_or_damaged_in_the_middle_is_refused(tmp_path: Path, suffix: str, compressed: bool) -> None:
+def test_truncated_files_are_rejected(tmp_path: Path, suffix: str, compressed: bool) -> None:
     whole = write(tmp_path / f"whole{suffix}", {"x": torch.arange(1000.0)}, compressed=compressed).read_bytes()
     path = tmp_path / f"cut{suffix}"
     for size in (len(whole) // 2, len(whole) - 1, 100, 9):
@@ -96,14 +96,14 @@ def test_a_file_that_was_cut_off_or_damaged_in_the_middle_is_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array([object()], dtype=object), "'x' holds pickled objects"),
+        (np.array([object()], dtype=object), "'x' contains pickled objects"),
         (np.array(["a"]), "'x' is an array of <U1, expected numbers or bools"),
         (np.zeros(2, ">f4"), "'x' is an array of >f4"),
         (np.zeros(2, "M8[s]"), "'x' is an array of <M8"),
         (np.zeros(2, [("a", "f4")]), "'x' is an array of"),
     ],
 )
-def test_arrays_that_are_no_tensors_are_refused(tmp_path: Path, array: Any, message: str) -> None:
+def test_unsupported_arrays_are_rejected(tmp_path: Path, array: Any, message: str) -> None:
     path = tmp_path / "odd.npz"
     np.savez(path, x=array)
     with pytest.raises(SpecError, match=message):
@@ -112,17 +112,17 @@ def test_arrays_that_are_no_tensors_are_refused(tmp_path: Path, array: Any, mess
         read_samples(path)
 
 
-def test_other_members_of_an_npz_are_refused(tmp_path: Path) -> None:
+def test_other_npz_members_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "odd.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("notes.txt", "text")
-    with pytest.raises(SpecError, match=r"'notes\.txt' is no array"):
+    with pytest.raises(SpecError, match=r"'notes\.txt' is not an array"):
         read_header(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(
             "x.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }".ljust(128) + b"1"
         )
-    with pytest.raises(SpecError, match=r"'x' holds fewer or more numbers than its shape \[3\]"):
+    with pytest.raises(SpecError, match=r"'x' does not match its shape \[3\]"):
         read_header(path)
     with pytest.raises(SpecError, match=r"suffix '\.txt' is unknown"):
         read_header(tmp_path / "x.txt")
@@ -133,7 +133,7 @@ def test_other_members_of_an_npz_are_refused(tmp_path: Path) -> None:
     [
         (("0/x", "y"), "mix `<index>/<name>` with plain names"),
         (("0/x", "2/x"), r"set indices are \[0, 2\]; expected 0 to 1"),
-        (("0/x", "00/x"), "input 'x' is twice in set 0"),
+        (("0/x", "00/x"), "input 'x' is given twice in set 0"),
     ],
 )
 def test_keys_must_form_sets(tmp_path: Path, suffix: str, keys: tuple[str, ...], message: str) -> None:
@@ -160,14 +160,14 @@ def given(**tensors: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         ([*given(), *given(x=torch.zeros(2, 4).half())], "sample set 1, input 'x': got dtype float16"),
     ],
 )
-def test_headers_and_samples_are_held_against_the_spec_in_the_same_words(sets: Any, message: str) -> None:
+def test_headers_and_samples_match_the_spec(sets: Any, message: str) -> None:
     for match in (lambda: match_headers(headers_of(sets), SPEC), lambda: match_samples(sets, SPEC)):
         with pytest.raises(SpecError, match=message) as caught:
             match()
         assert caught.value.code == "CP-SAMPLES"
 
 
-def test_headers_that_fit_give_the_points() -> None:
+def test_match_headers_returns_points() -> None:
     sets = [*given(), *given(x=torch.zeros(9, 4), ids=torch.zeros(9, dtype=torch.int64))]
     assert match_headers(headers_of(sets), SPEC) == [{"batch": 2}, {"batch": 9}]
     fixed = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(0, 4)),))
