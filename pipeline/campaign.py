@@ -25,7 +25,7 @@ from pipeline.tracking.tracker import Tracker, replay_command
 
 
 def planned_members(plan: Plan, continued: Continued) -> tuple[Member, ...]:
-    """The members that a campaign is to have."""
+    """Return the members that a campaign will have."""
     return tuple(
         Member(
             judge_key=item.judge.digest,
@@ -38,7 +38,7 @@ def planned_members(plan: Plan, continued: Continued) -> tuple[Member, ...]:
 
 
 class Campaign:
-    """One campaign under way: outcomes go to the publisher, and what is final to the tracker and the display."""
+    """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Campaign:
         self._interrupted = False
 
     def start(self, problems: Sequence[Outcome], continued: Continued) -> None:
-        """Run everything; an interrupt keeps what is finished, a broken store ends the campaign."""
+        """Run all items. An interrupt keeps finished work; a broken store ends the campaign."""
         self._continued = continued
         self._planned = planned_members(self._plan, self._continued)
         self._record(
@@ -85,16 +85,16 @@ class Campaign:
             self._failures.append(str(error))
 
     def _take(self, item: Item, outcome: Outcome) -> None:
-        """Take an outcome in; when it was the model's last, publish it, then log it."""
+        """Publish a model after the last of its outcomes, then log and show them."""
         final = [self._continued.reached(done) for done in self._publisher.add(item, outcome)]
-        self._final |= {(done.model, done.device_class): done for done in final}  # they are, whatever becomes of MLflow
+        self._final |= {(done.model, done.device_class): done for done in final}  # even if MLflow fails
         if final:
             self._tracker.log(final)
         for done in final:
             self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
 
     def finish(self, problems: Sequence[Outcome], started: float) -> CampaignReport:
-        """The report, with the ledger's record and MLflow's summary written."""
+        """Write the record of the campaign and the summary in MLflow, and return the report."""
         planned = {(member.model, member.device_class): member for member in self._planned}
         reached = [self._final[key] for key in planned if key in self._final]
         ended = self._report((*reached, *problems), started, time.time())
@@ -102,7 +102,7 @@ class Campaign:
             catalog=self._config.catalog,
             started=self._continued.started,
             finished=ended.finished,
-            exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # MLflow can be brought up to date later
+            exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # without MLflow, which can be replayed
             interrupted=self._interrupted,
             members=members_of(reached),
             unreached=tuple(member for key, member in planned.items() if key not in self._final),
@@ -111,7 +111,7 @@ class Campaign:
         )
         try:
             self._record(record)
-        except LeaseLostError as error:  # MLflow is the other driver's, too
+        except LeaseLostError as error:  # MLflow belongs to the other driver, too
             self._failures = list(dict.fromkeys((*self._failures, str(error))))
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
@@ -123,8 +123,7 @@ class Campaign:
             config = self._config
             again = replay_command(config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts)
             self._failures.append(
-                f"interrupted before MLflow was told everything; the store and the ledger are complete, and `{again}` brings it "
-                "up to date"
+                f"interrupted before MLflow was up to date; the store and the ledger are complete, and `{again}` updates it"
             )
         return self._report(ended.outcomes, started, ended.finished)
 

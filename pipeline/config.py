@@ -10,23 +10,23 @@ from pipeline.tracking.registry import ArtifactMode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """All that a campaign is told.
+    """Configuration of a campaign.
 
     Attributes:
         catalog: path of the catalog, or `mlflow:` for a whole registry.
-        filter_string: of a registry's models, as MLflow takes it.
-        trust: whether a registry's pickled models may be loaded.
-        store, tracking_uri: where artifacts and records go.
+        filter_string: selects the models of a registry, in MLflow's syntax.
+        trust: whether pickled models of a registry may be loaded.
+        store, tracking_uri: receive artifacts and records.
         address: of a Ray cluster; None starts one on this machine.
-        campaign: a name; the same name goes on with the same campaign.
-        device_classes, recipes: take the place of the entries' own; empty leaves them.
-        only: a glob over names of entries.
-        keep_going: let good entries run when others are bad.
-        lift_quarantine: try again what crashed in earlier campaigns.
-        explain: plan, say what would be done and why, and stop. Beside a driver of the campaign too: nothing is locked.
-        mlflow_artifacts: whether MLflow holds whole artifacts, or references.
+        campaign: its name; the same name continues the same campaign.
+        device_classes, recipes: replace those of the entries; empty keeps theirs.
+        only: a glob over entry names.
+        keep_going: run the good entries if others are bad.
+        lift_quarantine: retry what crashed in earlier campaigns.
+        explain: show what would be done and why, and stop. Takes no lock, so it can run beside a driver.
+        mlflow_artifacts: whether MLflow stores artifacts or references.
         policy: of sampling.
-        wait_s: how long to wait for nodes of a class that has none; None is not at all.
+        wait_s: how long to wait for nodes of a class that has none; None does not wait.
     """
 
     catalog: str

@@ -1,4 +1,4 @@
-"""Publish: when all device classes of a model have their verdicts, one version is written, and its outcomes become final."""
+"""Publish one version of a model once all its device classes are decided; its outcomes are then final."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ class Publisher:
         return [reached for _, reached in final]
 
     def _taken_over(self, gathered: _Gathered) -> _Gathered:
-        """The outcomes; what another campaign has judged and published meanwhile stands in the place of ours."""
+        """Replace outcomes by those that another campaign published meanwhile."""
         if not any(_is_new(outcome) for _, outcome in gathered):
             return gathered
-        with suppress(StoreUnreachableError):  # then it is published twice; what is wrong with the store, publishing tells
+        with suppress(StoreUnreachableError):  # publishing then reports the error, or publishes twice
             self._ledger.refresh()
         return [(item, self._of_another(item, outcome) or outcome) for item, outcome in gathered]
 
     def _publish(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
-        """Publish what was judged; the outcomes again, since another campaign may publish the same, and clear it away, meanwhile.
+        """Publish a version; also return the outcomes, since another campaign may have published and removed the same meanwhile.
 
         Raises:
-            IntegrityError: what was judged is damaged, or gone.
+            IntegrityError: a judged artifact is damaged or missing.
         """
         if all(outcome.cached for _, outcome in gathered):
             return gathered, None
@@ -101,7 +101,7 @@ class Publisher:
             gone = [outcome for _, outcome in gathered if _is_new(outcome) and not self._folder(outcome).is_dir()]
             if gone:
                 what = ", ".join(outcome.device_class for outcome in gone)
-                raise IntegrityError(f"what was judged of {gone[0].model} for {what} is gone from the store") from error
+                raise IntegrityError(f"the judged artifact of {gone[0].model} for {what} is missing from the store") from error
         return gathered, self._publish_once(gathered)
 
     def _publish_once(self, gathered: _Gathered) -> Version | None:
@@ -121,7 +121,7 @@ class Publisher:
             if outcome.cached and outcome.version is not None:
                 before = self._store.version(f"{model}:{outcome.version}")
                 carried[outcome.device_class] = before.images[outcome.device_class]
-            elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):  # what keeps eager may not be captured
+            elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):  # kept-eager may have none
                 artifacts[outcome.device_class] = Artifact.read(folder)
         if not artifacts and not carried:
             return None
@@ -138,7 +138,7 @@ class Publisher:
         return replace(outcome, verdict="failed", failure=failure, reason=failure.message, recipe=None, figures=UNMEASURED)
 
     def _of_another(self, item: Item, outcome: Outcome) -> Outcome | None:
-        """What another campaign has made of a new outcome's judge key and published meanwhile."""
+        """Return the outcome that another campaign published under the same judge key."""
         if not _is_new(outcome) or (item.before is not None and self._folder(outcome).is_dir()):
             return None
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
@@ -150,15 +150,15 @@ class Publisher:
         return replace(known, tags=outcome.tags, registered_name=outcome.registered_name).as_cached()
 
     def _folder(self, outcome: Outcome) -> Path:
-        """Of what was judged."""
+        """The folder of the judged artifact."""
         return judged_folder(str(self._store.root), outcome.judge_key, outcome.model, _missing(outcome))
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
-        """Keep new and changed outcomes, together; then their judged folders may go: the files are in the store."""
+        """Record new and changed outcomes in one step, then remove their judged folders."""
         self._keep([(item, outcome) for item, outcome in final if not self._is_kept(item, outcome)])
-        for _, outcome in final:  # of a cached one too: a driver may have been killed before this
+        for _, outcome in final:  # also of cached outcomes, since a driver may be killed before this line
             self._place.drop("judged", _name(outcome), listed=outcome.cached)
-            if not outcome.cached and _has_artifact_of_its_own(outcome):  # which stands for what was reached with less, too
+            if not outcome.cached and _has_artifact_of_its_own(outcome):  # it replaces results with fewer recipes, too
                 for folder in self._folder(outcome).parent.glob(f"{judged_name(outcome.judge_key, outcome.model)}~*"):
                     self._place.drop("judged", folder.name)
 
@@ -178,7 +178,7 @@ class Publisher:
         )
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
-        """Whether the ledger says the same already: what was taken over may have come into another version."""
+        """Whether the ledger has the outcome; a cached one may be in another version now."""
         if outcome is item.finished:
             return item.is_kept
         if not outcome.cached and outcome.verdict != "failed":
@@ -188,12 +188,12 @@ class Publisher:
 
 
 def _name(outcome: Outcome) -> str:
-    """Of the folder of what was judged."""
+    """The name of the folder of the judged artifact."""
     return judged_name(outcome.judge_key, outcome.model, _missing(outcome))
 
 
 def _missing(outcome: Outcome) -> list[str]:
-    """The recipes that an outcome was reached without, since they were not built."""
+    """The recipes whose build failed."""
     return [report.recipe for report in outcome.candidates if report.failure is not None]
 
 
@@ -202,18 +202,18 @@ def _is_new(outcome: Outcome) -> bool:
 
 
 def _has_artifact_of_its_own(outcome: Outcome) -> bool:
-    """Whether an outcome comes with an artifact for its class; for GPUs also where eager is kept (packaging/eager_fallback.py)."""
+    """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (packaging/eager_fallback.py)."""
     return outcome.verdict == "published" or (outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda")
 
 
 def _parts(item: Item) -> dict[str, Any]:
-    """The parts of an item's keys, by which `--explain` says later what differs."""
+    """The parts of the keys of an item, for a later `--explain`."""
     builds = {name: key.parts for name, key in item.builds.items()}
     return {"source": item.source.parts, "judge": item.judge.parts, "builds": builds}
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:
-    """The outcome with the artifact that serves its class: its own, or with kept-eager on a CPU the portable one."""
+    """Add the artifact that serves the class: its own, or the portable one of a kept-eager CPU."""
     if version is None:
         return outcome
     serving = outcome.device_class

@@ -23,7 +23,7 @@ class FileDigests:
         self._changed = False
 
     def of(self, path: Path) -> str:
-        """`sha256:` and the digest of a file's bytes."""
+        """Return `sha256:` and the digest of a file."""
         stat = path.stat()
         key = f"{path}|{stat.st_size}|{stat.st_mtime_ns}"
         if key not in self._known:
@@ -32,20 +32,20 @@ class FileDigests:
         return self._known[key]
 
     def recall(self, what: str) -> str | None:
-        """A digest that was remembered under a text of the caller's."""
+        """Return the digest that was remembered under a name."""
         return self._known.get(what)
 
     def remember(self, what: str, digest: str) -> None:
-        """Keep a digest under a text of the caller's."""
+        """Remember a digest under a name."""
         self._changed = self._changed or self._known.get(what) != digest
         self._known[what] = digest
 
     def save(self) -> None:
-        """Write the cache, atomically; a cache that cannot be written is only slower next time."""
+        """Write the cache atomically. Failure is ignored: the digests are then computed again."""
         if not self._changed:
             return
         with contextlib.suppress(OSError):
-            partial = own_path(self._cache.parent, self._cache.name)  # from there goes what a driver that is killed leaves
+            partial = own_path(self._cache.parent, self._cache.name)  # cleaned up if the driver is killed
             make_folder(partial.parent)
             write_whole(partial, json.dumps(self._known).encode(), synced=False)
             move(partial, self._cache)

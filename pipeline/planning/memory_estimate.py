@@ -1,7 +1,7 @@
-"""Demand: the memory that a build or judge asks its node for, told from its entry without loading the model.
+"""Estimate the memory that a build or judge requests from its node, without loading the model.
 
-Ray places by it and enforces nothing: worker/sandbox.py limits the child. An estimate only has to keep a node from taking ten large
-models at once.
+Ray uses the request for placement only; worker/sandbox.py limits the child. The estimate only has to keep a node from running ten
+large models at once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from freezer.freezing.models.sources import FILE_KINDS
 from pipeline.catalog.entry import Entry
 
 BASE_BYTES = 1_000_000_000
-"""Of a child with torch imported, and its compiler; and all that is known of a model whose weights lie in no file."""
+"""Memory of a child with torch and its compiler, and the estimate of a model without weight files."""
 
 PER_WEIGHT = 4
-"""Copies of the weights: a build's peak was measured at up to 3.4 above its baseline; a judge holds the model twice, and once in
+"""Copies of the weights: the measured peak of a build is up to 3.4 above its baseline; a judge holds the model twice, and once in
 float64."""
 
 STEP_BYTES = 1_000_000_000
-"""Demands are powers of two of this: Ray keeps one queue for each kind of demand, and should not keep thousands."""
+"""Demands are rounded up to a power of two of this, since Ray keeps one queue for each distinct demand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,9 @@ class Demand:
     """Memory of one item, in bytes.
 
     Attributes:
-        asked: what Ray is asked for, where a node has as much.
-        least: without which there is no hope; a node that has less is no node for it.
-        firm: what is asked for was too little before: where no node has as much, only the largest will do.
+        asked: requested from Ray, if a node has as much.
+        least: required; a node that has less is not used.
+        firm: `asked` corrects a failure for lack of memory: if no node has as much, only the largest is used.
     """
 
     asked: int
@@ -39,7 +39,7 @@ class Demand:
 
 
 def demand_of(entry: Entry) -> Demand:
-    """What an entry asks for, whose files are where it says."""
+    """Return the demand of an entry whose files are here."""
     if entry.limits.memory_gb is not None:
         given = int(entry.limits.memory_gb * 1e9)
         return Demand(asked=given, least=given)
@@ -48,17 +48,17 @@ def demand_of(entry: Entry) -> Demand:
 
 
 def corrected(demand: Demand, size: int) -> Demand:
-    """A demand by experience: `size` bytes at least."""
+    """Return a demand of at least `size` bytes, after a failure."""
     return replace(demand, asked=max(size, demand.asked), firm=True)
 
 
 def learned(demand: Demand, used_bytes: int) -> Demand:
-    """A demand where a task of the same model was seen to use some memory."""
+    """Return a demand that covers the measured memory of a task of the same model."""
     return demand if used_bytes <= demand.asked else replace(demand, asked=_step(used_bytes))
 
 
 def _weights_bytes(entry: Entry) -> int:
-    """The size of the files that a model is made of; 0 where it is not known before it is fetched or made."""
+    """Return the size of the files of a model; 0 if it is not known yet."""
     location = Path(entry.source.location)
     files = [*entry.files]
     if entry.source.kind in FILE_KINDS:

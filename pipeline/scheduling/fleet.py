@@ -1,11 +1,7 @@
-"""Fleet: the nodes of the cluster that a campaign uses, from its start to its end.
+"""The nodes of the cluster that a campaign uses, from its start to its end.
 
-assemble   at the start: which nodes there are, and what they have in common with the driver; or a wait until they are there
-tick       during the campaign: nodes that joined are examined and used, nodes that left are dropped, doubtful ones are asked
-facts      what the workers of each class build with
-
-A candidate is kept under its class's toolchain, so a node of the class with another one would file it wrongly: it is not used for
-the class. How a node is examined is in node_check.py, how an autoscaler is asked for more in cluster/autoscaling.py.
+Candidates are stored under the toolchain of their class, so a node with another toolchain is not used for the class. How a node is
+checked: node_check.py; how an autoscaler is asked for nodes: cluster/autoscaling.py.
 """
 
 from __future__ import annotations
@@ -31,33 +27,33 @@ from pipeline.records.events import Event
 from pipeline.scheduling.node_check import SAY_S, Examination, Examiner, facts_of
 
 REFRESH_S = 2.0
-"""Between two looks at the list of nodes."""
+"""Interval between two updates of the list of nodes."""
 
 AGAIN_S = 30.0
-"""Until a node whose examination was lost, or that does not see the store yet, is examined again."""
+"""Delay before a node is checked again whose check was lost, or that does not see the store yet."""
 
 GONE_S = 60.0
-"""How long a class may be without a node in mid-campaign, unless it was told to wait for nodes."""
+"""How long a class may be without a node during a campaign that does not wait for nodes."""
 
 WAIT_S = 1800.0
-"""How long `--wait-for-nodes` waits unless it is told otherwise."""
+"""Default of `--wait-for-nodes`."""
 
 
 class Fleet:
     """The nodes that a campaign uses.
 
     Args:
-        cluster: that they are of.
+        cluster: of the nodes.
         show: takes the events.
-        store: folder of the store that all must see; a file is written there.
-        files: of the catalog; what a node does not see must travel through the store.
-        wait_s: how long to wait for nodes of a class that has none; None is not at all.
-        reached: URI of a store in a bucket, which all must reach instead of seeing a folder.
-        before: what each class was planned for when the campaign was started, if it goes on: thread counts and toolchains are in
-            the keys, so both stay while a node serves them.
+        store: folder of the store that all nodes must see; a file is written there.
+        files: of the catalog; if a node does not see them, sources are shipped through the store.
+        wait_s: how long to wait for nodes of a class that has none; None does not wait.
+        reached: URI of a store in a bucket, which all nodes must reach instead of seeing a folder.
+        before: facts of each class when a continued campaign started. Thread counts and toolchains are in the keys, so both are
+            kept while a node serves them.
 
     Attributes:
-        blind: whether some node does not see the catalog's files.
+        blind: whether some node does not see the files of the catalog.
     """
 
     def __init__(
@@ -85,22 +81,22 @@ class Fleet:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Those that tasks may be given to now."""
+        """Nodes that may get tasks now."""
         return tuple(node for name, node in self._used.items() if name not in self._doubted)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Every class that some node serves."""
+        """Every class that a node serves."""
         return classes_of(self.nodes)
 
     @property
     def patience_s(self) -> float:
-        """How long a class may be without a node in mid-campaign."""
+        """How long a class may be without a node during the campaign, in seconds."""
         return GONE_S if self.wait_s is None else self.wait_s
 
     def facts(self) -> Mapping[str, ClassFacts]:
-        """What the workers of each class build with, the thread count to build for: the cores of its smallest node, or what it was
-        when the campaign was started, and the most memory that an item may use.
+        """Return, for each class, its toolchain, the largest memory of an item, and the thread count: the cores of its smallest
+        node, or the count of a continued campaign.
         """
         return {
             name: ClassFacts(
@@ -112,14 +108,14 @@ class Fleet:
         }
 
     def assemble(self, wanted: Collection[str]) -> None:
-        """Find the nodes, and examine them.
+        """Find and check the nodes.
 
         Args:
-            wanted: classes that are asked for by name, for which is waited.
+            wanted: classes that are requested by name, to wait for.
 
         Raises:
-            InfrastructureError: there is no node, none has a label, one does not see the store, none can be built on, or the only
-                one of a class is held by others.
+            InfrastructureError: there is no node, none has a label, one does not see the store, none can build, or the only one of
+                a class is in use by others.
         """
         nodes = self._waited_for(wanted)
         self._examiner.open()
@@ -133,10 +129,10 @@ class Fleet:
             self._admit(item)
         if not self._used:
             why = next(done.failure for item in examined for done in item.found.values() if done.failure is not None)
-            raise InfrastructureError(f"no node can be built on; the first says: {why}")
+            raise InfrastructureError(f"no node can build; the first one reports: {why}")
 
     def tick(self) -> None:
-        """Take in what has changed; called often, looks seldom."""
+        """Use nodes that joined, drop nodes that left, and take answers of doubtful ones. Cheap to call often."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REFRESH_S
             self._refresh()
@@ -144,10 +140,10 @@ class Fleet:
         self._examiner.collect()
         for item in self._examiner.ended():
             self._admit(item)
-        self._examiner.tell_late()
+        self._examiner.report_late()
 
     def doubt(self, node: Node) -> None:
-        """Give no more tasks to a node until it answers: one of its tasks was lost."""
+        """Give no more tasks to a node that lost one until it answers."""
         if node.node_id in self._used and node.node_id not in self._doubted:
 
             def answer() -> bool:
@@ -156,20 +152,16 @@ class Fleet:
             self._doubted[node.node_id] = self.cluster.glance(answer, name="answer", device_class_=node.classes[0], node=node)
 
     def ask(self, wanted: Mapping[Ask, int]) -> None:
-        """Ask an autoscaler for nodes, if nodes are waited for.
-
-        Args:
-            wanted: how many of each; see `Asking.ask`.
-        """
+        """Ask an autoscaler for nodes, if the campaign waits for nodes; see `Asking.ask`."""
         if self.wait_s is not None:
             self._asking.ask(wanted)
 
     def close(self) -> None:
-        """Leave nothing in the store. Tasks that still wait end with the driver."""
+        """Remove the file in the store. Tasks that still wait end with the driver."""
         self._examiner.close()
 
     def _waited_for(self, wanted: Collection[str]) -> list[Node]:
-        """The nodes, when every wanted class has one, or at the end of the wait. The plan complains of what is still missing."""
+        """Return the nodes once every wanted class has one, or when the wait is over; the plan rejects classes without a node."""
         deadline = time.monotonic() + (self.wait_s or 0)
         said = 0.0
         while True:
@@ -205,7 +197,7 @@ class Fleet:
         raise InfrastructureError(f"{len(unseen)} node(s) {what}", code="CP-STORE-UNSHARED")
 
     def _take_answers(self) -> None:
-        """Use doubted nodes that answer again; drop those whose answer was lost: they are examined anew if still listed."""
+        """Use doubtful nodes that answer; drop those whose answer was lost, to be checked again if they are still listed."""
         asked = {handle: node_id for node_id, handle in self._doubted.items()}
         for done in self.cluster.wait([*asked], timeout_s=0) if asked else ():
             node_id = asked[done.handle]
@@ -235,13 +227,13 @@ class Fleet:
             return before.num_threads
         if before is not None:
             self._note(
-                f"{name} is for {min(counts)} threads now, since no node has the {before.num_threads} CPUs that it was for when "
-                "the campaign was started: what was finished for these is done again"
+                f"{name} now uses {min(counts)} threads, since no node has the {before.num_threads} CPUs that the campaign started "
+                "with; work finished for those is repeated"
             )
         return min(counts)
 
     def _toolchain(self, name: str, said: Collection[ClassFacts]) -> Mapping[str, Any]:
-        """What a class builds with: what it did when the campaign was started, if a node still does; else what most do."""
+        """Return the toolchain of a class: that of the continued campaign if a node has it, else the most common one."""
         counted = Counter(_text(facts.toolchain) for facts in said)
         found = {_text(facts.toolchain): facts.toolchain for facts in said}
         usual = min(counted, key=lambda text: (-counted[text], text))
@@ -249,27 +241,27 @@ class Fleet:
             usual = _text(self._before[name].toolchain)
         elif name in self._before:
             self._note(
-                f"{name} is built with {usual} now, since no node has what it was built with when the campaign was started, "
-                f"{_text(self._before[name].toolchain)}: what was finished with that is done again"
+                f"{name} is now built with {usual}, since no node has the toolchain that the campaign started with, "
+                f"{_text(self._before[name].toolchain)}; work finished with that is repeated"
             )
         return found[usual]
 
     def _settle_toolchains(self, examined: Collection[Examination]) -> None:
-        """For each class the toolchain that its nodes are to have; portable is built by any node."""
+        """Choose the toolchain and memory of each class."""
         for name in classes_of([item.node for item in examined]):
             if said := facts_of(examined, name):
                 self._toolchains[name] = self._toolchain(name, said)
                 self._memory_bytes[name] = max((facts.memory_bytes or 0 for facts in said), default=0) or None
 
     def _admit(self, item: Examination) -> None:
-        """Use a node that has shown what it is, for the classes that it fits; or say why not."""
+        """Use a checked node for the classes that it fits, or report why not."""
         node = item.node
         if (why := item.failure or self._examiner.unseen(item)) is not None:
-            self._refuse(node, f"{why}; it is asked again every {AGAIN_S:g} s", time.monotonic() + AGAIN_S)
+            self._refuse(node, f"{why}; checked again every {AGAIN_S:g} s", time.monotonic() + AGAIN_S)
             return
         node = replace(node, classes=tuple(name for name in node.classes if self._fits(item, name)))
         if not node.classes:
-            self._refuse(node, "it builds with other tools than the others", math.inf)
+            self._refuse(node, "its toolchain differs from the other nodes", math.inf)
             return
         self.blind = self.blind or not self._examiner.sees_files(item)
         self._used[node.node_id] = node
@@ -277,20 +269,20 @@ class Fleet:
             self._note(f"node {node.node_id[:12]} joined, for {', '.join(node.classes)}")
 
     def _refuse(self, node: Node, why: str, until: float) -> None:
-        """Do not use a node, nor examine it before a time; say why, once."""
+        """Do not use or check a node until a time; report why, once."""
         if self._refused.get(node.node_id, (0, ""))[1] != why:
             self._note(f"node {node.node_id[:12]} is not used: {why}")
         self._refused[node.node_id] = until, why
 
     def _fits(self, item: Examination, name: str) -> bool:
-        """Whether a node builds for a class with what the others of the class build with; says so where it does not."""
+        """Whether a node has the toolchain of a class; reports it if not."""
         probed, why = item.probed(name), ""
         if probed is None:
-            why = "it has no GPU that Ray gives out; start it with --num-gpus"
+            why = "Ray has no GPU there; start it with --num-gpus"
         elif probed.failure is not None:
             why = probed.failure
         elif self._toolchains.get(name, probed.value.toolchain) != probed.value.toolchain:
-            why = f"it builds with {probed.value.toolchain}, others of the class do not"
+            why = f"its toolchain {probed.value.toolchain} differs from the other nodes of the class"
         if why:
             self._note(f"node {item.node.node_id[:12]} is not used for {name}: {why}")
         return not why
@@ -301,10 +293,10 @@ class Fleet:
 
 @contextmanager
 def assembled(fleet: Fleet, wanted: Collection[str]) -> Iterator[Fleet]:
-    """A fleet for the length of a campaign.
+    """Assemble a fleet, and close it at the end.
 
     Raises:
-        InfrastructureError: as of `Fleet.assemble`.
+        InfrastructureError: as in `Fleet.assemble`.
     """
     try:
         fleet.assemble(wanted)
@@ -314,24 +306,24 @@ def assembled(fleet: Fleet, wanted: Collection[str]) -> Iterator[Fleet]:
 
 
 def _text(toolchain: Mapping[str, Any]) -> str:
-    """A toolchain in one line, whatever the order of its parts."""
+    """A toolchain in one line, independent of the order of its parts."""
     return json.dumps(toolchain, sort_keys=True)
 
 
 def _auto(nodes: Collection[Node]) -> set[str]:
-    """What is asked for where no class is named."""
+    """The classes that `auto` means."""
     return {name for node in nodes for name in auto_classes(node.classes)}
 
 
 def _problem(nodes: Collection[Node]) -> InfrastructureError | None:
-    """Why nothing can run on a cluster of these nodes."""
+    """Return why nothing can run on these nodes."""
     if not nodes:
         return InfrastructureError("the cluster has no node with a CPU; start workers with `ray start`", code="CP-RAY")
     if not any(node.labelled for node in nodes):
         level = next((name for name in detect().classes if name != PORTABLE), "cpu-x86-64-v3")
         return InfrastructureError(
             "no node of the cluster carries a label coldpress.dev/<device class>; start workers with "
-            f"`ray start --labels=coldpress.dev/{level}=true`, or with what `python -m jobs.worker_labels` prints there",
+            f"`ray start --labels=coldpress.dev/{level}=true`, or with the options that `python -m jobs.worker_labels` prints",
             code="CP-NO-NODE",
         )
     return None

@@ -1,8 +1,7 @@
-"""Examination: what a node shows before it is used.
+"""Check a node before it is used: whether it sees the store and the files of the catalog, and its toolchain for each class.
 
-It shows that it sees the store (a file just written there), whether it sees the catalog's files, and what it builds with for each
-of its classes. The first two are asked by a task that takes no core; the last by one that takes a core, or a GPU for each class of
-GPUs, so it may have to wait for another campaign's judge.
+The first two need a task that takes no core. A toolchain needs a core, or a GPU for a GPU class, so this task may wait for the
+judge of another campaign.
 """
 
 from __future__ import annotations
@@ -25,68 +24,68 @@ from pipeline.worker.probe import probe
 from pipeline.workspace.staging import own_path
 
 LOOK_S = 120.0
-"""How long a node may take to look for the store. What it builds with may take as long as the node lives in mid-campaign; at the
-start see LATE_S and HELD_S."""
+"""How long a node may take to look for the store. Reporting its toolchain may take any time during a campaign; at its start see
+LATE_S and HELD_S."""
 
 SOON_S = 20.0
-"""After which it is said for which nodes is waited."""
+"""Delay before the nodes that have not answered are reported."""
 
 LATE_S = 120.0
-"""How long the others wait at the start, after the last answer, for one whose cores or GPUs are taken: it joins when it answers."""
+"""How long the start waits after the last answer for a node whose cores or GPUs are in use; it joins when it answers."""
 
 HELD_S = 1200.0
-"""How long the only node of a class is waited for, after the last answer: longer than another campaign's judge takes by default."""
+"""How long the start waits after the last answer for the only node of a class: longer than the default timeout of a judge."""
 
 SAY_S = 60.0
-"""Between two lines that say what is waited for at the start."""
+"""Interval between two reports of what the start waits for."""
 
 LOOK, PROBE = "look", "probe"
-"""Names of the tasks; that of a GPU class is `probe CLASS`."""
+"""Names of the tasks; for a GPU class `probe CLASS`."""
 
 
 @dataclass(kw_only=True)
 class Examination:
-    """A node that shows what it is.
+    """The check of a node.
 
     Attributes:
-        since: when it was asked; monotonic, in seconds.
-        handles: of the tasks that it was asked by.
-        found: what has ended of these.
-        told: whether it was said that it is waited for.
+        since: its start; monotonic, in seconds.
+        handles: of its tasks, by name.
+        found: ended tasks, by name.
+        reported: whether the user was told that the node is late.
     """
 
     node: Node
     since: float
     handles: dict[str, Handle]
     found: dict[str, Done] = field(default_factory=dict)
-    told: bool = False
+    reported: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether the node has shown all."""
+        """Whether all tasks ended."""
         return len(self.found) == len(self.handles)
 
     @property
     def failure(self) -> str | None:
-        """Why nothing at all is known of the node, if that is so."""
+        """Why the node cannot be used for any class; None if it can."""
         ended = (self.found[what].failure for what in (LOOK, PROBE) if what in self.found)
         return next((failure for failure in ended if failure is not None), None)
 
     def probed(self, name: str) -> Done | None:
-        """What the node builds with for a class; None for a GPU that it does not give out."""
+        """Return the facts of the node for a class; None if Ray has no GPU there."""
         return self.found.get(_probe_of(name))
 
     def shows(self, name: str) -> bool:
-        """Whether it has shown that it can be built on for a class."""
+        """Whether the node is known to build for a class."""
         probed, looked = self.probed(name), LOOK in self.found or LOOK not in self.handles
         return name in self.node.classes and looked and probed is not None and probed.failure is None
 
     def owes(self, name: str) -> bool:
-        """Whether it has yet to show what it builds with for a class."""
+        """Whether the facts for a class are still missing."""
         return name in self.node.classes and _probe_of(name) in self.handles and self.probed(name) is None
 
     def leave_gpus(self, why: str) -> bool:
-        """Do without the GPUs that it has not shown, if that is all that it has not; whether it was."""
+        """Use the node without its unanswered GPUs, and return True; return False if its CPUs did not answer either."""
         owed = self.handles.keys() - self.found.keys()
         if owed & {LOOK, PROBE}:
             return False
@@ -95,17 +94,15 @@ class Examination:
 
 
 class Examiner:
-    """Examines nodes.
+    """Checks nodes.
 
     Args:
-        cluster: that they are of.
-        note: takes what a user is told.
-        store: folder of the store that all must see; a file is written there.
-        files: of the catalog.
-        reached: URI of a store in a bucket, which all must reach instead of seeing a folder.
+        cluster: of the nodes.
+        note: takes lines for the user.
+        store, files, reached: as in `Fleet`.
 
     Attributes:
-        under_way: by node id.
+        under_way: checks by node id.
     """
 
     def __init__(
@@ -116,17 +113,17 @@ class Examiner:
         self._mark = own_path(store, f"seen-{uuid.uuid4().hex}")
 
     def open(self) -> None:
-        """Write the file that all must see."""
+        """Write the file that all nodes must see."""
         make_folder(self._mark.parent)
         write_whole(self._mark, b"a node that sees this file sees the store\n")
 
     def close(self) -> None:
-        """Leave nothing in the store. Tasks that still wait end with the driver."""
-        with contextlib.suppress(OSError):  # it lies among the staging folders
+        """Remove that file. Tasks that still wait end with the driver."""
+        with contextlib.suppress(OSError):  # the next campaign cleans the staging folders
             remove(self._mark)
 
     def examine(self, node: Node, name: str) -> None:
-        """Ask a node what it is, as one of a class."""
+        """Start the check of a node, as one of a class."""
         handles: dict[str, Handle] = {}
         if self._cluster.joined:
             look: Callable[..., Any] = _looker() if self._reached is None else _reacher()
@@ -139,11 +136,11 @@ class Examiner:
         self.under_way[node.node_id] = Examination(node=node, since=time.monotonic(), handles=handles)
 
     def forget(self, alive: Collection[str]) -> None:
-        """Drop the nodes that are not among these."""
+        """Drop the checks of other nodes."""
         self.under_way = {name: item for name, item in self.under_way.items() if name in alive}
 
     def collect(self, timeout_s: float = 0) -> None:
-        """Take in what nodes have shown."""
+        """Collect the tasks that ended."""
         waiting = {
             handle: (item, what)
             for item in self.under_way.values()
@@ -159,20 +156,20 @@ class Examiner:
                 item.found[what] = Done(handle=handle, failure=f"no answer within {LOOK_S:g} s")
 
     def ended(self) -> list[Examination]:
-        """Hand out the nodes that have shown all."""
+        """Remove and return the complete checks."""
         ended = [item for item in self.under_way.values() if item.complete]
         self.under_way = {name: item for name, item in self.under_way.items() if not item.complete}
         return ended
 
     def wait(self, needed: Collection[str], wait_s: float) -> None:
-        """Return when all nodes have shown what they are, or all but late ones that no class depends on.
+        """Wait for all checks, except of late nodes that no class depends on.
 
         Args:
-            needed: classes that are built for.
-            wait_s: the least that the only node of a class is waited for, after the last answer.
+            needed: classes to build for.
+            wait_s: minimal time to wait for the only node of a class, after the last answer.
 
         Raises:
-            InfrastructureError: a class depends on a node that is held by others.
+            InfrastructureError: the only node of a class is in use by others.
         """
         started = answered = time.monotonic()
         said, num_found = started + SOON_S, 0
@@ -187,8 +184,8 @@ class Examiner:
             if needs and now >= answered + max(HELD_S, wait_s):
                 name, item = next(reversed(needs.items()))
                 raise InfrastructureError(
-                    f"no node for {name} has given a core or GPU for {now - started:.0f} s: {self._held(item)}. End what holds it, "
-                    f"start another node for {name}, or leave the class out (--device-class)",
+                    f"no node for {name} had a free core or GPU for {now - started:.0f} s: {self._held(item)}. Free it, start "
+                    f"another node for {name}, or leave the class out (--device-class)",
                     code="CP-NO-NODE",
                 )
             if not needs and now >= answered + LATE_S:
@@ -196,15 +193,15 @@ class Examiner:
                 return
             if now >= said:
                 said = now + SAY_S
-                self._tell(late)
+                self._report(late)
 
-    def tell_late(self) -> None:
-        """Say for which nodes is waited, once for each."""
+    def report_late(self) -> None:
+        """Report each late node once."""
         late = time.monotonic() - SOON_S
-        self._tell([item for item in self.under_way.values() if not item.complete and not item.told and item.since < late])
+        self._report([item for item in self.under_way.values() if not item.complete and not item.reported and item.since < late])
 
     def unseen(self, item: Examination) -> str | None:
-        """Why a node cannot use the store; None where it can, or has not told. A local Ray sees all."""
+        """Return why a node cannot use the store; None if it can, or did not answer. A local Ray sees everything."""
         if LOOK not in item.handles or item.found[LOOK].failure is not None:
             return None
         if self._reached is not None:
@@ -213,32 +210,32 @@ class Examiner:
         return None if self._sees(item, self._mark) else f"it does not see the store's {self._store}"
 
     def sees_files(self, item: Examination) -> bool:
-        """Whether a node sees the catalog's files as they are here; with a store in a bucket nothing else is shared."""
+        """Whether a node sees the files of the catalog. With a store in a bucket, no files are assumed to be shared."""
         return LOOK not in item.handles or (self._reached is None and self._sees(item, self._files))
 
     def _sees(self, item: Examination, path: Path) -> bool:
         there = dict(zip((self._mark, self._files), item.found[LOOK].value, strict=True))
         return bool(there[path] == _looker()(str(path))[0])
 
-    def _tell(self, late: Collection[Examination]) -> None:
+    def _report(self, late: Collection[Examination]) -> None:
         for item in late:
-            item.told = True
+            item.reported = True
             self._note(f"waiting for {self._held(item)}")
 
     def _leave_out(self, late: Collection[Examination]) -> None:
-        """Begin without these nodes, or without their GPUs."""
+        """Start without these nodes, or without their GPUs."""
         for item in late:
             why = f"no answer: {self._cluster.in_use(item.node)}"
             if not item.leave_gpus(why):
-                item.told = True
-                self._note(f"begun without {self._held(item)}; it is used when it answers")
+                item.reported = True
+                self._note(f"starting without {self._held(item)}; it is used once it answers")
 
     def _held(self, item: Examination) -> str:
         return f"node {item.node.node_id[:12]}, which serves {', '.join(item.node.classes)}: {self._cluster.in_use(item.node)}"
 
 
 def facts_of(examined: Collection[Examination], name: str) -> list[ClassFacts]:
-    """What nodes build with for a class, of all that serve it."""
+    """Return the facts of all nodes that serve a class."""
     probed = [item.probed(name) for item in examined if name in item.node.classes]
     return [done.value for done in probed if done is not None and done.value]
 
@@ -248,7 +245,7 @@ def _probe_of(name: str) -> str:
 
 
 def _looker() -> Callable[..., list[tuple[int, int] | None]]:
-    def look(*names: str) -> list[tuple[int, int] | None]:  # travels by value: a node may not have this module yet
+    def look(*names: str) -> list[tuple[int, int] | None]:  # pickled by value, since a node may not have this module yet
         from pathlib import Path
 
         found: list[tuple[int, int] | None] = []
@@ -265,7 +262,7 @@ def _looker() -> Callable[..., list[tuple[int, int] | None]]:
 
 
 def _reacher() -> Callable[..., str]:
-    def reach(store: str) -> str:  # travels by value, as above
+    def reach(store: str) -> str:  # pickled by value, as above
         try:
             from pipeline.workspace.workspace import workplace
 

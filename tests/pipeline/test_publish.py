@@ -256,7 +256,7 @@ def test_lost_judged_artifact_is_a_disk_failure(plan: Callable[..., Plan], store
     publisher.add(here, judged(here, "published", store))
     final = publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
     assert [(lost.verdict, lost.failure_kind, lost.version) for lost in final] == [("failed", "disk", None)] * 2
-    assert f"what was judged of mlp for {HERE} is gone from the store" in str(final[0].reason)
+    assert f"the judged artifact of mlp for {HERE} is missing from the store" in str(final[0].reason)
     assert store.models() == []
 
 

@@ -85,7 +85,7 @@ def test_node_with_a_broken_gpu_serves_cpus(tmp_path: Path) -> None:
     assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable"), (V4, "portable")]
     assert notes == [
         f"node b is not used for {GPU}: RuntimeError: no driver",
-        f"node c is not used for {GPU}: it has no GPU that Ray gives out; start it with --num-gpus",
+        f"node c is not used for {GPU}: Ray has no GPU there; start it with --num-gpus",
     ]
     assert fleet.facts()[GPU].toolchain == ON_GPU
 
@@ -104,7 +104,7 @@ def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 0.2)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
-    said = f"no node for {GPU} has given a core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
+    said = f"no node for {GPU} had a free core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
     for wanted in ([GPU], []):
         with pytest.raises(InfrastructureError, match=said):
             fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
@@ -143,7 +143,7 @@ def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest
         cluster._nodes.append(node("b", V4))
         for _ in range(3):
             fleet.tick()
-        assert notes == [f"node b is not used: it does not see the store's {tmp_path}; it is asked again every 0 s"]
+        assert notes == [f"node b is not used: it does not see the store's {tmp_path}; checked again every 0 s"]
         assert [found.node_id for found in fleet.nodes] == ["a"]
         cluster.sighted = ("a", "b")
         fleet.tick()
@@ -166,7 +166,7 @@ def test_lost_thread_count_is_reported(tmp_path: Path) -> None:
     before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=8, toolchain=PLAIN))
     fleet, notes = fleet_of(tmp_path, Answers([node("a", V4), node("b", V4, num_cpus=6)]), before)
     assert fleet.facts()[V4].num_threads == 4
-    assert f"{V4} is for 4 threads now, since no node has the 8 CPUs that it was for when the campaign was started: " in notes[-1]
+    assert f"{V4} now uses 4 threads, since no node has the 8 CPUs that the campaign started with; " in notes[-1]
 
 
 def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
     fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
     assert fleet.facts()[V4].toolchain == NEWER
     assert [
-        note for note in notes if note.startswith(f'{V4} is built with {{"driver": null, "torch": "2.14.0"}} now, since no node ')
+        note for note in notes if note.startswith(f'{V4} is now built with {{"driver": null, "torch": "2.14.0"}}, since no node ')
     ]
 
 
