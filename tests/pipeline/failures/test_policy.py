@@ -1,9 +1,8 @@
-"""The policy: what is tried again, where and with what, and what the next campaign takes over; and that its page says the same."""
+"""The retry policy, and that docs/operate.md shows the same table."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from pipeline.failures.policy import (
     decide,
     is_kept,
     kind_of_ray,
-    memory_for_next,
 )
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
@@ -39,7 +37,7 @@ from pipeline.records.outcome import Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.outcomes import failed_outcome
 from pipeline.sources.materials import Materials
-from pipeline.worker.requests import BuildResult, JudgeResult
+from pipeline.worker.requests import BuildResult
 from tests.pipeline import campaigns
 from tests.pipeline.campaigns import entry
 from tests.pipeline.one_node import NODE, NoRay, OneNode
@@ -47,13 +45,13 @@ from tests.pipeline.one_node import NODE, NoRay, OneNode
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10 * 10**9)
 
 
-def test_every_kind_of_failure_has_a_row() -> None:
+def test_every_kind_has_a_row() -> None:
     assert set(CODES) <= set(POLICY)
     assert {error.kind for error in (FreezeError, SourceError, CaptureError, BuildError, LeakError, JudgeError)} <= set(POLICY)
     assert set(RAY.values()) <= set(POLICY)
 
 
-def test_the_kinds_are_rays_own_exceptions() -> None:
+def test_exceptions_of_ray_exist() -> None:
     assert all(issubclass(getattr(ray.exceptions, name), ray.exceptions.RayError) for name in RAY)
 
 
@@ -68,44 +66,38 @@ def test_the_kinds_are_rays_own_exceptions() -> None:
         (ray.exceptions.TaskUnschedulableError("x"), "node"),
     ],
 )
-def test_what_ray_raises_is_told_apart(error: Exception, kind: str) -> None:
+def test_exceptions_of_ray_have_kinds(error: Exception, kind: str) -> None:
     assert kind_of_ray(error) == kind
 
 
-def test_what_a_task_raised_is_told_apart() -> None:
+def test_exceptions_of_tasks_have_kinds() -> None:
     error = ray.exceptions.RayTaskError("f", "traceback", ValueError("x"))
     assert kind_of_ray(error, error.cause) == "task"
     assert kind_of_ray(error, OSError(28, "No space left on device")) == "disk"
     assert kind_of_ray(error, MemoryError()) == "node-memory"
 
 
-def test_attempts_are_bounded_by_kind_and_in_all() -> None:
+def test_attempts_are_limited() -> None:
     assert [attempts_left(["node"] * n, "node") for n in (1, 2, 3, 4)] == [2, 1, 0, 0]
     assert attempts_left(["crash"], "crash") == 1
     assert attempts_left(["crash", "node", "crash"], "crash") == 0
-    assert attempts_left(["crash", "node"], "node") == 2, "a node that dies takes nothing from the crashes"
+    assert attempts_left(["crash", "node"], "node") == 2, "a dead node does not count as a crash"
     assert attempts_left(["node", "worker", "disk", "node"], "node") == 1
     assert attempts_left(["node", "worker", "disk", "node", "worker"], "worker") == 0, f"{MOST_ATTEMPTS} in all"
     assert attempts_left(["capture"], "capture") == 0
-    assert attempts_left(["memory"], "memory", "CP-MEMORY") == 0, "the limit of the entry holds"
+    assert attempts_left(["memory"], "memory", "CP-MEMORY") == 0, "the limit of the entry is final"
     assert attempts_left(["memory"], "memory", "CP-MEMORY-NODE") == 1
     assert decide("no such kind") == Decision()
 
 
-def test_the_next_attempt_has_twice_the_memory() -> None:
-    assert memory_for_next(2, 3) == 6
-    assert memory_for_next(4, 3) == 8
-    assert memory_for_next(1, 0) == 2, "nobody knows what a worker used that Ray killed"
-
-
-def test_what_the_next_campaign_takes_over() -> None:
+def test_failures_that_the_next_campaign_keeps() -> None:
     assert is_kept(None), "rejected"
     assert is_kept(Failure(kind="capture", code="CP-CAPTURE"))
     assert not is_kept(Failure(kind="source", code="CP-FETCH"))
     assert not any(is_kept(Failure(kind=kind)) for kind in ("timeout", "error", "disk", "infrastructure"))
     assert is_kept(Failure(kind="crash", code="CP-CRASH"))
     assert not is_kept(Failure(kind="crash", code="CP-CRASH"), lifted=True)
-    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"), lifted=True), "what did not crash is not in quarantine"
+    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"), lifted=True), "only crashes are in quarantine"
     assert is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=5)
     assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=6)
     assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=None), memory_bytes=6), "of an earlier release"
@@ -124,7 +116,7 @@ def _row(name: str, decision: Decision) -> list[str]:
     return [name, str(decision.attempts), ", ".join(words), decision.kept]
 
 
-def test_the_page_has_the_table_of_the_code() -> None:
+def test_operate_page_has_the_same_table() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operate.md").read_text()
     lines = text[text.index(TITLE) :].split("\n\n")[0].splitlines()[2:]
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -135,7 +127,7 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 
 class Fake(NoRay):
-    """Takes tasks, and gives back the ends that a test has for them, in order."""
+    """A cluster whose tasks end as a test says, in order."""
 
     def __init__(self, ends: list[Done]) -> None:
         super().__init__()
@@ -183,7 +175,7 @@ def executed(
 
 
 def ended(failure: str | None, code: str | None = None, *, peak_bytes: int = 0, tried_bytes: int | None = None) -> Done:
-    """A build that ended so, on a node."""
+    """A build that ended on a node."""
     found = Failure(kind=failure, code=code, message="so it was", tried_bytes=tried_bytes) if failure else None
     return Done(handle=Handle(0), value=BuildResult(key="b", recipe="portable", failure=found, peak_bytes=peak_bytes))
 
@@ -193,7 +185,7 @@ def place(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
 
 
-def test_a_crash_is_tried_once_more_then_quarantined_until_it_is_lifted(place: Store) -> None:
+def test_crash_is_retried_then_quarantined(place: Store) -> None:
     with Ledger(place, "c") as ledger:
         plan = plan_of(place, ledger)
         [(item, outcome)], cluster, notes = executed(place, ledger, [ended("crash", "CP-CRASH")] * 2, plan)
@@ -205,7 +197,7 @@ def test_a_crash_is_tried_once_more_then_quarantined_until_it_is_lifted(place: S
             "--lift-quarantine"
         )
         again, second, _ = executed(place, ledger, [], plan)
-        assert (len(again), second.started) == (1, []), "the build stands as it is"
+        assert (len(again), second.started) == (1, []), "the build is kept"
         ledger.append(
             "outcome", item.judge.digest, model="m", device_class="portable", data={"outcome": outcome.to_json(), "parts": {}}
         )
@@ -217,15 +209,7 @@ def test_a_crash_is_tried_once_more_then_quarantined_until_it_is_lifted(place: S
         assert len(third.started) == 1
 
 
-def test_what_can_start_now_starts_now(place: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    with Ledger(place, "c") as ledger:
-        _, cluster, _ = executed(place, ledger, [ended("crash", "CP-CRASH")] * 2, plan_of(place, ledger))
-    assert (len(cluster.started), slept) == (2, [])
-
-
-def test_node_deaths_are_bounded_and_told(place: Store) -> None:
+def test_node_deaths_are_retried_twice(place: Store) -> None:
     died = Done(handle=Handle(0), failure="NodeDiedError: it is gone", kind="node")
     with Ledger(place, "c") as ledger:
         [(_, outcome)], cluster, notes = executed(place, ledger, [died] * 3, plan_of(place, ledger))
@@ -237,25 +221,7 @@ def test_node_deaths_are_bounded_and_told(place: Store) -> None:
         assert len(again.started) == 1, "never kept"
 
 
-def test_what_lost_an_object_comes_back_elsewhere(place: Store) -> None:
-    lost = Done(handle=Handle(0), failure="ObjectLostError: its copies are gone", kind="object")
-    with Ledger(place, "c") as ledger:
-        [(_, outcome)], cluster, notes = executed(place, ledger, [lost, ended("capture")], plan_of(place, ledger))
-    assert len(cluster.started) == 2
-    assert notes[0].endswith("ObjectLostError: its copies are gone; attempt 2 of 3, on another node if there is one")
-    assert outcome.failure_kind == "capture"
-
-
-def test_rays_out_of_memory_is_one_of_memory_and_tried_once_more(place: Store) -> None:
-    killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
-    with Ledger(place, "c") as ledger:
-        [(_, outcome)], cluster, notes = executed(place, ledger, [killed] * 2, plan_of(place, ledger))
-    assert len(cluster.started) == 2
-    assert notes[0].endswith("attempt 2 of 2, with 2.0 GB kept free"), "twice of what was asked for"
-    assert (outcome.failure_kind, outcome.code) == ("memory", "CP-MEMORY-NODE")
-
-
-def test_a_machine_without_memory_is_tried_once_more_with_twice_as_much_and_kept_for_that_much(place: Store) -> None:
+def test_node_without_memory_is_retried_with_twice_as_much(place: Store) -> None:
     starved = ended("memory", "CP-MEMORY-NODE", peak_bytes=6 * 10**9, tried_bytes=10 * 10**9)
     with Ledger(place, "c") as ledger:
         [(_, outcome)], cluster, notes = executed(place, ledger, [starved] * 2, plan_of(place, ledger))
@@ -269,7 +235,7 @@ def test_a_machine_without_memory_is_tried_once_more_with_twice_as_much_and_kept
         assert len(more.started) == 1
 
 
-def test_a_judge_has_as_much_memory_kept_free_as_is_said(place: Store) -> None:
+def test_judge_is_retried_with_twice_the_memory(place: Store) -> None:
     killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
     ends = [ended(None), killed, killed]
     with Ledger(place, "c") as ledger:
@@ -280,44 +246,7 @@ def test_a_judge_has_as_much_memory_kept_free_as_is_said(place: Store) -> None:
     assert cluster.memory == [3 * 10**9, 3 * 10**9, 6 * 10**9]
 
 
-def test_a_limit_of_memory_is_final_until_it_is_raised(place: Store) -> None:
-    passed = ended("memory", "CP-MEMORY", peak_bytes=2 * 10**9, tried_bytes=2 * 10**9)
-    with Ledger(place, "c") as ledger:
-        [(item, outcome)], cluster, _ = executed(place, ledger, [passed], plan_of(place, ledger, memory_gb=2))
-        assert len(cluster.started) == 1
-        ledger.append(
-            "outcome", item.judge.digest, model="m", device_class="portable", data={"outcome": outcome.to_json(), "parts": {}}
-        )
-        assert plan_of(place, ledger, memory_gb=2).items[0].finished is not None
-        raised = plan_of(place, ledger, memory_gb=3)
-        assert raised.items[0].why == "failed earlier (memory), and may use more memory now"
-        _, again, _ = executed(place, ledger, [ended("capture")], raised)
-        assert len(again.started) == 1
-
-
-ATTEMPTS = {"capture": 1, "error": 1, "timeout": 1, "output": 1, "processes": 1, "disk": 2}
-
-
-@pytest.mark.parametrize(("failure", "num"), ATTEMPTS.items())
-def test_what_is_final_is_tried_once_and_a_full_disk_twice(place: Store, failure: str, num: int) -> None:
-    with Ledger(place, "c") as ledger:
-        [(_, outcome)], cluster, _ = executed(place, ledger, [ended(failure)] * num, plan_of(place, ledger))
-    assert len(cluster.started) == num
-    assert outcome.failure_kind == failure
-
-
-def test_a_judge_that_crashes_is_tried_once_more(place: Store) -> None:
-    crashed = Failure(kind="crash", code="CP-CRASH", message="died of SIGSEGV", log_tail="the end")
-    judged = Done(handle=Handle(0), value=JudgeResult.of_failure("j", crashed))
-    with Ledger(place, "c") as ledger:
-        [(_, outcome)], cluster, notes = executed(place, ledger, [ended(None), judged, judged], plan_of(place, ledger))
-    assert cluster.started == ["build m portable portable", "judge m portable", "judge m portable"]
-    assert notes[-1] == "m portable: crash: died of SIGSEGV; attempt 2 of 2, on another node if there is one"
-    assert (outcome.failure_kind, outcome.log_tail) == ("crash", "the end")
-    assert str(outcome.reason).startswith("died of SIGSEGV; tried 2 times; quarantined: ")
-
-
-def test_an_outcome_is_tried_again_as_soon_as_any_of_its_builds_would_be(place: Store) -> None:
+def test_soonest_retry_decides_the_outcome(place: Store) -> None:
     def failed(recipe: str, failure: str) -> BuildResult:
         found = Failure(kind=failure, code=CODES.get(failure), message=failure)
         return BuildResult(key=recipe, recipe=recipe, failure=found)

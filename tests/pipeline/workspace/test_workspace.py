@@ -1,4 +1,4 @@
-"""Workplaces: what travels between machines through a bucket is whole, verified, or not there."""
+"""Work, ledgers and leases in a bucket, shared by machines that share nothing else."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.pipeline.campaigns import entry
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks and leases settle soon on the loopback address."""
+    """Shorten the settle times: the bucket is on this machine."""
     monkeypatch.setattr("freezer.store.bucket.SETTLE_S", 0.1)
     monkeypatch.setattr(lease_module, "SETTLE_S", 0.1)
 
 
 def machine(bucket: str, folder: Path) -> Workplace:
-    """The workplace of a machine that has that folder alone."""
+    """The workplace of another machine, which has only this folder."""
     return Workplace(folder, Store.open(bucket).remote)
 
 
@@ -44,13 +44,15 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_travels_whole(bucket: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("provider", ["bucket", "gs"])
+def test_folder_travels_whole(provider: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    bucket = request.getfixturevalue(provider)
     here, there = machine(bucket, tmp_path / "here"), machine(bucket, tmp_path / "there")
     assert not there.had("candidates", "key")
     assert not there.bring("candidates", "key", tmp_path / "brought")
     here.keep(made(tmp_path / "made"), "candidates", "key")
     assert there.has("candidates", "key")
-    assert not there.had("candidates", "key"), "it was not there when this was first asked"
+    assert not there.had("candidates", "key"), "the listing is read once"
     assert machine(bucket, tmp_path / "third").had("candidates", "key")
     assert there.read("candidates", "key", "wall_s") == b"1.5"
     assert there.read("candidates", "other", "wall_s") is None
@@ -58,7 +60,7 @@ def test_a_folder_travels_whole(bucket: str, tmp_path: Path) -> None:
     assert (tmp_path / "brought" / "deep" / "payload").read_bytes() == b"payload" * 100
     (tmp_path / "made" / "wall_s").write_text("2.5")
     there.keep(tmp_path / "made", "candidates", "key")
-    assert here.read("candidates", "key", "wall_s") == b"1.5", "the first stays"
+    assert here.read("candidates", "key", "wall_s") == b"1.5", "the first one stays"
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
         tmp_path / folder / name for folder in ("brought", "made") for name in ("deep/payload", "wall_s")
     }, "nothing is left"
@@ -66,9 +68,7 @@ def test_a_folder_travels_whole(bucket: str, tmp_path: Path) -> None:
     assert not here.has("candidates", "key")
 
 
-def test_a_folder_is_not_there_before_its_marker(
-    bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_needs_its_marker(bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Wire(s3_address) as wire:
         monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
         here = machine(bucket, tmp_path / "here")
@@ -83,7 +83,7 @@ def test_a_folder_is_not_there_before_its_marker(
         assert here.has("judged", "key")
 
 
-def test_what_was_damaged_on_the_way_is_refused(bucket: str, s3_address: str, tmp_path: Path) -> None:
+def test_damaged_files_are_rejected(bucket: str, s3_address: str, tmp_path: Path) -> None:
     here, place = machine(bucket, tmp_path / "here"), bucket.removeprefix("s3://")
     here.keep(made(tmp_path / "made"), "judged", "key")
     overwrite(s3_address, f"{place}/.coldpress/judged/key/deep/payload", b"PAYLOAD" * 100)
@@ -93,14 +93,14 @@ def test_what_was_damaged_on_the_way_is_refused(bucket: str, s3_address: str, tm
     with pytest.raises(IntegrityError, match="outside the artifact's folder"):
         here.bring("judged", "key", tmp_path / "brought")
     overwrite(s3_address, f"{place}/.coldpress/judged/key.json", b"{")
-    with pytest.raises(IntegrityError, match=r"is damaged .*; delete it, and it is made again"):
+    with pytest.raises(IntegrityError, match="is damaged"):
         here.has("judged", "key")
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
         tmp_path / "made" / name for name in ("deep/payload", "wall_s")
     }
 
 
-def test_sources_travel_once_and_are_found_by_every_machine(bucket: str, s3_address: str, tmp_path: Path) -> None:
+def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) -> None:
     (tmp_path / "catalog").mkdir()
     (tmp_path / "catalog" / "ranker.py").write_text("import helper\n\ndef model():\n    return helper.made()\n")
     (tmp_path / "catalog" / "helper.py").write_text("import torch\n\ndef made():\n    return torch.nn.Linear(2, 2)\n")
@@ -128,7 +128,7 @@ def test_sources_travel_once_and_are_found_by_every_machine(bucket: str, s3_addr
     assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
 
-def test_a_ledger_in_a_bucket_is_read_by_every_machine(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(bucket)
     with Ledger(store, "one") as ledger:
         for index in range(MERGE_AT + 2):
@@ -136,7 +136,7 @@ def test_a_ledger_in_a_bucket_is_read_by_every_machine(bucket: str, tmp_path: Pa
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
         other = Store.open(bucket)
         assert other.root != store.root
-        assert len(part_paths(ledger_folder(other))) == 3, "what is merged is gone, there too"
+        assert len(part_paths(ledger_folder(other))) == 3, "merged parts are removed there too"
         rows = {row.key: row.data["index"] for row in read_rows(ledger_folder(other))}
         assert rows == {f"key{index}": index for index in range(MERGE_AT + 2)}
         with Ledger(other, "two") as second:
@@ -152,9 +152,7 @@ def test_a_ledger_in_a_bucket_is_read_by_every_machine(bucket: str, tmp_path: Pa
         History(other).record("one")
 
 
-def test_what_cannot_be_written_into_a_bucket_is_not_in_the_ledger(
-    bucket: str, s3_address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_adds_no_row(bucket: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Wire(s3_address) as wire:
         monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
         with Ledger(Store.open(bucket), "one") as ledger:
@@ -167,7 +165,7 @@ def test_what_cannot_be_written_into_a_bucket_is_not_in_the_ledger(
         assert {row.key for row in read_rows(ledger_folder(Store.open(bucket)))} == {"first", "third"}
 
 
-def test_a_lease_in_a_bucket_keeps_a_second_driver_out(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_in_a_bucket_excludes_a_second_driver(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Store.open(bucket).remote
     assert remote is not None
     with campaign_lock(tmp_path / "one", "c", remote=remote) as lease:
@@ -190,8 +188,8 @@ def test_a_lease_in_a_bucket_keeps_a_second_driver_out(bucket: str, tmp_path: Pa
     assert read_holder(lease_of(tmp_path, "c", remote)) is None
 
 
-def test_of_two_drivers_that_start_at_once_one_goes_on(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other writes its lease after both have seen that there was none."""
+def test_one_of_two_simultaneous_drivers_continues(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rival writes its lease after both have seen that there is none."""
     remote = Store.open(bucket).remote
     assert remote is not None
     rival = lease_of(tmp_path, "c", remote)
@@ -208,18 +206,3 @@ def test_of_two_drivers_that_start_at_once_one_goes_on(bucket: str, tmp_path: Pa
     with pytest.raises(InfrastructureError, match="is being run by another driver"), campaign_lock(tmp_path, "c", remote=remote):
         pass
     assert read_holder(rival) is not None, "the rival's lease stays"
-
-
-def test_the_same_in_a_bucket_of_google(gs: str, tmp_path: Path) -> None:
-    here, there = machine(gs, tmp_path / "here"), machine(gs, tmp_path / "there")
-    here.keep(made(tmp_path / "made"), "candidates", "key")
-    assert there.had("candidates", "key")
-    assert there.bring("candidates", "key", tmp_path / "brought")
-    store = Store.open(gs)
-    with Ledger(store, "one") as ledger:
-        ledger.append("build", "key", model="m", device_class="portable", data={})
-        assert [row.key for row in read_rows(ledger_folder(Store.open(gs)))] == ["key"]
-        with pytest.raises(InfrastructureError, match="is being run by another driver"), Ledger(store, "one"):
-            pass
-    here.drop("candidates", "key")
-    assert not there.has("candidates", "key")
