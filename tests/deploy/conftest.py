@@ -1,4 +1,4 @@
-"""A store that the tests of a deployment share: its model is large enough that its speed tells something."""
+"""A store for the tests of deployments, with a model that is large enough for its speed to be measured."""
 
 from __future__ import annotations
 
@@ -17,51 +17,34 @@ from freezer.store.store import Store
 
 LEVEL = best_level(detect().classes)
 THREADS = 1
-"""Of the shared artifacts: on a busy machine several threads wait for each other at every operation, and hide all that is timed."""
+"""For the shared artifacts: on a busy machine several threads wait for each other, and the times say nothing."""
 
 
-def resnet18() -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
-    model: torch.nn.Module = ResNetModel(config).eval()
-    return model
-
-
-def frozen_for(
-    model: torch.nn.Module,
-    inputs: dict[str, torch.Tensor],
-    out: Path,
-    device_class: str,
-    recipe: str,
-    *,
-    name: str,
-    num_threads: int,
-) -> Artifact:
-    """The artifact of a model for a class; timed for long enough that its speedup says something, on a busy machine too."""
-    found = freezer.freeze(
-        *(model, inputs),
-        out=out,
-        options=freezer.FreezeOptions(
+def frozen_pair(model: torch.nn.Module, folder: Path, *, name: str, num_threads: int) -> dict[str, Artifact]:
+    """An image model frozen by Inductor for this machine's level, and portable; timed for long enough on a busy machine."""
+    artifacts = {}
+    for device_class, recipe in ((str(LEVEL), "inductor-frozen"), (PORTABLE, "auto")):
+        options = freezer.FreezeOptions(
             name=name,
             recipes=[recipe],
             device_class=device_class,
             num_threads=num_threads,
             limits=freezer.Limits(speedup_min=0.01),
             policy=SamplingPolicy(time_limit_s=3.0, warmup_s=0.5, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
-        ),
-    )
-    assert found.artifact is not None, found.reason
-    return found.artifact
+        )
+        inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
+        found = freezer.freeze(model, inputs, out=folder / device_class, options=options)
+        assert found.artifact is not None, found.reason
+        artifacts[device_class] = found.artifact
+    return artifacts
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with ResNet-18, frozen by Inductor for this machine's level, and portable."""
+    """A store with ResNet-18."""
     folder = tmp_path_factory.mktemp("resnet")
-    inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
-    artifacts = {
-        name: frozen_for(resnet18(), inputs, folder / name, name, recipe, name="resnet18", num_threads=THREADS)
-        for name, recipe in ((str(LEVEL), "inductor-frozen"), (PORTABLE, "auto"))
-    }
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
+    artifacts = frozen_pair(ResNetModel(config).eval(), folder, name="resnet18", num_threads=THREADS)
     Store.open(str(folder / "store"), create=True).publish("resnet18", source_key="test", artifacts=artifacts, carried={})
     return folder / "store"

@@ -1,4 +1,4 @@
-"""The wheel, installed into an environment of its own: contents, dependencies, and a deployment without a compiler."""
+"""The wheel in an environment of its own: contents, dependencies, and a deployment without a compiler."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from freezer.hardware.device_classes import PORTABLE
 from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.deploy.conftest import LEVEL, THREADS
+from tests.raylets import ROOT
 from tests.steps import random_inputs
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from this tree."""
+    """The wheel of this tree."""
     dest = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dest), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True, text=True)
@@ -37,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment with the wheel and its dependencies."""
+    """The bin folder of an environment with only the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("deployed")
     venv.create(folder, with_pip=True)
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-compile", str(wheel)]
@@ -48,26 +47,23 @@ def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(deployed: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the deployment with an empty PATH, cache and home."""
+    """Run a command of the deployment with an empty PATH, cache and home folder."""
     environ = {"PATH": str(home / "nothing"), "HOME": str(home), "TORCHINDUCTOR_CACHE_DIR": str(home / "cache")}
     full = [str(deployed / command[0]), *command[1:]]
     return subprocess.run(full, env=environ, cwd=home, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_wheel_contains_only_freezer(wheel: Path) -> None:
+def test_the_wheel_holds_only_freezer_and_needs_few_packages(wheel: Path, deployed: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"freezer"}
-
-
-def test_wheel_installs_few_packages(deployed: Path, tmp_path: Path) -> None:
     listed = json.loads(run(deployed, tmp_path, "python", "-m", "pip", "list", "--format=json").stdout)
     names = {item["name"].lower() for item in listed}
     assert {"torch", "safetensors", "archspec", "coldpress"} <= names
     assert names.isdisjoint({"ray", "mlflow", "pyarrow", "transformers", "pandas", "psutil"})
 
 
-def test_pulled_artifact_runs_without_a_compiler(deployed: Path, inductor: Frozen, tmp_path: Path) -> None:
+def test_a_pulled_artifact_runs_without_a_compiler(deployed: Path, inductor: Frozen, tmp_path: Path) -> None:
     store, name = tmp_path / "store", inductor.artifact.manifest.device_class
     Store.open(str(store), create=True).publish("conv", source_key="test", artifacts={name: inductor.artifact}, carried={})
     pulled = run(deployed, tmp_path, "coldpress", "pull", "conv", "--store", str(store), "--dest", "pulled")
@@ -91,7 +87,7 @@ def test_pulled_artifact_runs_without_a_compiler(deployed: Path, inductor: Froze
 OPEN = """
 import resource, sys, torch
 torch.set_num_threads(int(sys.argv[3]))
-def spent():  # CPU time of this process and of what it started: others may use the machine meanwhile
+def spent():  # CPU time of this process and its children, since the machine may be busy
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 started = spent()
 import freezer
@@ -107,7 +103,7 @@ freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4])  # with i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "limit_s"), [(str(LEVEL), 0.5), (PORTABLE, 4.0)])
-def test_payload_opens_quickly_without_a_cache(deployed: Path, store: Path, tmp_path: Path, name: str, limit_s: float) -> None:
+def test_a_payload_opens_quickly_without_a_cache(deployed: Path, store: Path, tmp_path: Path, name: str, limit_s: float) -> None:
     (tmp_path / "open.py").write_text(OPEN)
     figures = []
     for _ in range(3):
