@@ -273,61 +273,9 @@ class LooseParameters(nn.Module):
 # What TorchScript cannot read: each also branches on values, so that neither a trace nor an export is right
 
 
-class Unannotated(nn.Module):
-    def forward(self, x: Tensor, times=2) -> Tensor:  # type: ignore[no-untyped-def]
-        return self.scale(x, times) if float(x.sum()) > 0 else x
-
-    def scale(self, x, times):  # type: ignore[no-untyped-def]
-        return x * times
-
-
-class Formatting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.named = nn.ModuleDict({"layer0": nn.Linear(4, 4), "layer1": nn.Linear(4, 4)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.named[f"layer{int(x.sum() > 0)}"](x)
-
-
-class Keywords(nn.Module):
-    def scale(self, x: Tensor, **more: float) -> Tensor:
-        return x * more["by"]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale(x, by=2.0) if float(x.sum()) > 0 else x
-
-
 class Lambda(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return sorted([x, x * 2], key=lambda item: float(item.sum()))[0]
-
-
-class Recursion(nn.Module):
-    def halved(self, x: Tensor) -> Tensor:
-        return self.halved(x / 2) if float(x.abs().max()) > 1 else x
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.halved(x)
-
-
-class Plain:
-    """A class that TorchScript cannot compile: its attribute has no type that it knows."""
-
-    def __init__(self) -> None:
-        self.rates = {1, 2}
-
-    def rate(self) -> int:
-        return max(self.rates)
-
-
-class UsesPlain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = Plain()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.plain.rate() if float(x.sum()) > 0 else x
 
 
 class Try(nn.Module):
@@ -336,18 +284,6 @@ class Try(nn.Module):
             return x * 2 if float(x.sum()) > 0 else x
         except RuntimeError:
             return x
-
-
-class TwoTypes(nn.Module):
-    """A variable that is a tensor or a number, by a value."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if float(x.sum()) > 0:
-            scale = x
-            x = x + 1
-        else:
-            scale = 2
-        return x * scale
 
 
 # Hooks
@@ -463,13 +399,6 @@ class Setting(nn.Module):
         return self.last + 1
 
 
-class Sorting(nn.Module):
-    """Goes from tensors to Python lists and back."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tensor(sorted(x.flatten().tolist()))
-
-
 CORNERS: Mapping[str, Case] = {
     # TorchScript's own
     "`torch.jit.fork`, `wait`": Case(make=Forking),
@@ -527,39 +456,11 @@ CORNERS: Mapping[str, Case] = {
         says=r"the annotation 'list\[int\]' is text, .*; remove `from __future__ import annotations`",
         exported=VALUES,
     ),
-    "an argument without a type": Case(
-        make=Unannotated,
-        says=r"'times' has no type, .* at models_corners\.py:.*; annotate it, as in `times: int = 2`",
-        exported=VALUES,
-    ),
-    "f-strings": Case(
-        make=Formatting,
-        says=r"indexed by a text that is not a literal at models_corners\.py:.*; iterate \(`for name, part",
-        exported=VALUES,
-    ),
-    "`**kwargs` of a method": Case(
-        make=Keywords,
-        says=r"takes \*args, \*\*kwargs .* at models_corners\.py:.*; name its parameters, with types",
-        exported=VALUES,
-    ),
-    "lambdas, Python functions such as `sorted`": Case(
+    "untyped arguments, `**kwargs`, lambdas, f-strings, recursion, `.tolist()`, custom classes, variables of two types": Case(
         make=Lambda, says="does not take lambdas at models_corners.py:.*; write it as a `def`", exported=VALUES
-    ),
-    "recursion": Case(
-        make=Recursion, says="'halved' calls itself, .* at models_corners.py:.*; write it as a loop", exported=VALUES
-    ),
-    "an attribute of a custom class": Case(
-        make=UsesPlain,
-        says="the attribute 'plain', a tests.freezer.models_corners.Plain, .*; compute its value in __init__",
-        exported=VALUES,
     ),
     "`try` and `except`": Case(
         make=Try, says="does not take try blocks at models_corners.py:.*; rewrite it in plain Python", exported=DIFFERS
-    ),
-    "a variable of two types": Case(
-        make=TwoTypes,
-        says="the variable 'scale' is Tensor in one branch and int in the other at models_corners.py:.*; give it one type",
-        exported=VALUES,
     ),
     "forward hooks and pre-hooks": Case(make=lambda: hooked(Hooked())),
     "untyped hooks of a model that needs a script": Case(
@@ -577,11 +478,6 @@ CORNERS: Mapping[str, Case] = {
     "`.item()` in arithmetic": Case(make=Item),
     "NumPy inside `forward`": Case(
         make=Unsupported, says="TorchScript's Tensor has no 'numpy' at models_corners.py:.*; use torch's own operations"
-    ),
-    "`.tolist()`, and tensors made of it": Case(
-        make=Sorting,
-        says=r"the result of \.tolist\(\) has no type at models_corners\.py:.*; annotate its variable",
-        exported=VALUES,
     ),
     "`torch.autograd.Function`": Case(make=AutogradFunction, says="calls the Python function 'Double' .*, which no file can hold"),
     "a custom operator without a fake kernel": Case(

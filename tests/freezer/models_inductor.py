@@ -1,4 +1,4 @@
-"""Models made so that it is known what Inductor's freezing does to them, and what it once did wrong."""
+"""Models with known effects of Inductor's freezing, and of its past defects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 class Known(nn.Module):
-    """One of everything that is counted: see `forward`. [2, 3, 8, 8] to four outputs."""
+    """One of everything that a report counts; see `forward`. [2, 3, 8, 8] to four outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ OF_PYTHON_MODULE = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 
 class Scalars(nn.Module):
-    """Two convolutions, each multiplied by a number of its own, with sums; and linear layers over one vector, the first with a
-    part of what is the Python module's.
+    """Two convolutions with scalar products and sums, and linear layers over one vector, the first with weights from the Python
+    module.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Scalars(nn.Module):
 
 
 class Wide(nn.Module):
-    """Linear layers over `width` numbers, some `4e-6 * layers * width ** 2` MB."""
+    """Linear layers over `width` numbers: about `4e-6 * layers * width ** 2` MB."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Wide(nn.Module):
 
 
 class Shared:
-    """Holds a tensor that copies share, as a cache does."""
+    """Holds a tensor that copies share, like a cache."""
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
@@ -81,8 +81,8 @@ class Shared:
 
 
 class Foreign(nn.Module):
-    """Reads tensors that no copy of it owns, each as the weight of a linear layer: of its Python module, its class, a closure and
-    an attribute that copies share. Its own weights are a layer's, and those of two branches. [batch, 8] to [batch, 8].
+    """Linear layers with tensors that no copy owns: of the Python module, the class, a closure and a shared attribute; and layers
+    with own weights, two of them in branches. [batch, 8] to [batch, 8].
     """
 
     OF_CLASS = torch.linspace(1, 2, 64).reshape(8, 8)

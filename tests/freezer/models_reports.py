@@ -1,6 +1,6 @@
-"""Models made so that it is known what freezing does to them.
+"""Models with known effects of freezing.
 
-TorchScript reads the types of attributes from annotations, which must be no strings here.
+TorchScript reads the types of attributes from annotations, so this module must not import `annotations` from `__future__`.
 """
 
 import torch
@@ -49,7 +49,7 @@ class Heads(nn.Module):
 
 
 class Repeating(nn.Module):
-    """Computes sin and the sum with it twice, a constant once, and detaches."""
+    """Computes sin and a sum twice, a constant once, and detaches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Repeating(nn.Module):
 
 
 class Looping(nn.Module):
-    """A loop that TorchScript unrolls, and a branch that a flag decides."""
+    """A loop that TorchScript unrolls, and a branch on a flag."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Looping(nn.Module):
 
 
 class Forking(nn.Module):
-    """Runs a linear layer in a task of its own."""
+    """Runs a linear layer in a forked task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Forking(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers with one weight, and a parameter that no call reads."""
+    """Two layers with one weight, and an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Tied(nn.Module):
 
 
 class Stateful(nn.Module):
-    """Changes a buffer in place, sets a number and a buffer, and has a method that clears the first."""
+    """Changes a buffer in place, sets a number and a buffer, and has a reset method."""
 
     total: Tensor
     last: Tensor
@@ -127,13 +127,13 @@ class Stateful(nn.Module):
 
     @torch.jit.export
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset the state."""
         self.total.zero_()
         self.calls = 0
 
 
 class Adding(nn.Module):
-    """Adds up what it was given, in a buffer."""
+    """Sums its inputs in a buffer."""
 
     total: Tensor
 
@@ -147,7 +147,7 @@ class Adding(nn.Module):
 
 
 class Holder(nn.Module):
-    """Holds another model under the name `model`, as a flat capture does."""
+    """Holds another model as `model`, like a flat capture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Recurrent(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A linear layer in a region of autocast."""
+    """A linear layer under autocast."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Mixed(nn.Module):
 
 
 class Viewing(nn.Module):
-    """Writes into what is its buffer for some inputs, and its input for others."""
+    """Writes into its buffer for some inputs, and into a copy of its input for others."""
 
     total: Tensor
 

@@ -1,11 +1,10 @@
-"""Which values of tensors Python reads while a model is traced: a branch, a loop or a number that a trace keeps for ever.
+"""Detect values of tensors that Python reads while a model is traced: branches, loops and numbers that a trace keeps.
 
-A trace is right for other inputs only where no such value comes from the inputs, from random numbers, or from state that a call
-changes. Sizes may be read, since they are part of a shape; but not those of a tensor that is as long as its values say.
+A trace is right for other inputs only if no such value comes from the inputs, from random numbers, or from state that a call
+changes. Sizes may be read, except those of tensors whose shape depends on values.
 
-A model is traced twice for this, in modes that follow each operation. Modes may change what a trace holds, so that both are thrown
-away: one with a function mode, which sees what Python asks of a tensor, and one without, since modules such as
-nn.TransformerEncoder take another path under it.
+The model is traced twice under modes that follow each operation: with a function mode, which sees Python's reads, and without,
+since modules such as nn.TransformerEncoder take another path under it. Modes may change a trace, so both traces are discarded.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ _READS = frozenset(
         *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero"),
     )
 )
-"""What Python asks of a tensor that gives its values. Printing one is no reading: nothing is computed from it."""
+"""Attributes of a tensor that return its values. Printing is not a read: nothing is computed from it."""
 
 _MAKES = frozenset(("tensor", "as_tensor", "asarray"))
-"""Functions that make a constant of the numbers in a list."""
+"""Functions that make a constant from numbers."""
 
 _SIZES = frozenset(("size", "numel", "nelement", "stride", "__len__"))
 
 _READING_OPERATORS = frozenset(("aten::_nested_tensor_from_mask_left_aligned",))
-"""Operations that tell Python something of values, and are called where no function mode sees it."""
+"""Operations that return values to Python without a function mode seeing it."""
 
 _SCALAR = "aten::_local_scalar_dense"
 _CONVERTED = "Converting a tensor to a Python"
@@ -53,10 +52,10 @@ _FIRST_STATE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """What Python read of tensors, in user's source lines, in order.
+    """The user's source lines that read values, in order.
 
     Attributes:
-        inputs, state, random: where values came from the inputs, from state that the call changes, and from random numbers.
+        inputs, state, random: reads of values from the inputs, from state that the call changes, and from random numbers.
     """
 
     inputs: tuple[str, ...] = ()
@@ -70,10 +69,10 @@ class Reads:
 def values_read(
     make: Callable[[], nn.Module], trace: Callable[[nn.Module, Sequence[Tensor]], Any], tensors: Sequence[Tensor]
 ) -> Reads:
-    """The values that Python reads while a model is traced.
+    """Find the values that Python reads while a model is traced.
 
     Args:
-        make: gives the model in its initial state; called twice.
+        make: makes the model in its initial state; called twice.
         trace: traces a model on tensors.
         tensors: the inputs; they are copied.
     """
@@ -88,14 +87,14 @@ def values_read(
             try:
                 trace(model, given)
             except Exception:
-                if not model.called:  # else the trace, which is thrown away, is missing what the modes hid from the tracer
+                if not model.called:  # otherwise only the discarded trace failed, because of the modes
                     raise
         found.append(values.reads())
     return Reads(**{kind: _united(getattr(one, kind) for one in found) for kind in ("inputs", "state", "random")})
 
 
 class _Called(nn.Module):
-    """A model, and whether it was called to the end."""
+    """A model, and whether a call completed."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class _Called(nn.Module):
         self.called = False
 
     def forward(self, *tensors: Tensor) -> Any:
-        """What the model gives."""
+        """The model's result."""
         result = self.model(*tensors)
         self.called = True
         return result
@@ -115,7 +114,7 @@ def _united(lines: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 @dataclass(kw_only=True)
 class _Origins:
-    """Where the values of tensors come from, as bits; by storage, which views share, or by tensor where there is none."""
+    """Origins of the values of tensors, as bits; by storage, which views share, or by tensor without one."""
 
     by_storage: dict[StorageWeakRef, int] = field(default_factory=dict)
     by_tensor: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
@@ -127,7 +126,7 @@ class _Origins:
         return found
 
     def add(self, tensor: Tensor, origins: int) -> None:
-        """Add origins to those that a tensor's values have."""
+        """Add to the origins of a tensor's values."""
         if origins:
             storage = _storage(tensor)
             if storage is None:
@@ -137,15 +136,15 @@ class _Origins:
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef | None:
-    """What a tensor's views share; the reference lives on, so that nothing else is taken for it."""
+    """The storage that a tensor's views share, as a weak reference that stays unique."""
     try:
         return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+    except (NotImplementedError, RuntimeError):  # sparse tensors have none
         return None
 
 
 class _Values(TorchDispatchMode):
-    """Follows where values, and sizes that depend on values, come from through all operations, and notes what reads them."""
+    """Follows the origins of values, and of sizes that depend on values, through all operations, and notes reads."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor], said: Sequence[warnings.WarningMessage]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
@@ -153,7 +152,7 @@ class _Values(TorchDispatchMode):
         self._values = _Origins()
         self._sizes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._scalar = 0
-        """The origins of a number that was taken out of a tensor just now, for the operation that follows."""
+        """Origins of a number just taken out of a tensor, for the next operation."""
         self._state = _Origins()
         self._changed = 0
         self._noted: list[tuple[int, str]] = []
@@ -165,17 +164,17 @@ class _Values(TorchDispatchMode):
             self._values.add(tensor, _INPUTS)
 
     def reads(self) -> Reads:
-        """What was read until now."""
+        """The reads so far."""
         kinds = {"inputs": _INPUTS, "random": _RANDOM, "state": self._changed}
         return Reads(**{kind: _united([line] for bits, line in self._noted if bits & wanted) for kind, wanted in kinds.items()})
 
     def note(self, tensors: Iterable[Tensor]) -> None:
-        """Note that Python reads values of tensors in the line that runs now."""
+        """Note that the current line reads values of tensors."""
         if origins := _any(self._of(tensor) for tensor in tensors):
             self._noted.append((origins, running_at() or "a line of torch"))
 
     def note_sizes(self, tensor: Tensor, sizes: Iterable[Tensor]) -> None:
-        """Note that numbers are sizes of a tensor: where those depend on values, so do they."""
+        """Note that numbers are sizes of a tensor, with the origins of its sizes."""
         for size in sizes:
             self._values.add(size, self._sizes.get(tensor, 0))
 
@@ -193,26 +192,30 @@ class _Values(TorchDispatchMode):
             self._scalar |= origins
             return result
         sizes = _any(self._sizes.get(tensor, 0) for tensor in given)
-        if torch.Tag.dynamic_output_shape in func.tags and not _is_index_by_numbers(name, args):
+        by_numbers = name == "aten::index" and not any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
+        if torch.Tag.dynamic_output_shape in func.tags and not by_numbers:  # x[indices] is as long as the indices
             sizes |= origins
         origins, sizes, self._scalar = origins | self._scalar, sizes | self._scalar, 0
         if torch.Tag.nondeterministic_seeded in func.tags:
             origins |= _RANDOM
         self._note_changes(func._schema, args, kwargs, origins)
+        short = name.rpartition("::")[2]
+        if short.endswith("_like") or short.startswith("new_"):  # takes only shape, dtype and device of its first tensor
+            origins &= _RANDOM
         for tensor in tensors_in(result):
-            self._values.add(tensor, origins & _RANDOM if _takes_the_form_alone(name) else origins)
+            self._values.add(tensor, origins)
             if sizes:
                 self._sizes[tensor] = sizes
         return result
 
     def _is_pythons(self) -> bool:
-        """Whether the tracer has just warned that a number goes to Python; else an operation takes it, which the trace keeps."""
+        """Whether the tracer just warned that a number goes to Python; otherwise a traced operation takes it."""
         new = self._said[self._num_heard :]
         self._num_heard = len(self._said)
         return any(str(item.message).startswith(_CONVERTED) for item in new)
 
     def _note_changes(self, schema: Any, args: Any, kwargs: Any, origins: int) -> None:
-        """What an operation writes into has the origins of all that it was given."""
+        """Give the tensors that an operation writes into the origins of all its arguments."""
         given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -222,7 +225,7 @@ class _Values(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what Python asks of tensors, and tells it to the mode that follows values."""
+    """Reports Python's reads of tensors to the mode that follows values."""
 
     def __init__(self, values: _Values) -> None:
         super().__init__()
@@ -240,14 +243,3 @@ class _Functions(TorchFunctionMode):
 
 def _any(bits: Iterable[int]) -> int:
     return reduce(operator.or_, bits, 0)
-
-
-def _takes_the_form_alone(name: str) -> bool:
-    """Whether an operation takes nothing but shape, dtype and device of its first tensor."""
-    last = name.rpartition("::")[2]
-    return last.endswith("_like") or last.startswith("new_")
-
-
-def _is_index_by_numbers(name: str, args: Any) -> bool:
-    """Whether an operation is tensor[indices] with no mask: as long as the indices, whatever they are."""
-    return name == "aten::index" and not any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))

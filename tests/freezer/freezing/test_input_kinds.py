@@ -22,7 +22,6 @@ from freezer.errors import ContractError, JudgeError, SpecError
 from freezer.freezing.example_inputs import Dims
 from freezer.freezing.freeze import freeze
 from freezer.freezing.models.subject import Subject, prepare
-from freezer.pyfunc import PyfuncModel
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import read_samples
@@ -174,21 +173,6 @@ def test_nested_example_inputs_give_the_spec(tmp_path: Path) -> None:
         frozen(**other, scale=2.0)
 
 
-@pytest.mark.parametrize(
-    ("dims", "example", "message"),
-    [
-        ({"state": {1: BATCH}}, {}, "dims: unknown tensor input 'state'; expected one of ids, state.0, state.1, opts.gain"),
-        ({"state.0": {3: BATCH}}, {}, "input 'state.0' has no axis 3; expected 0 to 2"),
-        ({}, {"opts": {1: torch.ones(1)}}, "input 'opts': got a dict, expected a tensor"),
-        ({}, {"state": (torch.ones(1), {2})}, r"input 'state\.1': got a set"),
-        ({}, {"opts": {"gain": float("nan")}}, r"input 'opts\.gain': got the constant nan"),
-    ],
-)
-def test_errors_in_an_example_name_the_path(dims: Any, example: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=message):
-        freeze(seeded(Recurrent), values(2) | example, out=tmp_path / "out", dims=dims)
-
-
 def test_frozen_model_takes_leaves_by_path(nested: Artifact) -> None:
     model, given = freezer.load(nested.folder), values(2)
     expected = model(**given)
@@ -201,18 +185,16 @@ def test_frozen_model_takes_leaves_by_path(nested: Artifact) -> None:
         model(**part, opts={"gain": given["opts"]["gain"]}, **{"opts.shift": given["opts"]["shift"]}), expected
     )
     h, c = given["state"]
-    for wrong, message in [
+    wrong_inputs: list[tuple[dict[str, Any], str]] = [
         ({"state": (h,)}, "input 'state': got 1 items, expected a tuple of 2"),
-        ({"state": h}, "input 'state': got Tensor, expected a tuple of 2"),
         ({"state": (h, c.double())}, r"input 'state\.1': got dtype float64, expected float32"),
         ({"state": (h, c[:, :1])}, r"input 'state\.1': got shape \[1, 1, 4\].*\{'batch': 2\}"),
         ({"state": (h, None)}, r"input 'state\.1': got nothing, expected a tensor"),
-        ({"opts": {"gain": h}}, r"input 'opts\.shift': got nothing"),
         ({"opts": {"scale": h}}, "input 'opts': the key 'scale' is unknown; expected shift, gain"),
         ({"state.0": h}, r"input 'state\.0' is given twice"),
-        ({"state.2": h}, r"input 'state\.2' is unknown; expected ids, state, opts, extra, bias, or their parts by path"),
         ({"bias": h}, "input 'bias': got a tensor, but None was baked in"),
-    ]:
+    ]
+    for wrong, message in wrong_inputs:
         with pytest.raises(ContractError, match=message):
             model(**(given | wrong))
     with pytest.raises(ContractError, match="got 6 positional inputs, expected at most 5: ids, state, opts, extra, bias"):
@@ -238,35 +220,6 @@ def test_sample_files_name_leaves_by_path(nested: Artifact, tmp_path: Path) -> N
         y, (h, _) = seeded(Recurrent)(**values(index + 1))
         np.testing.assert_allclose(answers[f"{index}/0"], y.detach(), atol=1e-6)
         np.testing.assert_allclose(answers[f"{index}/1.0"], h.detach(), atol=1e-6)
-
-
-def test_pyfunc_takes_nested_arrays_and_arrays_by_path(nested: Artifact) -> None:
-    model, given = PyfuncModel(freezer.load(nested.folder)), values(2)
-    expected, _ = model.predict(given)
-    arrays = {path: leaf.numpy() for path, leaf in by_path(given).items()}
-    np.testing.assert_array_equal(model.predict(arrays)[0], expected)
-    whole = {
-        "ids": arrays["ids"],
-        "state": (arrays["state.0"], given["state"][1]),
-        "opts": {"shift": arrays["opts.shift"], "gain": arrays["opts.gain"].astype(np.float16).astype(np.float32)},
-        "extra": [arrays["extra.0"]],
-    }
-    assert model.predict(whole)[0].shape == expected.shape
-    with pytest.raises(ContractError, match=r"input 'state\.1': got dtype float64, expected float32"):
-        model.predict(arrays | {"state.1": arrays["state.1"].astype(np.float64)})
-    with pytest.raises(ContractError, match="input 'state': got ndarray, expected a tuple of 2"):
-        model.predict({"ids": arrays["ids"], "state": arrays["state.0"]})
-    with pytest.raises(ContractError, match=r"input 'state\.0' is given twice"):
-        model.predict(arrays | {"state": given["state"]})
-
-
-def test_inspect_shows_the_nested_contract(nested: Artifact) -> None:
-    shown = CliRunner().invoke(app, ["inspect", str(nested.folder)], env={"COLUMNS": "200"}).output
-    for line in ("ids: int64 [batch, 3]", "state: a tuple of state.0, state.1", "opts.gain: float32 [1]", "bias = None"):
-        assert line in shown
-
-
-# Other kinds
 
 
 class Echo(nn.Module):
@@ -321,21 +274,6 @@ def published(model: nn.Module, inputs: Any, out: Path, recipe: str, dims: Dims 
     return freezer.load(out, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "power", "form", "recipe"),
-    [
-        ({"power": {"value": 3}}, 3, lambda model: model, "torchscript-frozen"),
-        ([{"value": 3}], 3, scripted, "torchscript-frozen"),
-        ({}, 2, lambda model: model, "portable"),
-    ],
-)
-def test_models_without_tensor_inputs(
-    inputs: Any, power: int, form: Callable[[nn.Module], nn.Module], recipe: str, tmp_path: Path
-) -> None:
-    subject = prepare("table", form(Table().eval()), declared_spec(inputs, {}))
-    assert torch.equal(served(subject, recipe, tmp_path / "c")(), torch.arange(4.0) ** power)
-
-
 def test_artifact_without_tensor_inputs(tmp_path: Path) -> None:
     frozen = published(Table().eval(), {}, tmp_path / "out", "torchscript-frozen")
     assert torch.equal(frozen(), torch.arange(4.0) ** 2)
@@ -374,20 +312,6 @@ def test_optional_tensors_given_omitted_or_none(inputs: Any, expected: Tensor, r
     tensors = {item.name: None if item.name in spec.constants else X for item in spec.inputs}
     assert torch.equal(model(**tensors), expected)
     assert torch.equal(model(*tensors.values()), expected)
-
-
-def test_inputs_share_dims() -> None:
-    shapes: dict[str, Any] = {"x": {"shape": ["n", "m"]}, "pair": {"tuple": [{"shape": ["m", "k"]}, {"shape": ["n", "k"]}]}}
-
-    class Multiply(nn.Module):
-        def forward(self, x: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
-            return x @ pair[0] + pair[1]
-
-    subject = prepare("m", Multiply().eval(), declared_spec(shapes, {"n": {"max": 3}, "m": {"max": 2}, "k": {"min": 2, "max": 5}}))
-    for item in subject.sets:
-        n, m, k = (item.point[name] for name in "nmk")
-        assert [tuple(tensor.shape) for tensor in item.tensors.values()] == [(n, m), (m, k), (n, k)]
-    assert len({tuple(item.point.items()) for item in subject.sets}) == 9, "eight corners and the middle"
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from freezer.artifact.manifest import Payload
-from freezer.errors import CaptureError
-from freezer.freezing.models.calls import call_source
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import OpenPayload
 from freezer.runtime.pytree import NamedOutput, leaves_of
-from freezer.spec.parse import declared_spec
 from tests.models import Calling, Counter, Mlp, mlp, seeded
 from tests.steps import BATCH, captured_by, random_inputs, subject_of
 
@@ -74,21 +71,6 @@ def test_captured_model_keeps_the_result_structure(name: CaptureName, function: 
         assert all(torch.equal(one, other) for one, other in zip(leaves_of(got), expected, strict=True))
 
 
-class Scaled(nn.Module):
-    def forward(self, x: Tensor, rate: int, bias: Tensor | None = None) -> Tensor:
-        return x * rate if bias is None else x * rate + bias
-
-
-@pytest.mark.parametrize("name", ["export", "trace"])
-@pytest.mark.parametrize("positional", [False, True])
-def test_constants_are_baked_in(name: CaptureName, positional: bool) -> None:
-    inputs: Any = {"x": {"shape": [2, 4]}, "rate": {"value": 3}, "bias": {"value": None}}
-    spec = declared_spec([{"name": key, **value} for key, value in inputs.items()] if positional else inputs, {})
-    subject = prepare("scaled", Scaled().eval(), spec)
-    assert subject.spec.style == ("positional" if positional else "keyword")
-    assert torch.equal(served(subject, name)(X), X * 3)
-
-
 @pytest.mark.parametrize("name", ["export", "trace", "as-is"])
 def test_capture_changes_neither_source_nor_sets(name: CaptureName) -> None:
     model: nn.Module = seeded(Counter)
@@ -112,18 +94,6 @@ def test_export_names_changed_buffers() -> None:
         assert captured_by(subject_of(model, {"x": X}), "export").mutates == ()
 
 
-def test_torchscript_source_is_captured_as_is() -> None:
-    with torchscript_deprecations_silenced():
-        scripted = torch.jit.script(mlp())
-    subject = subject_of(scripted, {"x": X}, {"x": {0: BATCH}})
-    captured = captured_by(subject, "as-is")
-    assert captured.convention == "native"
-    for name in ("export", "trace"):
-        with pytest.raises(CaptureError, match="the source is TorchScript"):
-            captured_by(subject, name)
-    assert torch.equal(served(subject, "as-is")(x=X), mlp()(X))
-
-
 def test_a_point_fixes_every_dim() -> None:
     subject = subject_of(seeded(Mlp), {"x": X}, {"x": {0: BATCH}})
     fixed = captured_by(subject, "export", {"batch": 1})
@@ -133,12 +103,3 @@ def test_a_point_fixes_every_dim() -> None:
     assert not fixed.program.range_constraints
     (bounds,) = dynamic.program.range_constraints.values()
     assert (bounds.lower, bounds.upper) == (1, 4)
-
-
-def test_equal_sizes_stay_separate_dims() -> None:
-    spec = declared_spec({"x": {"shape": ["batch", "length"]}}, {"batch": {"max": 4}, "length": {"max": 4}})
-    subject = prepare("model", Calling(lambda x: x.sum(1)), spec)
-    model = served(subject, "export")
-    for shape in ((1, 4), (4, 1), (2, 3)):
-        x = random_inputs(*shape)
-        torch.testing.assert_close(model(x), call_source(subject.model, spec, {"x": x}))

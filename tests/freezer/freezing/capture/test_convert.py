@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.errors import BuildError, CaptureError
+from freezer.errors import CaptureError
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.subject import Subject, prepare
@@ -19,7 +19,7 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.pytree import leaves_of
 from freezer.spec.parse import declared_spec
 from tests.lines import place_of
-from tests.models import Branching, Counter, Halving, TinyConv, mlp, seeded
+from tests.models import Branching, Halving, TinyConv, mlp, seeded
 from tests.steps import candidate_of, captured_by, random_inputs
 
 X: dict[str, Any] = {"x": {"shape": ["batch", 4]}}
@@ -112,14 +112,6 @@ def test_one_point_may_convert_alone() -> None:
     program = captured_by(found, "convert", {"batch": 1}).program
     x = random_inputs(1, 4)
     assert torch.equal(program.module()(x)[0], x)
-
-
-def test_inductor_refuses_converted_state(tmp_path: Path) -> None:
-    found = subject(torchscript(seeded(Counter)))
-    assert converted(found).mutates
-    with pytest.raises(BuildError, match=r"^convert: inductor: a call changes") as caught:
-        candidate_of(found, "inductor-frozen", tmp_path / "candidate")
-    assert caught.value.code == "CP-STATE"
 
 
 def test_missing_converter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,8 @@ from torch import Tensor, nn
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.capture import Attempt
-from freezer.freezing.capture.convert import ConvertedModule
-from freezer.freezing.capture.equivalence import ask_eager
-from freezer.freezing.capture.export import export_flat
 from freezer.freezing.capture.program import other_layouts
 from freezer.freezing.models.subject import Subject
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.models import Calling, seeded
 from tests.steps import BATCH, candidate_of, judgement_of, random_inputs, subject_of
 
@@ -90,17 +86,6 @@ def test_second_export_may_be_refused(second: Any, message: str, code: str) -> N
     with pytest.raises(CaptureError, match=message) as caught:
         Attempt(exported_twice(second), None).capture("export")
     assert caught.value.code == code
-
-
-def test_converted_program_gets_eagers_layout() -> None:
-    with torchscript_deprecations_silenced():
-        source = torch.jit.trace(Calling(lambda x: x * 2), (random_inputs(2, 4),))
-    subject = subject_of(source, {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
-    dynamic = {0: torch.export.Dim("batch", min=1, max=4)}
-    other = torch.export.export(Calling(lambda x: (transposed(x * 2),)), (random_inputs(2, 4),), dynamic_shapes=[dynamic])
-    found = export_flat(lambda: ConvertedModule(other), "convert", subject, None, lambda: ask_eager(subject))
-    assert found.notes == ("The program gives output 'output' eager's layout.",)
-    assert found.program.module()(random_inputs(3, 4))[0].stride() == (4, 1)
 
 
 def test_only_memory_formats_are_requested() -> None:

@@ -18,7 +18,7 @@ from freezer.freezing.recipes.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.parse import declared_spec
-from tests.models import Mlp, mlp, seeded
+from tests.models import Mlp, seeded
 from tests.steps import BATCH, HERE, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -189,19 +189,3 @@ def test_script_rejects_unsupported_attribute_types() -> None:
     with pytest.raises(CaptureError, match="TorchScript cannot keep 'handle'") as caught:
         captured_by(kept("handle"), "script")
     assert caught.value.code == "CP-PRESERVE"
-
-
-def test_names_to_keep_select_the_script(tmp_path: Path) -> None:
-    subject = kept("version", reset="reset")
-    candidate = build(subject, RECIPES["torchscript-frozen"], target_here(HERE, torch.get_num_threads()), tmp_path)
-    assert candidate.capture == "script"
-    assert [item["capture"] for item in candidate.tried] == ["as-is", "trace", "script"]
-    assert "keeps no attribute or method" in candidate.tried[1]["outcome"]
-
-
-def test_torchscript_source_keeps_names() -> None:
-    spec = declared_spec({"x": {"shape": [2, 4]}}, {})
-    subject = prepare("model", scripted(mlp()), spec, options=SubjectOptions(preserve=["first.weight"]))
-    assert captured_by(subject, "as-is").preserve == ("first.weight",)
-    with pytest.raises(CaptureError, match=r"an exported program keeps no attribute or method, and 'first.weight' must stay"):
-        captured_by(subject, "convert")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from string import Formatter
 
 import pytest
+import torch
+from torch import Tensor
 
 from freezer.freezing.diagnostics.remedies import FAMILIES, Family, Remedy, explain
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 ALL = [(family, known) for family, table in FAMILIES.items() for known in table]
 
@@ -54,6 +58,14 @@ def test_remedy_uses_only_its_patterns_groups(family: Family, known: Remedy) -> 
             "annotate the parameters",
         ),
         ("script", "Python builtin <built-in method random of Random object> is", "Python's own 'random'", "torch.rand"),
+        ("script", "Unable to extract string literal index. ModuleDict indexing is", "not a literal", "iterate"),
+        (
+            "script",
+            "Module 'Uses' has no attribute 'plain' (This attribute exists on the Python module, but we failed to convert Python "
+            "type: 'tests.Plain' to a TorchScript type.",
+            "the attribute 'plain', a tests.Plain",
+            "in __init__",
+        ),
         ("script", "undefined value hasattr:\n", "does not know the name 'hasattr'", "in __init__"),
         (
             "trace",
@@ -71,6 +83,49 @@ def test_message_is_explained(family: Family, text: str, means: str, remedy: str
     assert found is not None
     assert means in found.means
     assert remedy in found.remedy
+
+
+def untyped(x: Tensor, times=2):  # type: ignore[no-untyped-def]
+    return x * times
+
+
+def keywords(x: Tensor, **more: Tensor) -> Tensor:
+    return x * more["by"]
+
+
+def recursion(x: Tensor) -> Tensor:
+    return recursion(x / 2) if bool(x.max() > 1) else x
+
+
+def two_types(x: Tensor) -> Tensor:
+    if bool(x.sum() > 0):
+        scale = x
+        x = x + 1
+    else:
+        scale = 2  # type: ignore[assignment]
+    return x * scale
+
+
+def to_list(x: Tensor) -> Tensor:
+    return torch.tensor(x.tolist())
+
+
+@pytest.mark.parametrize(
+    ("function", "means"),
+    [
+        (untyped, "the parameter 'times' has no type"),
+        (keywords, "takes *args, **kwargs"),
+        (recursion, "'recursion' calls itself"),
+        (two_types, "the variable 'scale' is Tensor in one branch and int in the other"),
+        (to_list, "the result of .tolist() has no type"),
+    ],
+)
+def test_refusal_of_torch_jit_script_is_explained(function: Callable[..., Tensor], means: str) -> None:
+    with torchscript_deprecations_silenced(), pytest.raises(RuntimeError) as caught:
+        torch.jit.script(function)
+    found = explain(str(caught.value), "script")
+    assert found is not None
+    assert means in found.means
 
 
 def test_unknown_message_has_no_remedy() -> None:

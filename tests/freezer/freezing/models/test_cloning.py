@@ -119,16 +119,6 @@ def test_copy_drops_compile_wrappers() -> None:
     assert type(inner[0]) is not Mlp
 
 
-def test_copy_drops_compilation_in_place() -> None:
-    model = seeded(Mlp)
-    model.compile(backend="eager")
-    copy = copied(model)
-    assert copy._compiled_call_impl is None
-    assert model._compiled_call_impl is not None
-    with torch.no_grad():
-        assert torch.equal(copy(X), model(X))
-
-
 def test_copy_keeps_only_forward_hooks() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].register_full_backward_hook(lambda *given: None)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from freezer.freezing.models.cloning import device_of_model, model_on
 from freezer.freezing.models.exported_program import module_of
-from freezer.runtime.devices import CPU, called_on, tensors_on
+from freezer.runtime.devices import CPU, called_on
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.models import Mlp, seeded
 
@@ -78,9 +78,3 @@ def test_called_on_moves_arguments_and_results() -> None:
 
     assert called_on(elsewhere, META)(torch.ones(2), pair=[torch.ones(2)])["y"].is_cpu
     assert seen == [META, META]
-
-
-def test_tensors_on_keeps_strides() -> None:
-    x = torch.arange(6.0).reshape(2, 3).t()
-    assert tensors_on({"x": x}, CPU)["x"] is x
-    assert tensors_on({"x": x}, META)["x"].stride() == x.stride()

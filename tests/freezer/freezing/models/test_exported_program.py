@@ -122,17 +122,6 @@ def test_wider_dims_are_rejected(attending: torch.export.ExportedProgram) -> Non
         captured_by(subject_of_program(attending, length=16), "trace")
 
 
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
-def test_candidate_answers_like_the_program(recipe: str, attending: torch.export.ExportedProgram, tmp_path: Path) -> None:
-    subject = subject_of_program(attending)
-    served = candidate_of(subject, recipe, tmp_path / "candidate").open(subject)
-    for batch, length in ((1, 3), (4, 8)):
-        x, options = random_inputs(batch, length, 4), {"scale": random_inputs(4)}
-        got = served(x=x, options=options)
-        assert list(got) == ["scores", "padded", "first"]
-        torch.testing.assert_close(got, subject.model(x, options=options))
-
-
 def test_decomposed_program_is_captured(attending: torch.export.ExportedProgram, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch's own

@@ -105,19 +105,6 @@ def test_arithmetic_needs_a_declared_range(function: Callable[[Tensor], Tensor])
         prepare("m", Function(function).eval(), declared_spec(ids(), BATCH))
 
 
-def test_dtype_limits_the_range() -> None:
-    class Large(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(1000, 4)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            out: Tensor = self.table(ids.long())
-            return out
-
-    assert prepare("m", Large().eval(), declared_spec(ids(dtype="uint8"), BATCH)).spec.tensors[0].range == (0, 255)
-
-
 def test_found_range_is_tried() -> None:
     def shifted(ids: Tensor) -> Tensor:
         return torch.cat([ids, ids + 5])
@@ -165,16 +152,3 @@ def test_samples_alone_need_no_range() -> None:
     samples = [{"ids": torch.full((2, 6), 4)}]
     assert prepare("m", model, spec, samples).spec.tensors[0].range is None
     assert prepare("m", model, spec, samples, SubjectOptions(fill_up=True)).spec.tensors[0].range == (0, 9)
-
-
-def test_prepare_changes_neither_model_nor_generators() -> None:
-    class Drawing(Function):
-        def forward(self, ids: Tensor) -> Tensor:
-            self.calls = getattr(self, "calls", 0) + 1
-            return super().forward(ids) + torch.rand(1)
-
-    model = Drawing(lambda ids: ids).eval()
-    before = torch.get_rng_state()
-    prepare("m", model, declared_spec(ids(), BATCH))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not hasattr(model, "calls")

@@ -82,9 +82,7 @@ def test_shared_submodule_keeps_both_names(scripted: bool, tmp_path: Path) -> No
     [
         ("encoed", r"model: preserve: the model has no attribute or method 'encoed'; did you mean 'encode'\?"),
         ("q", r"no attribute or method 'q'; it has .*conv, describe"),
-        ("sub.bmup", r"the submodule sub has no attribute or method 'bmup'; did you mean 'bump'\?"),
         ("subb.version", r"'subb' of 'subb\.version' is not a submodule; did you mean 'sub'\?"),
-        ("version.major", r"'version' of 'version\.major' is not a submodule; it has conv, holder, norm, sub"),
         ("sub", r"'sub' is a submodule; name its attributes: sub\.NAME"),
         ("sub.bump", r"'sub\.bump' is a method of a submodule, which freezing drops; add a method to the model that calls it"),
         ("forward", "'forward' is always kept; remove it from preserve"),
@@ -104,8 +102,6 @@ def test_names_that_cannot_be_kept_are_rejected(name: str, message: str, scripte
     [
         ("rest", r"model: reset: the model has no attribute or method 'rest'; did you mean 'reset'\?"),
         ("memory.clear", r"'memory\.clear' is a method of a submodule; add a method to the model that calls it"),
-        ("last", r"'last' is a submodule"),
-        ("forward", "'forward' is always kept"),
     ],
 )
 def test_missing_reset_method_is_rejected(name: str, message: str, scripted: bool) -> None:

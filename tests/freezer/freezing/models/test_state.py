@@ -22,12 +22,10 @@ from freezer.freezing.models.state import attributes_of, same_values
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.freezing.options import FreezeOptions
 from freezer.freezing.validation.reference import run_reference
-from freezer.pyfunc import _load_pyfunc
-from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.freezer.models_state import HiddenState, InPlace, Number, OptionalState, Reassigned, RunningMean, Silent, Tracker
 from tests.models import seeded
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, copy_of, judgement_of, random_inputs
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, judgement_of, random_inputs
 
 STATEFUL = (InPlace, Reassigned, Number, RunningMean, HiddenState, OptionalState)
 RECIPES = ("torchscript-frozen", "torchscript-exact", "torchscript-optimized", "portable")
@@ -160,7 +158,6 @@ class Forgetful(InPlace):
 
 
 def judged_for(subject: Subject, candidate: Candidate) -> Any:
-    from dataclasses import replace
 
     from freezer.freezing.models.weights import weights_digest
 
@@ -203,7 +200,7 @@ def used(model: nn.Module) -> nn.Module:
 
 
 def test_incomplete_reset_is_an_error() -> None:
-    message = r"model: after reset\(\) the model answers input set \d otherwise than a fresh copy does, .* call it before freezing"
+    message = r"model: after reset\(\) the model answers input set \d differently .* call it before freezing"
     for model in (seeded(Lasting), used(seeded(InPlace))):
         with pytest.raises(JudgeError, match=message) as caught:
             run_reference(stateful(model, inputs_of(InPlace)))
@@ -260,15 +257,13 @@ class Counting(nn.Module):
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
-        self.number, self.items, self.table = 0, [0], {"calls": [0.0]}
+        self.number, self.table = 0, {"calls": [0.0]}
         self.tensor = torch.zeros(1)
         self.late: Tensor = nn.Buffer(torch.zeros(1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.where == "number":
             self.number += 1
-        elif self.where == "list":
-            self.items.append(1)
         elif self.where == "dict":
             self.table["calls"][0] += 1
         elif self.where == "tensor":
@@ -278,26 +273,9 @@ class Counting(nn.Module):
         return x * 2
 
 
-class RandomCounter(nn.Module):
-    """Has random answers, which hide its state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x + torch.rand_like(x)
-
-
-@pytest.mark.parametrize("where", ["number", "list", "dict", "tensor", "buffer"])
+@pytest.mark.parametrize("where", ["number", "dict", "tensor", "buffer"])
 def test_hidden_state_is_detected(where: str) -> None:
     assert run_reference(stateful(Counting(where).eval(), random_inputs(2, 4), reset=None)).stateful
-
-
-def test_state_of_a_random_model_is_detected() -> None:
-    found = run_reference(stateful(RandomCounter().eval(), random_inputs(2, 4), reset=None))
-    assert (found.stateful, found.deterministic) == (True, False)
 
 
 def test_value_of_the_first_input_is_state() -> None:
@@ -307,11 +285,6 @@ def test_value_of_the_first_input_is_state() -> None:
 def test_cache_by_size_is_not_state() -> None:
     found = run_reference(stateful(Memo().eval(), random_inputs(2, 4), reset=None, dims={"x": {0: BATCH}}))
     assert (found.stateful, found.deterministic) == (False, True)
-
-
-@pytest.mark.parametrize("kind", [Reassigned, Number, OptionalState])
-def test_state_of_a_script_is_detected(kind: type[nn.Module]) -> None:
-    assert run_reference(stateful(scripted(seeded(kind)), inputs_of(kind), reset=None)).stateful
 
 
 def test_attributes_of_a_script_come_from_its_graph() -> None:
@@ -377,28 +350,3 @@ def test_loaded_model_has_state_and_reset(artifact: Path) -> None:
     model.version = 2
     assert model.version == 2
     assert freezer.load(artifact).version == 1
-
-
-def test_pyfunc_model_can_be_reset(artifact: Path) -> None:
-    served, x = _load_pyfunc(str(artifact)), inputs_of(HiddenState)
-    first = served.predict({"x": x})
-    assert not (served.predict({"x": x}) == first).all()
-    served.get_raw_model().reset()
-    assert (served.predict({"x": x}) == first).all()
-
-
-def test_verify_runs_every_golden_set(artifact: Path) -> None:
-    verified = freezer.verify(artifact)
-    golden = freezer.load(artifact).manifest.golden  # type: ignore[union-attr]
-    assert len(golden) > 1
-    assert {figure.set_index for figure in verified.figures} == set(range(len(golden)))
-
-
-def test_artifact_without_preserved_names_opens(artifact: Path, tmp_path: Path) -> None:
-    from freezer.artifact.folder import Artifact
-
-    old = Artifact.read(artifact)
-    recipe = replace(old.manifest.recipe, preserve=(), reset=None)
-    model: FrozenModel = freezer.load(copy_of(old, tmp_path / "old", recipe=recipe).folder)
-    assert len(model.preserved) == 0
-    assert not hasattr(model, "version")

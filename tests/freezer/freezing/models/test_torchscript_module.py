@@ -1,4 +1,4 @@
-"""What the graph of a ScriptModule tells, and a ScriptModule for one of its methods."""
+"""ScriptModules: named devices, and wrappers of methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from freezer.freezing.models.sources import parse_source
 from freezer.freezing.models.torchscript_module import named_devices, with_forward
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.lines import place_of
-from tests.models import mlp
 
 X = torch.ones(1, 4)
 
@@ -101,14 +100,6 @@ def test_named_devices_have_their_lines(saved: bool, tmp_path: Path) -> None:
         f"cuda:0 ({place_of(Inner.forward, 'zeros')})",
         f"cuda:1 ({place_of(MadeForGpu.forward, 'self.device')})",
     ]
-
-
-def test_modules_without_gpu_name_none() -> None:
-    assert named_devices(scripted(mlp()), "cuda") == []
-    with torchscript_deprecations_silenced():
-        traced = torch.jit.trace(mlp(), X)
-    assert named_devices(traced, "cuda") == []
-    assert named_devices(scripted(nn.ModuleList([mlp()])), "cuda") == [], "no forward"
 
 
 def test_only_the_called_method_counts() -> None:
