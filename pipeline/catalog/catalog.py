@@ -1,4 +1,4 @@
-"""Catalogs: the list of models to freeze, in a file (YAML, JSON Lines, Parquet) or in an MLflow registry. Imports no torch."""
+"""Read the list of models to freeze from a file or an MLflow registry. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.catalog.files import Record, read_file
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """The good entries of a catalog, and what is wrong with the others."""
+    """The good entries of a catalog, and the errors of the others."""
 
     entries: tuple[Entry, ...]
     problems: tuple[CatalogError, ...]
@@ -38,36 +38,36 @@ def refuse_bad_entries(problems: Sequence[CatalogError], *, keep_going: bool) ->
 
 
 def is_registry(catalog: str) -> bool:
-    """Whether a catalog is a registry, `mlflow:` or `mlflow:@ALIAS`, and no file."""
+    """Whether a catalog is a registry, `mlflow:` or `mlflow:@ALIAS`."""
     return catalog.startswith(REGISTRY)
 
 
 def read_catalog(path: Path, *, only: str | None = None) -> Catalog:
-    """The entries of a catalog file.
+    """Read a catalog file.
 
     Args:
         path: of the file; paths in it are relative to its folder.
-        only: a glob that the names of the entries must match.
+        only: a glob over entry names.
 
     Raises:
-        CatalogError: the file is not a catalog at all. What is wrong with single entries is in `problems`.
+        CatalogError: the file is not a catalog. Errors of single entries are in `problems`.
     """
     found = read_file(path)
     return read_records(found.records, found.defaults, folder=path.parent.resolve(), origin=str(path), only=only)
 
 
 def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: str | None) -> Catalog:
-    """The entries of a registry: one for each registered model, its newest version or that of an alias.
+    """Read a registry: one entry for each registered model, its newest version or that of an alias.
 
     Args:
         catalog: `mlflow:` or `mlflow:@ALIAS`.
         tracking_uri: of MLflow.
-        filter_string: as MlflowClient.search_registered_models takes it.
+        filter_string: as in MlflowClient.search_registered_models.
         trust: whether pickled models may be loaded.
-        only: a glob that the names of the entries must match.
+        only: a glob over entry names.
 
     Raises:
-        CatalogError: no model matches, or MLflow does not understand the filter.
+        CatalogError: no model matches, or MLflow rejects the filter.
         InfrastructureError: MLflow cannot be reached.
     """
     from pipeline.catalog.entry import of_version
@@ -98,14 +98,14 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
 
 
 def read_records(records: Iterable[Record], defaults: Any, *, folder: Path, origin: str, only: str | None) -> Catalog:
-    """The entries that records stand for; see `read_catalog`.
+    """Turn records into entries; see `read_catalog`.
 
     Args:
         records: in order.
-        defaults: what every record takes unless it says otherwise.
-        folder: which paths are relative to.
+        defaults: of the fields.
+        folder: base of relative paths.
         origin: of the records, for errors.
-        only: a glob that the names of the entries must match.
+        only: a glob over entry names.
 
     Raises:
         CatalogError: no entry matches `only`.
@@ -121,7 +121,7 @@ def read_records(records: Iterable[Record], defaults: Any, *, folder: Path, orig
         try:
             if label in seen:
                 raise CatalogError(
-                    f"the name is given twice, first at {seen[label]}; names must be unique",
+                    f"the name is already used at {seen[label]}; names must be unique",
                     entry=label,
                     field="name",
                     place=record.place,

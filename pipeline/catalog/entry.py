@@ -1,8 +1,4 @@
-"""Entries: one model of a catalog, checked as far as can be told without loading it. Imports no torch.
-
-What comes from outside is parsed by pydantic at the door; the plain dataclass Entry goes on from there. Every complaint names the
-entry, the field, what it got, what was expected and the remedy.
-"""
+"""Entry: one model of a catalog, checked as far as possible without loading it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ if TYPE_CHECKING:
     from pipeline.tracking.source_models import RegistryModel
 
 SOURCE_RUN = "coldpress.source_run"
-"""The tag with the run that made a registry's version: a registry that was made anew counts its versions from 1 again."""
+"""Tag: the run that logged a registry version. A recreated registry counts its versions from 1 again."""
 
 SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
-"""Tags of what was made of a registry's model: its own name, and the version."""
+"""Tags: name and version of the registry model that an artifact was made from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,21 +26,21 @@ class Entry:
     """One model of a catalog.
 
     Attributes:
-        name: of the model in the store, and unless it comes from the registry in MLflow.
-        source: where it comes from.
-        spec: of its inputs; None means: as the samples are, or as the source itself says.
-        samples: file of real input sets, or its URL.
+        name: of the model in the store, and in MLflow unless `registered_name` is set.
+        source: of the model.
+        spec: of its inputs; None takes them from the samples or the source.
+        samples: file with real input sets, or its URL.
         task_metric: `MODULE:FUNCTION`, see `freezer.freezing.validation.judge.TaskMetric`.
-        limits, device_classes, recipes: what was asked for; `auto` is resolved when the machines are known.
-        files: what a python source reads besides its module; part of its key.
-        search_path: folders in which python modules are looked for.
-        registered_name: of the model in MLflow; None is its name.
-        tags: shown in MLflow with every run and version.
-        fill_up: whether generated input sets join the samples, which are one example and not a sample of the world.
-        preserve: attributes, methods and attributes of submodules that stay readable, settable and callable.
-        reset: the method that clears a stateful model's state.
-        threads: counts to build and judge for, the deciding one first; none means what the workers of a class have.
-        points: sizes by dim name, likewise; none means every dim at its least.
+        limits, device_classes, recipes: as requested; `auto` is resolved once the nodes are known.
+        files: read by a python source besides its module; part of its key.
+        search_path: folders to search for python modules.
+        registered_name: of the model in MLflow; None means `name`.
+        tags: set on every run and version in MLflow.
+        fill_up: whether to add generated input sets to the samples, which are one example.
+        preserve: attributes and methods, also of submodules, that stay readable, settable and callable.
+        reset: method that clears the state of a stateful model.
+        threads: counts to build and judge for, the deciding one first; empty means the count of the workers.
+        points: sizes by dim name, the deciding one first; empty means the smallest size of every dim.
     """
 
     name: str
@@ -67,7 +63,7 @@ class Entry:
 
 
 def of_version(entry: Entry, model: RegistryModel) -> Entry:
-    """An entry whose source is one version of a registry's model."""
+    """Return an entry whose source is one version of a registry model."""
     tags = {**entry.tags, SOURCE_MODEL: model.name, SOURCE_VERSION: model.version}
     if model.run_id:
         tags[SOURCE_RUN] = model.run_id

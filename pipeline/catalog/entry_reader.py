@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from pipeline.catalog.schema import EntryModel, as_catalog_error
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
 
 KNOWS_ITS_INPUTS = ("export", "mlflow")
-"""Kinds of sources that carry their inputs, so that an entry may leave them out."""
+"""Kinds of sources that declare their inputs, so that an entry need not."""
 
 REGISTRY = "mlflow:"
 
@@ -50,17 +51,17 @@ EntryCode = Literal[
 
 
 def read_entry(record: Any, defaults: Mapping[str, Any], *, label: str, place: str, folder: Path) -> Entry:
-    """The entry that a record of a catalog stands for.
+    """Turn a record of a catalog into an entry.
 
     Args:
-        record: a mapping of fields, if it is one.
-        defaults: what the record takes unless it says otherwise.
-        label: the entry's name, or its number where it has none.
+        record: should be a mapping of fields.
+        defaults: of the fields.
+        label: name of the entry, or its number without a name.
         place: file and line, for errors.
-        folder: which paths are relative to.
+        folder: base of relative paths.
 
     Raises:
-        CatalogError: something about it is wrong.
+        CatalogError: the entry is invalid.
     """
     if not isinstance(record, dict):
         got = "nothing" if record is None else f"a {type(record).__name__}"
@@ -79,14 +80,14 @@ def read_entry(record: Any, defaults: Mapping[str, Any], *, label: str, place: s
 
 
 class _Reader:
-    """Turns one parsed entry into an Entry."""
+    """Checks the fields of one parsed entry."""
 
     def __init__(self, parsed: EntryModel, label: str, place: str, folder: Path) -> None:
         self._parsed, self._label, self._place, self._folder = parsed, label, place, folder
         self._search_path = tuple(dict.fromkeys((str(folder), str(Path.cwd()))))
 
     def entry(self) -> Entry:
-        """The entry, checked as far as can be told without loading its model."""
+        """Return the entry, checked as far as possible without loading its model."""
         parsed = self._parsed
         self._check_name()
         source = self._source()
@@ -112,6 +113,14 @@ class _Reader:
 
     def _fail(self, field: str, message: str, code: EntryCode) -> CatalogError:
         return CatalogError(message, entry=self._label, field=field, place=self._place, code=code)
+
+    @contextmanager
+    def _checked(self, field: str, code: EntryCode) -> Iterator[None]:
+        """Turn an error of the library into one of a field."""
+        try:
+            yield
+        except ColdpressError as error:
+            raise self._fail(field, str(error), code) from None
 
     def _check_name(self) -> None:
         name = self._parsed.name
@@ -192,13 +201,11 @@ class _Reader:
             return given
         path = (self._folder / given).resolve()
         if not path.is_file():
-            raise self._fail("samples", f"{path} is not there; paths are relative to the catalog's folder", "CP-ENTRY-SAMPLES")
-        try:
+            raise self._fail("samples", f"{path} does not exist; paths are relative to the catalog", "CP-ENTRY-SAMPLES")
+        with self._checked("samples", "CP-ENTRY-SAMPLES"):
             sets = read_header(path)
             if spec is not None:
                 match_headers(sets, spec)
-        except ColdpressError as error:
-            raise self._fail("samples", str(error), "CP-ENTRY-SAMPLES") from None
         return path
 
     def _task_metric(self) -> str | None:
@@ -212,19 +219,15 @@ class _Reader:
         return location
 
     def _device_classes(self) -> tuple[str, ...]:
-        for name in self._parsed.device_classes:
-            if name != "auto":
-                try:
+        with self._checked("device_classes", "CP-ENTRY-CLASS"):
+            for name in self._parsed.device_classes:
+                if name != "auto":
                     device_class(name)
-                except ColdpressError as error:
-                    raise self._fail("device_classes", str(error), "CP-ENTRY-CLASS") from None
         return tuple(self._parsed.device_classes)
 
     def _recipes(self) -> tuple[str, ...]:
-        try:
+        with self._checked("recipes", "CP-ENTRY-RECIPE"):
             select(self._parsed.recipes, portable=False)
-        except ColdpressError as error:
-            raise self._fail("recipes", str(error), "CP-ENTRY-RECIPE") from None
         return tuple(self._parsed.recipes)
 
     def _preserve(self) -> tuple[str, ...]:
@@ -250,13 +253,11 @@ class _Reader:
         return tuple(given)
 
     def _points(self, spec: InputSpec | None, source: Source) -> tuple[Mapping[str, int], ...]:
-        """The points as they were given; what a source itself says of its dims is known only when it is loaded."""
+        """Return the points. Those of dims that the source declares are checked when it is loaded."""
         given = self._parsed.points or []
         if given and (spec is not None or source.kind not in KNOWS_ITS_INPUTS):
-            try:
+            with self._checked("points", "CP-ENTRY-POINTS"):
                 (spec or InputSpec(inputs=())).named_points(given)
-            except ColdpressError as error:
-                raise self._fail("points", str(error), "CP-ENTRY-POINTS") from None
         return tuple(given)
 
     def _files(self) -> Iterator[Path]:

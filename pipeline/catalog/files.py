@@ -1,7 +1,6 @@
-"""Catalog files: YAML, JSON Lines and Parquet, read into plain records with the place that each stands at.
+"""Read catalog files (YAML, JSON Lines, Parquet) into plain records with their line.
 
-Nothing here knows what an entry means. What no catalog holds is refused before it costs memory: files beyond a limit, nesting and
-aliases that explode, fields that are given twice, numbers that JSON has not.
+Oversized files, exploding nesting and aliases, duplicate fields and non-JSON numbers are rejected before they cost memory.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from freezer.errors import CatalogError
+from pipeline.catalog.schema import EntryModel
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,17 +23,20 @@ YAML_BYTES = 16 * 1024 * 1024
 LINE_BYTES = 1024 * 1024
 MAX_DEPTH = 64
 MAX_NODES = 4_000_000
-"""Of a YAML catalog with its aliases written out; a file of the largest size has fewer."""
+"""Values in a YAML catalog with its aliases expanded; a file of the largest size has fewer."""
 
 JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points")
-"""Fields that a Parquet catalog holds as JSON text."""
+"""Fields that a Parquet catalog stores as JSON text."""
+
+NOT_IN_PARQUET = ("preserve", "reset")
+"""Fields that a Parquet catalog does not have."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One entry as it was written: a mapping of fields, if it is one, and where it stands."""
+    """One unchecked entry, and its place in the file."""
 
     place: str
     value: Any
@@ -41,23 +44,23 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogFile:
-    """What a file holds: what every entry takes unless it says otherwise, and the entries."""
+    """The entries of a file, and the defaults of their fields."""
 
     defaults: Mapping[str, Any]
     records: tuple[Record, ...]
 
 
 def read_file(path: Path) -> CatalogFile:
-    """The records of a catalog file, in order.
+    """Return the records of a catalog file, in order.
 
     Raises:
-        CatalogError: the file is no catalog at all.
+        CatalogError: the file is not a catalog.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise CatalogError(f"{path}: got the suffix {path.suffix!r}, expected {', '.join(_READERS)}", code="CP-CATALOG-KIND")
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "is not there"
+        problem = "is a folder" if path.is_dir() else "does not exist"
         raise CatalogError(f"{path} cannot be read: it {problem}; name a catalog file", code="CP-CATALOG-UNREADABLE")
     try:
         found = reader(path)
@@ -71,31 +74,20 @@ def read_file(path: Path) -> CatalogFile:
 
 
 def parquet_schema() -> pa.Schema:
-    """The columns of a Parquet catalog. Nulls and columns that are left out are fields that are left out."""
+    """Return the columns of a Parquet catalog. Nulls and missing columns are missing fields."""
     import pyarrow as pa
 
     texts = pa.list_(pa.string())
-    return pa.schema(
-        [
-            *(
-                ("name", pa.string()),
-                ("source", pa.string()),
-                ("args", pa.string()),
-                ("weights", pa.string()),
-                ("seed", pa.int64()),
-            ),
-            *(
-                ("method", pa.string()),
-                ("sha256", pa.string()),
-                ("trust", pa.bool_()),
-                ("inputs", pa.string()),
-                ("dims", pa.string()),
-            ),
-            *(("samples", pa.string()), ("files", texts), ("task_metric", pa.string()), ("limits", pa.string())),
-            *(("device_classes", texts), ("recipes", texts), ("tags", pa.string())),
-            *(("threads", pa.list_(pa.int64())), ("points", pa.string())),
-        ]
-    )
+    types = {
+        "seed": pa.int64(),
+        "trust": pa.bool_(),
+        "files": texts,
+        "device_classes": texts,
+        "recipes": texts,
+        "threads": pa.list_(pa.int64()),
+    }
+    names = [name for name in EntryModel.model_fields if name not in NOT_IN_PARQUET]
+    return pa.schema([(name, types.get(name, pa.string())) for name in names])
 
 
 def _read_yaml(path: Path) -> CatalogFile:
@@ -116,21 +108,21 @@ def _read_yaml(path: Path) -> CatalogFile:
     for key in set(document) - {"defaults", "models"}:
         raise CatalogError(f"{path}: the field is unknown; expected defaults and models", field=str(key), code="CP-CATALOG-FORM")
     defaults, models = document.get("defaults") or {}, document.get("models")
-    if not isinstance(defaults, dict):
-        raise CatalogError(
-            f"{path}: got a {type(defaults).__name__}, expected a mapping of fields", field="defaults", code="CP-CATALOG-FORM"
-        )
-    if models is not None and not isinstance(models, list):
-        raise CatalogError(
-            f"{path}: got a {type(models).__name__}, expected a list of entries", field="models", code="CP-CATALOG-FORM"
-        )
+    models = [] if models is None else models
+    for field, value, expected, kind in (
+        ("defaults", defaults, "a mapping of fields", dict),
+        ("models", models, "a list of entries", list),
+    ):
+        if not isinstance(value, kind):
+            got = type(value).__name__
+            raise CatalogError(f"{path}: got a {got}, expected {expected}", field=field, code="CP-CATALOG-FORM")
     lines = _lines_of_models(root)
-    records = (Record(place=f"{path.name}:{line}", value=value) for line, value in zip(lines, models or (), strict=True))
+    records = (Record(place=f"{path.name}:{line}", value=value) for line, value in zip(lines, models, strict=True))
     return CatalogFile(defaults=defaults, records=tuple(records))
 
 
 def _compose(text: str, path: Path) -> Any:
-    """The tree of a YAML text. Its events are looked at first: deep nesting ends the process in the parser's own recursion."""
+    """Parse a YAML text. Nesting is checked first, since the parser crashes the process on deep nesting."""
     depth = 0
     try:
         for event in yaml.parse(text, Loader=_Loader):
@@ -138,7 +130,7 @@ def _compose(text: str, path: Path) -> Any:
                 depth += 1
                 if depth > MAX_DEPTH:
                     raise CatalogError(
-                        f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs some 10",
+                        f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10",
                         code="CP-CATALOG-EXPLODES",
                     )
             elif isinstance(event, yaml.CollectionEndEvent):
@@ -149,7 +141,7 @@ def _compose(text: str, path: Path) -> Any:
 
 
 def _check_nodes(root: Any, path: Path) -> None:
-    """Refuse fields that are given twice, and aliases that contain themselves or multiply beyond MAX_NODES."""
+    """Reject duplicate fields, and aliases that contain themselves or expand beyond MAX_NODES."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -161,7 +153,8 @@ def _check_nodes(root: Any, path: Path) -> None:
             return known
         if id(node) in open_nodes:
             raise CatalogError(
-                f"{path.name}:{node.start_mark.line + 1}: an alias contains itself; write the value out", code="CP-CATALOG-EXPLODES"
+                f"{path.name}:{node.start_mark.line + 1}: an alias contains itself; write the value",
+                code="CP-CATALOG-EXPLODES",
             )
         open_nodes.add(id(node))
         if isinstance(node, yaml.MappingNode):
@@ -172,8 +165,7 @@ def _check_nodes(root: Any, path: Path) -> None:
         total = 1 + sum(size_of(child) for child in children)
         if total > MAX_NODES:
             raise CatalogError(
-                f"{path.name}:{node.start_mark.line + 1}: with its aliases written out this holds more than {MAX_NODES:,} values; "
-                "write it without aliases",
+                f"{path.name}:{node.start_mark.line + 1}: this expands to more than {MAX_NODES:,} values; write it without aliases",
                 code="CP-CATALOG-EXPLODES",
             )
         open_nodes.discard(id(node))
@@ -223,7 +215,7 @@ def _read_json_lines(path: Path) -> CatalogFile:
 
 def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
     def refuse(word: str) -> None:
-        raise ValueError(f"{word} is no JSON number")
+        raise ValueError(f"{word} is not a JSON number")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

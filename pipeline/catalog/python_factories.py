@@ -1,4 +1,4 @@
-"""What can be told of a `python:` function without running it: whether it is there, takes the arguments, and gives a module."""
+"""Check a `python:` function without running it: that it exists, takes the arguments, and returns a module."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def problem_of(file: Path, name: str, args: Mapping[str, Any] | None, *, gives_module: bool) -> str | None:
-    """Why a function cannot be what an entry needs; None where it may be, or where only running the module can tell.
+    """Return why a function cannot work for an entry; None if it may, or if only running the module can show.
 
     Args:
         file: of the module.
         name: of the function.
-        args: keyword arguments that it will be called with; None where they are not known.
+        args: keyword arguments of the call; None if unknown.
         gives_module: whether it must return an nn.Module.
     """
     if file.suffix != ".py":
@@ -27,7 +27,7 @@ def problem_of(file: Path, name: str, args: Mapping[str, Any] | None, *, gives_m
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
-        return f"{file}:{error.lineno}: {error.msg}; mend the module"
+        return f"{file}:{error.lineno}: {error.msg}; fix the module"
     except (OSError, ValueError, RecursionError) as error:
         return f"{file} cannot be read: {error}"
     names = list(_bound_names(tree.body))
@@ -39,7 +39,7 @@ def problem_of(file: Path, name: str, args: Mapping[str, Any] | None, *, gives_m
         return f"{file} has no function {name!r}; {hint}"
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name]
     if not found or found[-1].decorator_list:
-        return None  # a class, an import, or what a decorator makes of it
+        return None  # a class, an import, or a decorated function
     function = found[-1]
     place = f"{file}:{function.lineno}: {name}"
     if isinstance(function, ast.AsyncFunctionDef):
@@ -53,7 +53,7 @@ def problem_of(file: Path, name: str, args: Mapping[str, Any] | None, *, gives_m
 
 
 def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Names that a module binds at its top level, in branches too; `*` for what a star import brings."""
+    """Yield the names that a module binds at its top level, also in branches; `*` for a star import."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -84,7 +84,7 @@ def _refused_arguments(function: ast.FunctionDef, args: Mapping[str, Any]) -> st
 
 
 def _returns_no_module(function: ast.FunctionDef) -> str | None:
-    """What a function gives that is surely no module: by its annotation, or because every return gives a literal."""
+    """Return what a function returns if that is certainly not a module: by its annotation, or because it returns only literals."""
     annotation = function.returns
     if isinstance(annotation, ast.Constant) and annotation.value is None:
         return "returns None"
@@ -105,7 +105,7 @@ def _returns_no_module(function: ast.FunctionDef) -> str | None:
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """The nodes of a function's body, those of functions within it left out."""
+    """Yield the nodes of a function, without nested functions."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()

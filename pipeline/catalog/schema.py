@@ -59,7 +59,7 @@ class EntryModel(_Strict):
 
 
 def as_catalog_error(error: ValidationError, label: str, place: str) -> CatalogError:
-    """The first thing that pydantic found wrong, and how many more there are."""
+    """Return the first error of pydantic, and the number of others."""
     first, *others = error.errors()
     location = [str(part) for part in first["loc"]]
     more = f"; and {len(others)} more in this entry" if others else ""
@@ -86,7 +86,7 @@ def _in_words(problem: Any, location: Sequence[str]) -> str:
         "dict_type": "a mapping: {...}",
         "model_type": "a mapping: {...}",
         "finite_number": "a finite number",
-        "too_short": "at least one; remove the field for what is taken without it",
+        "too_short": "at least one; remove the field to use the default",
         "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
     }.get(kind)
     if expected is None:

@@ -100,7 +100,7 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"source": "python:no_models:text"}, "source", "SOURCE", "text returns a str, expected an nn.Module; return the model"),
     ({"source": "python:no_models:forgotten"}, "source", "SOURCE", "forgotten returns nothing, expected an nn.Module"),
     ({"source": "python:no_models:later"}, "source", "SOURCE", "later is async; expected a plain function"),
-    ({"source": "python:bad_syntax:make"}, "source", "SOURCE", "bad_syntax.py:2: .*; mend the module"),
+    ({"source": "python:bad_syntax:make"}, "source", "SOURCE", "bad_syntax.py:2: .*; fix the module"),
     ({"args": "{depth: 3}"}, "source", "SOURCE", "good takes no argument 'depth'; it takes width"),
     ({"source": "python:no_models:needs"}, "source", "SOURCE", "needs the argument 'width'; add it to `args:`"),
     ({"source": "torchscript:none.pt"}, "source", "SOURCE", "none.pt does not exist; paths are relative"),
@@ -120,7 +120,7 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"dims": "{batch: {max: many}}"}, "dims", "DIMS", "expected whole numbers"),
     ({"dims": "{batch: {min: 1}}"}, "dims", "DIMS", "field 'max' is required"),
     ({"dims": "{batch: {max: 8}, rows: {max: 2}}"}, "dims", "DIMS", "dim 'rows' is used by no input"),
-    ({"samples": "none.npz"}, "samples", "SAMPLES", "none.npz is not there"),
+    ({"samples": "none.npz"}, "samples", "SAMPLES", "none.npz does not exist"),
     ({"samples": "catalog.txt"}, "samples", "SAMPLES", "expected a file that ends in"),
     ({"samples": "other.npz"}, "samples", "SAMPLES", "got tensors \\['y'\\], expected the inputs \\['input_0'\\]"),
     ({"samples": "halves.npz"}, "samples", "SAMPLES", "got dtype float16, expected float32"),
@@ -250,11 +250,11 @@ LAUGHS = "a0: &a0 [" + "x," * 10 + "]\n" + "".join(f"a{i}: &a{i} [" + f"*a{i - 1
         ("models: [2001-99-99]\n", "SYNTAX", "is not YAML: month must be"),
         ("models:\n  - name: a\n    name: b\n", "SYNTAX", "catalog.yaml:3: 'name' is given twice, first in line 2"),
         ("models: &a [*a]\n", "EXPLODES", "catalog.yaml:1: an alias contains itself"),
-        (f"{LAUGHS}models: [*a8]\n", "EXPLODES", "holds more than 4,000,000 values; write it without aliases"),
+        (f"{LAUGHS}models: [*a8]\n", "EXPLODES", "expands to more than 4,000,000 values; write it without aliases"),
         (f"models: {'[' * 100_000}\n", "EXPLODES", "nested more than 64 deep"),
     ],
 )
-def test_what_is_no_catalog_is_refused(tmp_path: Path, text: str, code: str, message: str) -> None:
+def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str, message: str) -> None:
     (tmp_path / "catalog.yaml").write_text(text)
     with pytest.raises(CatalogError, match=message) as caught:
         read_catalog(tmp_path / "catalog.yaml")
@@ -272,7 +272,7 @@ def test_what_is_no_catalog_is_refused(tmp_path: Path, text: str, code: str, mes
         ("latin.jsonl", b'{"name": "\xe9"}\n', "ENCODING", "latin.jsonl:1 is not UTF-8 text"),
         ("half.jsonl", b'{"name": "a"}\n{"name": \n', "SYNTAX", "half.jsonl:2: got .*, which is not JSON: Expecting value"),
         ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "SYNTAX", "'name' is given twice"),
-        ("nan.jsonl", b'{"limits": {"timeout_s": NaN}}\n', "SYNTAX", "NaN is no JSON number"),
+        ("nan.jsonl", b'{"limits": {"timeout_s": NaN}}\n', "SYNTAX", "NaN is not a JSON number"),
         ("deep.jsonl", b"[" * 200_000, "SYNTAX", "nested too deep"),
         ("empty.jsonl", b"\n\n", "EMPTY", "lists no models"),
         ("bad.parquet", b"PAR0", "SYNTAX", "bad.parquet is not Parquet"),
@@ -286,7 +286,7 @@ def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes, c
 
 
 def test_missing_catalog_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=r"none.yaml cannot be read: it is not there; name a catalog file"):
+    with pytest.raises(CatalogError, match=r"none.yaml cannot be read: it does not exist; name a catalog file"):
         read_catalog(tmp_path / "none.yaml")
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(CatalogError, match=r"it is a folder"):
@@ -336,7 +336,7 @@ def test_good_entries_are_read_beside_bad_ones(tmp_path: Path) -> None:
     catalog = read_catalog(write(tmp_path, text))
     assert [read.name for read in catalog.entries] == ["good"]
     assert [problem.entry for problem in catalog.problems] == ["Bad", "good"]
-    assert "given twice" in str(catalog.problems[1])
+    assert "already used at" in str(catalog.problems[1])
 
 
 def test_only_takes_matching_names(tmp_path: Path) -> None:
