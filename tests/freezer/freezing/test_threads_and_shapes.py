@@ -85,7 +85,7 @@ def test_thread_counts_are_checked() -> None:
     assert target_here(HERE, (1, 4)).thread_counts == (1, 4)
     assert target_here("portable", (4, 1)).thread_counts == (4,), "it fits any"
     for counts in ((), (0,), (2, 1, 2)):
-        with pytest.raises(UsageError, match=r"expected one or more of at least 1, none twice"):
+        with pytest.raises(UsageError, match=r"expected one or more of at least 1, without"):
             target_here(HERE, counts)
 
 
