@@ -32,14 +32,14 @@ def main(
     with exiting(errors, interrupted="interrupted; run the same command to continue"):
         if every == (campaign is not None):
             raise UsageError("expected one campaign, or --all")
-        done = replay(
+        failures = replay(
             Store.open(store),
             tracking_uri,
             campaign,
             mode=mlflow_artifacts,
             say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
         )
-    sys.exit(INFRASTRUCTURE if done.failures else OK)
+    sys.exit(INFRASTRUCTURE if failures else OK)
 
 
 if __name__ == "__main__":

@@ -38,18 +38,6 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     return (host.strip("[]"), int(port)) if host and port.isdigit() else None
 
 
-def check_answers(address: str) -> None:
-    """Check that something listens at an address; ignore addresses without a port.
-
-    Raises:
-        OSError: nothing answers.
-    """
-    place = host_and_port(address)
-    if place is not None:
-        with socket.create_connection(place, timeout=CONNECT_S):
-            pass
-
-
 def end_driver(error: InfrastructureError) -> NoReturn:
     """Exit the process without cleanup; finished work is in the ledger."""
     with contextlib.suppress(OSError, ValueError):
@@ -95,8 +83,11 @@ class Head:
 
     def look(self) -> None:
         """Check the head; end the driver if the head has been silent for SILENCE_S + ORDER_S."""
+        place = host_and_port(self.address)
+        if place is None:
+            return
         try:
-            check_answers(self.address)
+            socket.create_connection(place, timeout=CONNECT_S).close()
             self._silent_since = None
         except OSError:
             if self._silent_since is None:

@@ -6,7 +6,7 @@ whose outcomes are all final. Outcomes that only an earlier start of the campaig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from freezer.errors import InfrastructureError, UsageError
@@ -22,16 +22,6 @@ from pipeline.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
-    """Result of a replay; attributes as of `Tracker`."""
-
-    num_logged: int = 0
-    num_unchanged: int = 0
-    failures: tuple[str, ...] = ()
-    broke_off: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Reached:
     """An outcome, and the time it was reached, in seconds since the epoch."""
 
@@ -41,7 +31,7 @@ class Reached:
 
 def replay(
     store: Store, tracking_uri: str, campaign: str | None, *, mode: ArtifactMode = "copy", say: Callable[[str], None] = print
-) -> Replayed:
+) -> list[str]:
     """Log the outcomes that MLflow does not show, of one campaign or of all, oldest first.
 
     Args:
@@ -51,6 +41,9 @@ def replay(
         mode: whether MLflow stores whole artifacts, or references.
         say: prints a line.
 
+    Returns:
+        Errors, one sentence each.
+
     Raises:
         UsageError: the store has no such campaign; the message lists existing ones.
         InfrastructureError: the campaign is running.
@@ -59,35 +52,33 @@ def replay(
     history = History(store)
     if campaign is not None:
         history.record(campaign)
-        return _replay_one(store, history, tracking_uri, campaign, mode, say)
-    total = Replayed()
+        return _replay_one(store, history, tracking_uri, campaign, mode, say).failures
+    failures: list[str] = []
     for name in history.campaigns():
         try:
-            one = _replay_one(store, history, tracking_uri, name, mode, say)
+            tracker = _replay_one(store, history, tracking_uri, name, mode, say)
         except InfrastructureError as error:
             say(f"campaign {name} is skipped: {error}")
             continue
-        total = Replayed(
-            num_logged=total.num_logged + one.num_logged,
-            num_unchanged=total.num_unchanged + one.num_unchanged,
-            failures=(*total.failures, *one.failures),
-            broke_off=one.broke_off,
-        )
-        if one.broke_off:
+        failures += tracker.failures
+        if tracker.broke_off:
             break
-    return total
+    return failures
 
 
 def _replay_one(
     store: Store, history: History, tracking_uri: str, campaign: str, mode: ArtifactMode, say: Callable[[str], None]
-) -> Replayed:
+) -> Tracker:
     with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
         history.refresh(campaign)
         record = history.record(campaign)
         members = history.members(campaign, record)
+        models: dict[str, list[Reached]] = {}
+        for item in (*history.others(campaign, record), *members):
+            models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
         tracker.start(record.catalog, record.started, resume=False)
-        for of_model in _by_model((*history.others(campaign, record), *members)):
+        for of_model in models.values():
             tracker.log([item.outcome for item in of_model], reached=max(item.time for item in of_model))
         killed = record.finished is None
         tracker.finish(
@@ -99,19 +90,7 @@ def _replay_one(
     say(f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged} already there")
     for line in (*tracker.notes, *tracker.failures):
         say(line)
-    return Replayed(
-        num_logged=tracker.num_logged,
-        num_unchanged=tracker.num_unchanged,
-        failures=tuple(tracker.failures),
-        broke_off=tracker.broke_off,
-    )
-
-
-def _by_model(items: Sequence[Reached]) -> list[list[Reached]]:
-    models: dict[str, list[Reached]] = {}
-    for item in items:
-        models.setdefault(item.outcome.model, []).append(item)
-    return list(models.values())
+    return tracker
 
 
 class History:

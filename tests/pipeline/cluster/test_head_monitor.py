@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.head_monitor import ORDER_S, SILENCE_S, Head, check_answers
+from pipeline.cluster.head_monitor import ORDER_S, SILENCE_S, Head
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,16 +98,11 @@ def test_a_blocked_driver_is_ended_with_a_message() -> None:
     assert re.fullmatch(r"CP-RAY: the head of the Ray cluster at \S+ has not answered for 0 s; .*\n", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("address", ["auto", "local", "ray", "127.0.0.1"])
-def test_an_address_without_a_port_is_left_to_ray(address: str) -> None:
-    check_answers(address)
-
-
-def test_a_scheme_is_ignored(listening: socket.socket) -> None:
-    check_answers(f"ray://{address_of(listening)}")
-    listening.close()
-    with pytest.raises(OSError, match="refused"):
-        check_answers(f"ray://{address_of_closed()}")
+@pytest.mark.parametrize(("address", "silent"), [("auto", False), ("127.0.0.1", False), ("ray://127.0.0.1:9", True)])
+def test_only_addresses_with_a_port_are_checked(address: str, silent: bool) -> None:
+    head = Head(address)
+    head.look()
+    assert head.is_silent == silent
 
 
 def address_of_closed() -> str:

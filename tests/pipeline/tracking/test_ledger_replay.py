@@ -31,8 +31,7 @@ from freezer.store.store import Store
 from jobs.replay import app
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.lease import campaign_lock
-from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
-from pipeline.ledger.segments import part_paths
+from pipeline.ledger.ledger import Ledger, ledger_folder
 from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.ledger_replay import History
@@ -314,14 +313,6 @@ def test_a_resumed_campaign_keeps_its_own_outcomes(
     assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
 
 
-def test_invalidated_outcomes_come_from_another_campaign(empty: Store, artifacts: dict[str, Artifact]) -> None:
-    models = {**MODELS, "first": dict.fromkeys(MODELS["first"], "unstable")}
-    run_judged(empty, DOWN, "stopped", artifacts, models=models, after=interrupt_at_third)
-    of_another(empty, "stopped", verdict="rejected", speedup=0.5)
-    report = run_judged(empty, DOWN, "stopped", artifacts, models=models)
-    assert [(o.verdict, o.figures.speedup, o.cached) for o in report.outcomes[:2]] == [("rejected", 0.5, True)] * 2
-
-
 def test_cached_outcomes_are_shown_for_complete_models(empty: Store, artifacts: dict[str, Artifact]) -> None:
     run_judged(empty, DOWN, "before", artifacts)
     with Ledger(empty, "before") as ledger:
@@ -384,39 +375,6 @@ def test_outcomes_of_earlier_starts_get_runs(empty: Store, uri: str, artifacts: 
     assert replayed(empty, uri, "parts").stdout == "campaign parts: 4 outcomes logged, 0 already there\n"
     assert set(shown(uri)["aliases"]) == {"first", "kept"}
     assert summary_of(uri, "parts") == ALL[2:4]
-
-
-def test_rows_survive_compaction_per_campaign(empty: Store) -> None:
-    def add(ledger: Ledger, **data: Any) -> None:
-        ledger.append("outcome", "key", model="m", device_class="portable", data=data)
-
-    for campaign, verdict in (("one", "unstable"), ("two", "published")):
-        with Ledger(empty, campaign) as ledger:
-            for _ in range(MERGE_AT):
-                add(ledger, verdict=verdict)
-    with Ledger(empty, "one") as ledger:
-        for _ in range(MERGE_AT):
-            ledger.append("build", "other", model="m", device_class="portable", data={})
-    assert len(part_paths(ledger_folder(empty))) == 2
-    rows = History(empty)._outcomes["key", "m"]
-    assert {name: row.data["verdict"] for name, row in rows.items()} == {"one": "unstable", "two": "published"}
-
-
-def test_refresh_reads_a_resumed_campaign(empty: Store) -> None:
-    def write(campaign: str, catalog: str) -> None:
-        with Ledger(empty, campaign) as ledger:
-            data = CampaignRecord(catalog=catalog, started=1.0, members=()).to_json()
-            ledger.append("campaign", campaign, model="", device_class="", data=data)
-
-    for name in ("one", "two"):
-        write(name, "before")
-    history = History(empty)
-    for name in ("one", "two"):
-        write(name, "after")
-    assert history.record("one").catalog == "before"
-    history.refresh("one")
-    assert history.record("one").catalog == "after"
-    assert history.campaigns() == ["one", "two"]
 
 
 # Messages and exit codes

@@ -133,15 +133,6 @@ def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) ->
     assert f"python -m jobs.replay killed --store {store.root}" in failure
 
 
-def test_leaving_early_ends_the_process(uri: str, store: Store) -> None:
-    with TrackerProcess(uri, "broken", str(store.root), mode="copy") as tracker:
-        tracker.may_work = lambda: False
-        tracker.start("catalog.yaml", 1.0)
-    assert tracker._process.poll() is not None
-    assert not tracker._thread.is_alive()
-    assert tracker.failures == ()
-
-
 def test_a_killed_driver_ends_the_process_and_its_files(
     uri: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,12 +174,12 @@ def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
     assert run.data.params["capture"] == "trace"
 
 
-def test_campaigns_do_not_mix(uri: str, projection: Projection) -> None:
+def test_campaigns_are_separate(uri: str, projection: Projection) -> None:
     other = Projection.open(uri, "it's another")
     other.start("catalog.yaml", 0.0)
     assert other.log_outcome(outcome("mix")) != projection.log_outcome(outcome("mix"))
     again = Projection.open(uri, "it's another")
-    assert again.start("catalog.yaml", 0.0) == other.start("catalog.yaml", 0.0)
+    again.start("catalog.yaml", 0.0)
     assert again.log_outcome(outcome("mix")) == other.log_outcome(outcome("mix"))
 
 

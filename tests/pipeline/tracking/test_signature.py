@@ -1,4 +1,4 @@
-"""The signature that MLflow holds inputs against, where they are nested or of an unusual dtype."""
+"""MLflow signatures of nested inputs and unusual dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.freezing.freeze import freeze
 from freezer.freezing.options import FreezeOptions
-from freezer.spec.items import DTYPES
 from freezer.spec.outputs import OutputSpec
 from freezer.spec.parse import declared_spec
 from pipeline.tracking.registry import DATA, _signature, _write_model_files
@@ -29,18 +28,15 @@ def manifest_with(dtype: str) -> Manifest:
     return manifest_of(PAYLOAD, inputs=declared_spec(items, {"batch": {"max": 4}}), outputs=(output,))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_that_numpy_has_is_in_the_signature(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bool", "complex64", "bfloat16"])
+def test_signatures_omit_dtypes_that_numpy_lacks(dtype: str) -> None:
     found = _signature(manifest_with(dtype))
     if dtype == "bfloat16":
         assert found is None
         return
     assert found is not None
-    assert [(item.name, item.type, item.shape) for item in found.inputs] == [
-        ("x", np.dtype(dtype), (-1, 0, 4)),
-        ("state.0", np.dtype(dtype), ()),
-    ]
-    assert type(found).from_dict(found.to_dict()) == found
+    expected = [("x", np.dtype(dtype), (-1, 0, 4)), ("state.0", np.dtype(dtype), ())]
+    assert [(item.name, item.type, item.shape) for item in found.inputs] == expected
 
 
 class Sum(nn.Module):
@@ -50,7 +46,7 @@ class Sum(nn.Module):
         return x + state[0] + state[1] * opts["scale"]
 
 
-def test_a_registered_model_of_nested_inputs_takes_them_by_path(tmp_path: Path) -> None:
+def test_nested_inputs_are_passed_by_path(tmp_path: Path) -> None:
     x = torch.arange(6.0).reshape(2, 3)
     result = freeze(
         Sum().eval(),
@@ -65,8 +61,3 @@ def test_a_registered_model_of_nested_inputs_takes_them_by_path(tmp_path: Path) 
     np.testing.assert_array_equal(model.predict(arrays), (x + x + x * x).numpy())
     with pytest.raises(MlflowException, match=r"missing inputs \['state\.0', 'state\.1'\]"):
         model.predict({"x": arrays["x"], "state": (arrays["x"], arrays["x"]), "opts.scale": arrays["x"]})
-    np.testing.assert_array_equal(
-        model.get_raw_model()(x, (x, x), {"scale": x}).numpy(),
-        (x + x + x * x).numpy(),
-        "MLflow's own check stands before the model alone",
-    )

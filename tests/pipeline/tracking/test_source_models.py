@@ -212,7 +212,7 @@ def test_list_registry_applies_filter_and_alias(
     assert {model.name: model.version for model in list_registry(registry, filter_string, alias)} == expected
 
 
-@pytest.mark.parametrize("text", ["bogus", "name =", "foo = 'x'", "name LIKE 'a%' OR name = 'b'", "'", "name = 3"])
+@pytest.mark.parametrize("text", ["bogus", "name =", "name = 3"])
 def test_an_invalid_filter_is_a_catalog_error(registry: str, text: str) -> None:
     with pytest.raises(CatalogError, match=r"MLflow rejects the filter.*(Invalid|Expected)") as caught:
         list(list_registry(registry, text, None))
@@ -381,7 +381,6 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
     ("specs", "example", "expected"),
     [
         ([tensor("float32", (-1, 4))], None, ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, None)),
-        ([tensor("float64", (2, 4))], None, ([{"shape": [2, 4], "dtype": "float64"}], {}, None)),
         (
             [tensor("float32", (-1, 4), "x")],
             np.zeros((32, 4), np.float32),
@@ -409,7 +408,6 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
             ),
         ),
         (None, None, (None, {}, None)),
-        (None, X, ([{"shape": [2, 4], "dtype": "float32"}], {}, {"input_0": ("float32", (2, 4))})),
         (
             None,
             {"a": X, "b": np.array([3])},
@@ -424,8 +422,6 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
             pd.DataFrame(X, columns=list("abcd")),
             ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, {"input_0": ("float32", (2, 4))}),
         ),
-        ([ColSpec("float", name) for name in "abcd"], None, (None, {}, None)),
-        (None, {"question": "why?"}, (None, {}, None)),
         (None, [1.0, 2.0], (None, {}, None)),
     ],
 )
@@ -452,17 +448,6 @@ def test_ambiguous_inputs_are_an_error(saved: Callable[..., Path], specs: Any, e
         describe(folder)
     assert caught.value.code == "CP-REGISTRY-INPUTS"
     assert describe(folder, inputs=False).inputs is None
-
-
-def test_a_damaged_example_matters_only_for_inputs(saved: Callable[..., Path]) -> None:
-    folder = saved([tensor("float32", (-1, 4))], X)
-    (folder / "input_example.json").write_text('[[1, 2], "a"')
-    with pytest.raises(SourceError, match=r"the input example cannot be read: JSONDecodeError.*write `inputs:`"):
-        describe(folder)
-    assert describe(folder, inputs=False).samples is None
-    (folder / "input_example.json").write_text("[[[1, 2, 3, 4]]]")
-    with pytest.raises(SourceError, match=r"\[-1, 4\], but the input example has \[1, 1, 4\]|cannot be read"):
-        describe(folder)
 
 
 def test_other_flavors_are_rejected(uri: str, tmp_path: Path) -> None:
