@@ -1,7 +1,4 @@
-"""Operators that a captured program calls and a process that serves it lacks: those that the model's own code registers.
-
-An artifact opens without the code of its source, so such a program would be built, judged, and fail where it is served.
-"""
+"""Reject operators that the model's own code registers: an artifact is opened without that code."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ CODE = "CP-CUSTOM-OPERATOR"
 TIMEOUT_S = 120
 
 _OF_TORCH = frozenset(("aten", "prim", "prims", "quantized", "sparse", "mkldnn", "mkldnn_prepacked", "onednn", "_quantized"))
-"""Namespaces of operators that any process has which imports torch. Those of others are asked for in one."""
+"""Operator namespaces of torch itself. Operators of other namespaces are looked up in a fresh process."""
 
 _COMPILED = frozenset(("quantized_decomposed",))
-"""Namespaces of operators that Inductor writes code of its own for."""
+"""Operator namespaces that Inductor compiles to its own code."""
 
 _TARGET = re.compile(r"^(\w+)\.(\w+)\.\w+$")
 
@@ -38,23 +35,23 @@ print(json.dumps([name for name in json.load(sys.stdin) if not torch._C._jit_get
 
 
 def check_operators(program: Any, lowering: PayloadKind) -> None:
-    """Hold that a program calls no operator that only this process has.
+    """Check that a program only calls operators that a serving process has.
 
     Raises:
-        BuildError: it does; code CP-CUSTOM-OPERATOR.
+        BuildError: it calls others; code CP-CUSTOM-OPERATOR.
     """
     known = _OF_TORCH | _COMPILED if lowering == "inductor" else _OF_TORCH
     missing = _missing(tuple(sorted(name for name in operators_of(program) if name.partition("::")[0] not in known)))
     if missing:
         raise BuildError(
-            f"{lowering}: the graph calls {', '.join(missing)}, which the model's own code registers, and a process that serves "
-            "the artifact lacks; write it in torch's operations",
+            f"{lowering}: the graph calls {', '.join(missing)}, which only the model's own code registers, so the artifact could "
+            "not be served; write it in torch's operations",
             code=CODE,
         )
 
 
 def operators_of(program: Any) -> set[str]:
-    """The operators that an ExportedProgram, or any method of a ScriptModule, calls: `aten::add`, `torchvision::nms`."""
+    """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`, `torchvision::nms`."""
     if isinstance(program, torch.export.ExportedProgram):
         targets = (_TARGET.match(name) for name in fx_operators(program.graph_module))
         return {f"{found[1]}::{found[2]}" for found in targets if found}
@@ -64,10 +61,10 @@ def operators_of(program: Any) -> set[str]:
 
 @functools.cache
 def _missing(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of some operators that a process lacks which has imported torch and nothing else.
+    """The operators that are missing in a fresh process that only imports torch.
 
     Raises:
-        BuildError: such a process does not answer.
+        BuildError: the process fails.
     """
     if not names:
         return ()
@@ -75,6 +72,5 @@ def _missing(names: tuple[str, ...]) -> tuple[str, ...]:
     try:
         done = subprocess.run(command, input=json.dumps(names), capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
     except subprocess.SubprocessError as error:
-        text = f"whether a process that serves the artifact has {', '.join(names)} cannot be found out"
-        raise BuildError(f"{text}: {error}") from error
+        raise BuildError(f"could not look up {', '.join(names)} in a fresh process: {error}") from error
     return tuple(json.loads(done.stdout.splitlines()[-1]))

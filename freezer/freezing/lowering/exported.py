@@ -1,9 +1,9 @@
-"""An ExportedProgram as it was captured: runs anywhere torch runs, optimized for nothing."""
+"""Store an ExportedProgram as it was captured; it runs wherever torch runs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
 
 
 def report_stored(program: torch.export.ExportedProgram, mutates: Collection[str], *, prefix: str = "") -> FreezingReport:
-    """The same operators before and after; the buffers that calls change, with the line that does.
+    """Report a program stored as captured: its operators, and the buffers that calls change, with the line that does.
 
     Args:
-        program: of torch.export.
+        program: the exported program.
         mutates: names of the buffers that a call changes.
-        prefix: of names in the program that the source model has without it.
+        prefix: prefix of names in the program, which the source model's names lack.
     """
     ops = dict(fx_operators(program.graph_module))
     return FreezingReport(
@@ -54,18 +54,14 @@ def report_stored(program: torch.export.ExportedProgram, mutates: Collection[str
 
 
 def fx_operators(module: torch.fx.GraphModule) -> Counter[str]:
-    """The number of operators by kind in a graph of torch.fx, and in those that it holds for branches and loops."""
-    return Counter(str(node.target) for node in _nodes(module) if node.op == "call_function" and "getitem" not in str(node.target))
-
-
-def _nodes(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    for part in module.modules():
-        if isinstance(part, torch.fx.GraphModule):
-            yield from part.graph.nodes
+    """Number of operators by kind in a graph of torch.fx and in its branches and loops."""
+    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
+    names = (str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function")
+    return Counter(name for name in names if "getitem" not in name)
 
 
 def _where(program: torch.export.ExportedProgram, buffer: str) -> str:
-    """` at` and the line of the first node that writes into a buffer itself; nothing where it is a view that is written."""
+    """` at` and the source line of the first node that writes into a buffer; empty if only a view of it is written."""
     inputs = program.graph_signature.inputs_to_buffers
     for node in program.graph.nodes:
         if node.op == "placeholder" and inputs.get(node.name) == buffer:

@@ -1,7 +1,6 @@
-"""Which families of instructions a shared library holds, and which of them a device class does not allow.
+"""Check a package's machine code against the instruction sets of its device class.
 
-The executable sections are disassembled by binutils' objdump, which is there wherever g++ is, since g++ needs the assembler and the
-linker of the same package. Weights lie in sections that are not executable, and are not looked at.
+Executable sections are disassembled by binutils' objdump, which g++ requires anyway. Weights are in other sections.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass
 
 _ELF = b"\x7fELF"
 _MACHINES = {62: "x86-64", 183: "aarch64"}
-"""e_machine of the ELF header. Code for other processors than CPUs (190 is a GPU's) is no instruction of the host."""
+"""e_machine of the ELF header."""
 _GPUS = (190, 224)
 
 _PREFIX_BYTES = frozenset(("26", "2e", "36", "3e", "64", "65", "66", "67", "f0", "f2", "f3"))
@@ -33,23 +32,20 @@ _PREFIX_WORDS = frozenset(
 )
 _NO_INSTRUCTION = ("(bad)", ".byte")
 _CHECKED_AT_RUN_TIME = re.compile(r"__aarch64_(?:cas|swp|ld(?:add|clr|eor|set))\w*")
-"""Functions of libgcc that ask the CPU before they use an atomic instruction."""
+"""Functions of libgcc that check the CPU before they use an atomic instruction."""
 
-REMEDY = (
-    "something compiled for more than the class asks for: look for compiler flags or a compiler (CXX) of your own, or for a custom "
-    "header that switches the target"
-)
+REMEDY = "Check your own compiler flags, compiler (CXX) and custom headers that switch the target"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """A family of instructions in some code.
+    """An instruction family in some code.
 
     Attributes:
         family: its name.
-        count: of its instructions.
+        count: number of its instructions.
         instruction: the first of them, as disassembled.
-        symbol: the function that holds it, demangled.
+        symbol: the demangled function that contains it.
     """
 
     family: str
@@ -63,15 +59,15 @@ class Found:
 
 
 def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dict[str, int]:
-    """How many instructions of each family the libraries and objects of a package hold; all are of the device class.
+    """Count the instructions of each family in the libraries and objects of a package.
 
     Args:
         package: a zip file.
-        folder: where the libraries are unpacked to, one after the other, and removed again.
-        device_class: that the package is made for; of a CUDA class that of its host code.
+        folder: where to unpack the libraries temporarily, one at a time.
+        device_class: the class of the package; for a CUDA class that of its host code applies.
 
     Raises:
-        LeakError: there is an instruction outside of the class.
+        LeakError: there is an instruction outside the class.
         BuildError: a library cannot be disassembled.
     """
     allowed = allowed_features(device_class)
@@ -89,24 +85,24 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
 
 
 def allowed_features(device_class: DeviceClass) -> frozenset[str] | None:
-    """What every CPU of the class has, by archspec's names; None of a class that says nothing of the CPU."""
+    """Features that every CPU of the class has, by archspec's names; None for a class without a CPU."""
     cpu = host_class(device_class)
     return cpu.features if cpu.kind == "cpu" else None
 
 
 def host_class(device_class: DeviceClass) -> DeviceClass:
-    """The class whose CPUs run a payload's code: of a class for GPUs that of its host code, else the class itself."""
+    """The class of the CPUs that run a payload's code: for a CUDA class that of its host code, else the class itself."""
     return DEVICE_CLASSES[device_class.host] if device_class.host else device_class
 
 
 def outside(found: Iterable[Found], allowed: frozenset[str]) -> tuple[Found, ...]:
-    """The families that CPUs with these features do not all run; the most frequent first."""
+    """The families that CPUs with these features may lack, the most frequent first."""
     leaks = [one for one in found if allowed.isdisjoint(features_of(one.family))]
     return tuple(sorted(leaks, key=lambda one: (-one.count, one.family)))
 
 
 def leak_message(library: str, leaks: Sequence[Found], name: str) -> str:
-    """What leaked, what it would do, and the remedy."""
+    """The message of a LeakError."""
     features = [features_of(leak.family) for leak in leaks]
     able = [
         other.name
@@ -115,16 +111,16 @@ def leak_message(library: str, leaks: Sequence[Found], name: str) -> str:
     ]
     instead = f"; or build for a class that has it: {', '.join(able)}" if able else ""
     return (
-        f"inductor: {library} holds instructions outside of {name}, at which a CPU of that class would die of SIGILL: "
-        f"{'; '.join(str(leak) for leak in leaks)}. {REMEDY[0].upper()}{REMEDY[1:]}{instead}"
+        f"inductor: {library} holds instructions outside of {name}, which would stop the process with SIGILL: "
+        f"{'; '.join(str(leak) for leak in leaks)}. {REMEDY}{instead}"
     )
 
 
 def families_of(library: Path) -> dict[str, Found]:
-    """The families of instructions in the executable sections of a library or object.
+    """The instruction families in the executable sections of a library or object.
 
     Raises:
-        BuildError: there is no objdump, it cannot read the file, or the file is for no CPU that is known here.
+        BuildError: objdump is missing or cannot read the file, or the file is for an unknown CPU.
     """
     first: dict[str, tuple[str, str]] = {}
     counts: Counter[str] = Counter()
@@ -140,7 +136,7 @@ def families_of(library: Path) -> dict[str, Found]:
 
 
 def classified(library: Path) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Symbol, text and families of each instruction of a library or object; none of one for a GPU."""
+    """Symbol, text and families of each instruction of a library or object; nothing for GPU code."""
     machine = _machine(library)
     if machine is None:
         return
@@ -149,11 +145,11 @@ def classified(library: Path) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def _disassembled(library: Path, machine: str) -> Iterator[tuple[str, str, str]]:
-    """Symbol, bytes and text of each instruction in the executable sections, as objdump writes them, one after the other."""
+    """Symbol, bytes and text of each instruction in the executable sections, as objdump prints them."""
     objdump = shutil.which("objdump")
     if objdump is None:
         raise BuildError(
-            "inductor: no objdump to check the library's instructions with; install binutils, which g++ needs too "
+            "inductor: no objdump to check the library's instructions; install binutils, which g++ needs too "
             "(Debian: apt-get install binutils)",
             code="CP-OBJDUMP",
         )
@@ -181,12 +177,12 @@ def _disassembled(library: Path, machine: str) -> Iterator[tuple[str, str, str]]
 
 
 def _x86(code: str, text: str) -> tuple[str, ...]:
-    """The families of one x86-64 instruction, from its bytes and its text."""
+    """The families of an x86-64 instruction, from its bytes and text."""
     words = text.split(None, 1)
     while words and (words[0] in _PREFIX_WORDS or words[0][0] == "{" or words[0].startswith("rex")):
         words = words[1].split(None, 1) if len(words) > 1 else []
     if not words:
-        return ()  # a prefix by itself, before the bytes that it belongs to
+        return ()  # a prefix on its own line
     if words[0] in _NO_INSTRUCTION:
         return (UNKNOWN,)
     encoding, operands = _encoding(code), words[1] if len(words) > 1 else ""
@@ -198,14 +194,14 @@ def _x86(code: str, text: str) -> tuple[str, ...]:
 
 
 def _a64(symbol: str, text: str) -> tuple[str, ...]:
-    """The families of one aarch64 instruction, from the function that holds it and its text."""
+    """The families of an aarch64 instruction, from its function and text."""
     mnemonic, _, operands = text.partition("\t")
     families = a64_families(mnemonic, operands)
     return () if families and _CHECKED_AT_RUN_TIME.match(symbol) else families
 
 
 def _encoding(code: str) -> str:
-    """How an instruction is encoded in 64-bit mode: its bytes in hexadecimal, with a space between them."""
+    """The encoding of a 64-bit instruction, from its bytes in hexadecimal, separated by spaces."""
     position = 0
     while (first := code[position : position + 2]) in _PREFIX_BYTES:
         position += 3
@@ -219,10 +215,10 @@ def _encoding(code: str) -> str:
 
 
 def _machine(library: Path) -> str | None:
-    """The CPU that an ELF file is for; None of one for a GPU.
+    """The CPU that an ELF file is for; None for a GPU.
 
     Raises:
-        BuildError: it is for another CPU.
+        BuildError: it is for an unknown CPU.
     """
     with library.open("rb") as file:
         header = file.read(20)
@@ -230,12 +226,12 @@ def _machine(library: Path) -> str | None:
     if number in _GPUS:
         return None
     if number not in _MACHINES:
-        raise BuildError(f"inductor: {library.name} is for the ELF machine {number}, whose instructions are not known here")
+        raise BuildError(f"inductor: {library.name} is for the unknown ELF machine {number}")
     return _MACHINES[number]
 
 
 def _libraries(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
-    """Everything in a package that is in ELF form."""
+    """The ELF files in a package."""
     for item in archive.infolist():
         with archive.open(item) as file:
             if file.read(len(_ELF)) == _ELF:
@@ -244,7 +240,7 @@ def _libraries(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
 
 @contextlib.contextmanager
 def _unpacked(archive: zipfile.ZipFile, item: zipfile.ZipInfo, folder: Path) -> Iterator[Path]:
-    """A copy of an item in a folder, gone afterwards."""
+    """A temporary copy of an item in a folder."""
     copy = folder / f"unpacked-{Path(item.filename).name}"
     try:
         with archive.open(item) as file, copy.open("wb") as target:

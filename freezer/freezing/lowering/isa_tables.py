@@ -1,12 +1,11 @@
-"""The families of instructions that a CPU may lack: which of them an instruction belongs to. Imports no torch.
+"""Instruction families: which instructions belong to a CPU feature that not every CPU has. Imports no torch.
 
-Families are named by archspec, as far as it knows them, so that a device class allows exactly what the CPUs of its archspec name
-have. On x86 a mnemonic alone says too little: `vpdpbusd` is AVX512-VNNI in one encoding and AVX-VNNI in another, so the encoding
-comes with it. What every x86-64 or aarch64 CPU runs belongs to no family, nor do hints, which older CPUs pass over (endbr64,
-prefetches, bti).
+Families are named by archspec where it knows them, so that a device class allows exactly what the CPUs of its archspec name have.
+An x86 mnemonic is ambiguous without its encoding: `vpdpbusd` is AVX512-VNNI in one and AVX-VNNI in another. Instructions that every
+x86-64 or aarch64 CPU runs belong to no family. Neither do hints, which older CPUs ignore (endbr64, prefetches, bti), and system
+instructions, which no compiler emits from C++ (TSX, SGX, protection keys).
 
-Sources: Intel's and AMD's instruction set references, the list of `-m` options that gcc's `-march=native` may set, and Arm's A64
-reference.
+Sources: instruction set references of Intel and AMD, the `-m` options that gcc's `-march=native` may set, and Arm's A64 reference.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 UNKNOWN = "unknown"
-"""What the disassembler does not know, or this table: no class allows it."""
+"""Instructions that the disassembler or this table does not know; no class allows them."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "sse3": ("sse3", "pni", "ssse3"),
@@ -29,7 +28,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "lse": ("atomics",),
     UNKNOWN: (),
 }
-"""Any one of these features of archspec's allows the family; a family that is not here is called as archspec's feature."""
+"""Archspec features of which any one allows the family; other families have the name of their feature."""
 
 _OPS = "and|andn|not|or|xnor|xor|mov|ortest|shiftl|shiftr"
 _CONDITIONS = "(?:eq|lt|le|neq|nlt|nle|ge|gt|false|true)?"
@@ -57,36 +56,16 @@ _LEGACY: Mapping[str, str] = {
     "rdseed": "rdseed",
     "rdpid": "rdpid",
     "fsgsbase": "(?:rd|wr)[fg]sbase",
-    "pku": "(?:rd|wr)pkru",
     "xsave": r"xsave(?:64)?|xrstor(?:64)?|xgetbv",
     "xsaveopt": r"xsaveopt(?:64)?",
     "xsavec": r"xsavec(?:64)?",
     "xsaves": r"x(?:save|rstor)s(?:64)?",
     "clflushopt": "clflushopt",
     "clwb": "clwb",
-    "clzero": "clzero",
-    "mwaitx": "monitorx|mwaitx",
-    "waitpkg": "tpause|umonitor|umwait",
-    "serialize": "serialize",
-    "movdiri": "movdiri",
-    "movdir64b": "movdir64b",
-    "enqcmd": "enqcmds?",
-    "ptwrite": "ptwrite",
-    "rtm": "xbegin|xend|xabort|xtest",
-    "tsxldtrk": "xsusldtrk|xresldtrk",
-    "uintr": "senduipi|clui|stui|testui|uiret",
-    "kl": r"aes(?:enc|dec)(?:wide)?(?:128|256)kl|encodekey(?:128|256)|loadiwkey",
-    "sgx": "encl[suv]",
-    "pconfig": "pconfig",
-    "wbnoinvd": "wbnoinvd",
-    "hreset": "hreset",
-    "raoint": "a(?:add|and|or|xor)",
-    "3dnow": r"pf\w+|pi2f[dw]|pavgusb|pmulhrw|pswapd|femms",
 }
 
 _XOP: Mapping[str, str] = {
     "tbm": "bextr|blc(?:fill|ic?|msk|s)|bls(?:fill|ic)|t1mskc|tzmsk",
-    "lwp": "llwpcb|slwpcb|lwpins|lwpval",
     "xop": "v.*",
 }
 
@@ -139,10 +118,6 @@ _EVEX: Mapping[str, str] = {
     "avx512_bitalg": "vpopcnt[bw]|vpshufbitqmb",
     "avx512_vpopcntdq": "vpopcnt[dq]",
     "avx512_vp2intersect": "vp2intersect[dq]",
-    "avx512er": r"vexp2p[sd]|vr(?:cp|sqrt)28[ps][sd]",
-    "avx512pf": r"vp?(?:gather|scatter)pf[01].*",
-    "avx5124fmaps": "v4fn?madd[ps]s",
-    "avx5124vnniw": "vp4dpwssds?",
     "gfni": "vgf2p8.*",
     "vaes": "vaes.*",
     "vpclmulqdq": "vpclmul.*",
@@ -178,9 +153,7 @@ _A64: Mapping[str, str] = {
     "flagm2": "axflag|xaflag",
     "sb": "sb",
     "paca": "(?:bra|blra|reta|ereta|ldra)[ab]z?|retaa|retab|eretaa|eretab",
-    "mte": "irg|gmi|addg|subg|subps?|stz?2?g|stgp|ldg",
     "mops": r"cpyf?[pme]\w*|set[pme]\w*|setg[pme]\w*",
-    "ls64": r"ld64b|st64bv?0?",
     "sme": "smstart|smstop|[su]mop[as]|fmop[as]|bfmop[as]",
 }
 _A64_SVE: Mapping[str, str] = {
@@ -199,7 +172,7 @@ _HALF_CONVERSIONS = ("fcvt", "fcvtl", "fcvtl2", "fcvtn", "fcvtn2", "fcvtxn")
 
 
 def features_of(family: str) -> tuple[str, ...]:
-    """The features of archspec's, any one of which says that a CPU runs the family."""
+    """The archspec features of which any one includes the family."""
     return ALIASES.get(family, (family,))
 
 
@@ -236,7 +209,7 @@ def _vex(mnemonic: str, width: str) -> tuple[str, ...]:
 
 def _evex(opcode_map: int, mnemonic: str, width: str) -> Iterator[str]:
     if not mnemonic.startswith("v"):
-        yield "apx_f"  # instructions on general registers, in the longer encoding
+        yield "apx_f"  # general-register instructions in EVEX encoding
         return
     if found := _matching(_EVEX, mnemonic):
         yield from found
@@ -254,8 +227,8 @@ def a64_families(mnemonic: str, operands: str) -> tuple[str, ...]:
     """The families of an aarch64 instruction.
 
     Args:
-        mnemonic: as objdump writes it; of a conditional branch with its condition.
-        operands: as objdump writes them.
+        mnemonic: as objdump prints it; a conditional branch includes its condition.
+        operands: as objdump prints them.
     """
     if mnemonic == ".inst":
         return (UNKNOWN,)

@@ -1,4 +1,4 @@
-"""LOWERINGS: the module that makes each kind of payload."""
+"""LOWERINGS: the module that builds each kind of payload."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from freezer.freezing.target.target import Target
 
 
 class Lowering(Protocol):
-    """Turn a captured graph into a payload file. A module with these two names is one.
+    """Turns a captured graph into a payload file. A module with these two names is one.
 
     Attributes:
-        SUFFIX: of the payload file.
+        SUFFIX: suffix of the payload file.
     """
 
     SUFFIX: str
@@ -28,10 +28,10 @@ class Lowering(Protocol):
         """Write one payload file.
 
         Args:
-            captured: the graph; its tensors may be freed where it owns them.
+            captured: the graph; tensors that it owns may be freed.
             path: the file to write.
             target: device class and thread count.
-            settings: of the recipe; the payload is opened with the same.
+            settings: the recipe's settings, which are also used to open the payload.
 
         Raises:
             BuildError: the backend cannot lower the graph.

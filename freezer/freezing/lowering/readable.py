@@ -1,4 +1,4 @@
-"""Readable forms of captured and frozen models: the code and the graph, as `coldpress inspect --code` and `--graph` print them."""
+"""Readable code and graphs of captured and frozen models, for `coldpress inspect --code` and `--graph`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ import torch
 
 CODE, GRAPH = "code.txt", "graph.txt"
 CAPTURED = "captured-"
-"""Before the name of a text of the captured model."""
+"""Prefix of the names of texts of the captured model."""
 
 _PLACE = re.compile(r"(?P<before># (?:File: )?)(?P<file>/[^\s:]+)(?=:\d+)")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 
 
 def captured_texts(program: Any) -> dict[str, str]:
-    """Code and graph of a captured program, by file name.
-
-    Args:
-        program: an ExportedProgram or a ScriptModule.
-    """
+    """Code and graph of an ExportedProgram or a ScriptModule, by file name."""
     exported = isinstance(program, torch.export.ExportedProgram)
     try:
         texts = exported_texts(program) if exported else torchscript_texts(program)
-    except Exception as error:  # what cannot be printed can be frozen nonetheless
+    except Exception as error:  # a program that cannot be printed may still be frozen
         texts = {CODE: f"The captured program cannot be printed: {type(error).__name__}: {error}\n"}
     return {f"{CAPTURED}{name}": text for name, text in texts.items()}
 
 
 def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """Code and graph of an exported program; the graph with its signature and the ranges of its sizes."""
+    """Code and graph of an exported program; the graph includes its signature and the ranges of its sizes."""
     ranges = "".join(f"# {symbol}: {bounds}\n" for symbol, bounds in program.range_constraints.items())
     return {
         CODE: shortened(program.graph_module.print_readable(print_output=False)),
@@ -43,13 +39,13 @@ def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 
 def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
-    """Code and graph of a ScriptModule: the code with that of each submodule, the graphs of the methods with all that they call."""
+    """Code of a ScriptModule and its submodules, and inlined graphs of its methods."""
     graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
     return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
 
 
 def shortened(text: str) -> str:
-    """The text, with places in source files that do not depend on the machine: `# model.py:12`, `# torch/nn/functional.py:1491`."""
+    """Shorten source paths, so that the text does not depend on the machine: `# model.py:12`, `# torch/nn/functional.py:1491`."""
     return _PLACE.sub(lambda found: found["before"] + _short(found["file"]), text)
 
 
@@ -59,7 +55,7 @@ def _short(file: str) -> str:
 
 
 def _code(module: Any, methods: Sequence[str]) -> str:
-    """The code of the methods, and that of submodules: what is the same in several is printed once, under all their names."""
+    """Code of the methods and of submodules; equal code of several submodules is printed once, under all their names."""
     own = [module._c._get_method(method).code for method in methods]
     names: dict[str, list[str]] = {}
     for name, submodule in module.named_modules():

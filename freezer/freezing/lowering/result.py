@@ -1,4 +1,4 @@
-"""Wall time of the phases of a build, which a report shows."""
+"""Result of a lowering, and wall times of its phases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freezer.artifact.freezing_report import FreezingReport
 
 @contextlib.contextmanager
 def timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
-    """Note under a name how many seconds the block takes, unless it raises."""
+    """Record the wall time of the block in seconds, unless it raises."""
     started = time.monotonic()
     yield
     phases_s[name] = time.monotonic() - started
@@ -20,12 +20,12 @@ def timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lowered:
-    """What a lowering says of the payload that it wrote.
+    """Result of a lowering.
 
     Attributes:
-        report: without sizes, phases of the capture, and memory, which the build adds.
-        texts: by file name, readable forms of the frozen model: `code.txt`, `graph.txt`.
-        layouts: how packed weights are laid out, by dtype.
+        report: the report, without sizes, time of the capture, and memory, which the build adds.
+        texts: readable forms of the frozen model by file name: `code.txt`, `graph.txt`.
+        layouts: layout of packed weights by dtype.
     """
 
     report: FreezingReport = field(default_factory=FreezingReport)

@@ -1,4 +1,4 @@
-"""An artifact for several thread counts and points: what is built, how it is judged, and what serves which process and call."""
+"""Artifacts for several thread counts and points: what is built, how it is judged, and what serves."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from freezer.artifact.describe import readable
 from freezer.cli.app import main
 from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.target.target import target_here
+from freezer.freezing.validation.judge import judge
 from freezer.freezing.validation.timed_cells import general
 from freezer.pyfunc import _load_pyfunc
-from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.payloads import OpenPayload
 from freezer.serving.canary import canary_figures
-from freezer.serving.load import open_artifact
-from freezer.serving.selection import LoadOptions
 from freezer.spec.inputs import Dim
 from tests.conftest import Several
 from tests.models import mlp
@@ -38,41 +36,27 @@ THREADS = torch.get_num_threads()
 
 @pytest.fixture(autouse=True)
 def count_stays() -> Iterator[None]:
-    """No test here changes the process's thread count."""
+    """No test changes the process's thread count."""
     yield
     assert torch.get_num_threads() == THREADS
 
 
-# Building
-
-
-def test_there_is_a_payload_for_each_thread_count_and_shape(several: Several) -> None:
+@pytest.mark.slow
+def test_payload_for_each_thread_count_and_shape(several: Several) -> None:
     payloads = several.candidate.payloads
-    assert [payload.path for payload in payloads] == PATHS, "by count, the deciding one first, and the most special first"
+    assert [payload.path for payload in payloads] == PATHS, "the deciding count first, and the most special shape first"
     assert [payload.num_threads for payload in payloads] == [2, 2, 2, 1, 1, 1]
     assert [(payload.dims[0].min, payload.dims[0].max) for payload in payloads] == [(1, 1), (3, 3), (1, 4)] * 2
-    assert set(several.candidate.reports) == set(PATHS)
-
-
-def test_a_graph_is_captured_once_for_each_shape(several: Several) -> None:
-    phases = {path: set(report.phases_s) for path, report in several.candidate.reports.items()}
-    assert {path for path, found in phases.items() if "capture" in found} == set(PATHS[:3])
-    assert all({"lower", "compile"} <= found for found in phases.values())
-    assert [row["payload"] for row in several.candidate.tried if row["outcome"] == "captured and lowered"] == [
-        "batch1",
-        "batch3",
-        "all",
-    ]
-
-
-def test_inductor_is_told_the_thread_count(several: Several) -> None:
+    reports = several.candidate.reports
+    assert set(reports) == set(PATHS)
+    assert {path for path in reports if "capture" in reports[path].phases_s} == set(PATHS[:3]), "captured once per shape"
     code = readable(several.artifact, "code", captured=False)
     parts = dict(zip(PATHS, code.split("# payloads/")[1:], strict=True))
     assert all("num_threads(2)" in text for path, text in parts.items() if "threads2" in path)
     assert not any("omp parallel" in text for path, text in parts.items() if "threads1" in path)
 
 
-def test_torchscript_needs_no_copy_for_thread_counts_or_points(tmp_path: Path) -> None:
+def test_torchscript_has_one_payload(tmp_path: Path) -> None:
     subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}}, points=[{"batch": 1}, {"batch": 3}])
     for recipe in ("torchscript-frozen", "torchscript-optimized"):
         (payload,) = candidate_of(subject, recipe, tmp_path / recipe, target_here(HERE, (2, 1))).payloads
@@ -89,7 +73,7 @@ def test_thread_counts_are_checked() -> None:
             target_here(HERE, counts)
 
 
-def test_every_point_has_an_input_set_and_one_is_left_to_the_payload_for_all_sizes() -> None:
+def test_every_point_has_an_input_set() -> None:
     every = [{"batch": 1}, {"batch": 2}, {"batch": 4}]
     subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}}, points=every)
     assert subject.points == tuple(every)
@@ -99,20 +83,28 @@ def test_every_point_has_an_input_set_and_one_is_left_to_the_payload_for_all_siz
     assert len(plain.sets) < len(subject.sets)
 
 
-# Judging
-
-
-def test_every_payload_is_run_and_held_to_the_gate(several: Several) -> None:
-    drift = several.judgement.trials[0].drift
+@pytest.mark.slow
+def test_every_payload_is_judged_and_timed(several: Several) -> None:
+    drift, cells, winner = several.judgement.trials[0].drift, several.judgement.cells, several.judgement.winner
     assert drift is not None
     runs = {(row.num_threads, row.payload) for row in drift.rows}
     assert runs == {(payload.num_threads, payload.path) for payload in several.candidate.payloads}
     by_dynamic = {several.subject.sets[row.set_index].point["batch"] for row in drift.rows if row.payload == PATHS[2]}
-    assert by_dynamic >= {1, 3}, "what would serve a point whose own payload is left out was run there too"
+    assert by_dynamic >= {1, 3}, "the payload that would serve a point without its own is judged there too"
+    assert [(cell.num_threads, cell.point["batch"]) for cell in cells] == [(2, 1), (2, 3), (1, 1), (1, 3)]
+    for cell in cells:
+        assert set(cell.sampling.samples_ms) == {"eager", "inductor-frozen", general("inductor-frozen")}
+        name = f"threads{cell.num_threads}.pt2"
+        assert list(cell.payloads.values()) == [f"payloads/batch{cell.point['batch']}-{name}", f"payloads/all-{name}"]
+    assert winner is not None
+    kept = [payload.path for payload in winner.candidate.payloads]
+    assert sorted([*kept, *(item.payload for item in winner.dropped)]) == sorted(PATHS)
+    assert {PATHS[0], PATHS[2]} <= set(kept), "the deciding payload and the one for all sizes"
+    assert {figures.payload for figures in winner.points} <= set(kept)
 
 
-def test_a_wrong_payload_at_a_further_thread_count_is_rejected(several: Several, tmp_path: Path) -> None:
-    """The payload for all sizes in the place of the one for batch 1 and one thread, of a model with another bias."""
+def test_wrong_payload_for_another_count_is_rejected(several: Several, tmp_path: Path) -> None:
+    """A payload of a model with another bias stands in for the one of a further thread count."""
     other = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
     right = candidate_of(other, "torchscript-frozen", tmp_path / "right")
     changed = mlp()
@@ -124,38 +116,15 @@ def test_a_wrong_payload_at_a_further_thread_count_is_rejected(several: Several,
     (payload,) = right.payloads
     payloads = (replace(payload, num_threads=THREADS), replace(payload, path="payloads/wrong.pt", num_threads=THREADS + 1))
     found = judgement_of(other, [replace(right, payloads=payloads)])
-    assert found.verdict == "published", "it is not asked for"
-    from freezer.freezing.validation.judge import judge
-
+    assert found.verdict == "published", "the other count is not requested"
     target = target_here(HERE, (THREADS, THREADS + 1))
     found = judge(other, [replace(right, payloads=payloads)], target, limits=ANY_SPEED, policy=QUICK)
     assert found.verdict == "rejected"
     assert f"payloads/wrong.pt with {THREADS + 1} threads" in found.reason
 
 
-def test_every_cell_times_eager_and_what_would_serve(several: Several) -> None:
-    cells = several.judgement.cells
-    assert [(cell.num_threads, cell.point["batch"]) for cell in cells] == [(2, 1), (2, 3), (1, 1), (1, 3)]
-    for cell in cells:
-        assert set(cell.sampling.samples_ms) == {"eager", "inductor-frozen", general("inductor-frozen")}
-        name = f"threads{cell.num_threads}.pt2"
-        assert list(cell.payloads.values()) == [f"payloads/batch{cell.point['batch']}-{name}", f"payloads/all-{name}"]
-    assert several.judgement.sampling is cells[0].sampling
-    assert several.judgement.point == {"batch": 1}
-
-
-def test_what_is_kept_and_what_is_left_out_is_all_that_was_built(several: Several) -> None:
-    winner = several.judgement.winner
-    assert winner is not None
-    held = [payload.path for payload in winner.candidate.payloads]
-    assert sorted([*held, *(item.payload for item in winner.dropped)]) == sorted(PATHS)
-    assert {PATHS[0], PATHS[2]} <= set(held), "the deciding payload and the one for all sizes"
-    assert {figures.payload for figures in winner.points} <= set(held)
-    assert winner.speedup is not None
-    assert winner.points[0].speedup == winner.speedup.value, "the verdict is taken at the first count and point"
-
-
-def test_the_manifest_and_the_evidence_hold_every_cell(several: Several) -> None:
+@pytest.mark.slow
+def test_manifest_and_evidence_have_every_cell(several: Several) -> None:
     manifest = several.artifact.manifest
     assert manifest.latency is not None
     rows = manifest.latency.points
@@ -170,34 +139,11 @@ def test_the_manifest_and_the_evidence_hold_every_cell(several: Several) -> None
     assert {golden.point["batch"] for golden in manifest.golden} == {1, 2, 3, 4}
 
 
-def test_inspect_shows_payloads_by_threads_and_shapes(
-    several: Several, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["coldpress", "inspect", f"{several.artifact.folder}/"])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit):
-        main()
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "point 2 threads, batch 3: payloads/batch3-threads2.pt2, p50" in said
-        or "point 2 threads, batch 3: payloads/all-threads2.pt2" in said
-    )
-    assert "payload payloads/batch3-threads1.pt2:" in said
-
-
-# Loading
-
-
-def loaded(several: Several, num_threads: int) -> FrozenModel:
-    return open_artifact(several.artifact, num_threads, LoadOptions())
-
-
-@pytest.mark.parametrize(("budget", "count"), [(1, 1), (2, 2)])
-def test_the_payloads_for_just_the_budget_serve(
-    several: Several, budget: int, count: int, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_payloads_for_the_exact_thread_count_serve(several: Several, count: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "coldpress"):
-        model = freezer.load(several.artifact.folder, threads=budget)
+        model = freezer.load(several.artifact.folder, threads=count)
     assert caplog.records == []
     assert [model.payload_for({"batch": size}).path for size in (1, 2, 3, 4)] == [
         f"payloads/{name}-threads{count}.pt2" for name in ("batch1", "all", "batch3", "all")
@@ -207,21 +153,15 @@ def test_the_payloads_for_just_the_budget_serve(
         torch.testing.assert_close(model(x), several.model(x).detach())
 
 
-def test_the_largest_count_below_the_budget_serves_and_one_line_says_so(several: Several, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.slow
+def test_largest_smaller_count_serves(several: Several, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     with caplog.at_level(logging.INFO, "coldpress"):
         model = freezer.load(several.artifact.folder, threads=5)
     (record,) = caplog.records
-    assert record.levelno == logging.INFO
-    assert record.getMessage() == (
-        f"model for {HERE}: calls run with 2 threads, though they may use 5, since nothing in it is laid out for 5; freeze it with "
-        "`threads: [1, 2, 5]` for more speed"
-    )
+    assert "calls run with 2 of 5 threads" in record.getMessage()
     assert model.payload_for({"batch": 1}).num_threads == 2
-
-
-def test_it_is_refused_only_where_every_count_is_above_the_budget(several: Several, tmp_path: Path) -> None:
     two = tuple(payload for payload in several.artifact.manifest.payloads if payload.num_threads == 2)
-    with pytest.raises(IncompatibleError, match=r"threads_mismatch: got 1 threads, expected 2 \(load\(\.\.\., threads=N\)\)"):
+    with pytest.raises(IncompatibleError, match=r"threads_mismatch: got 1 threads, expected 2"):
         freezer.load(copy_of(several.artifact, tmp_path / "two", payloads=two).folder, threads=1)
     with pytest.raises(UsageError, match="got threads=0, expected at least 1"):
         freezer.load(several.artifact.folder, threads=0)
@@ -235,12 +175,14 @@ print(model.payload_for({"batch": 1}).num_threads, torch.get_num_threads())
 """
 
 
-def test_without_threads_the_processs_own_count_is_the_budget(several: Several) -> None:
+@pytest.mark.slow
+def test_default_count_is_the_processs(several: Several) -> None:
     assert python(LOAD, several.artifact.folder, 1).split() == ["1", "1"]
 
 
-def test_payload_for_says_what_would_serve_another_process(several: Several) -> None:
-    model = loaded(several, 1)
+@pytest.mark.slow
+def test_payload_for_another_thread_count(several: Several) -> None:
+    model = freezer.load(several.artifact.folder, threads=1)
     assert model.payload_for({"batch": 3}, threads=2).path == "payloads/batch3-threads2.pt2"
     assert model.payload_for({"batch": 2}, threads=64).path == "payloads/all-threads2.pt2"
     with pytest.raises(ContractError, match=r"no payload serves {'batch': 9}; the artifact holds payloads/batch1-threads1.pt2"):
@@ -251,8 +193,9 @@ def test_payload_for_says_what_would_serve_another_process(several: Several) -> 
         model.payload_for({"rows": 1})
 
 
-def test_a_call_runs_with_the_payloads_count_and_puts_the_threads_own_back(several: Several) -> None:
-    model = loaded(several, 2)
+@pytest.mark.slow
+def test_call_restores_the_threads_own_count(several: Several) -> None:
+    model = freezer.load(several.artifact.folder, threads=2)
     x = random_inputs(1, 3, 16, 16)
     expected = several.model(x).detach()
 
@@ -271,7 +214,7 @@ def test_a_call_runs_with_the_payloads_count_and_puts_the_threads_own_back(sever
     torch.set_num_threads(THREADS)  # what new threads start with was changed by those threads
 
 
-def test_the_count_that_was_asked_for_holds_for_payloads_of_any_count(tmp_path: Path) -> None:
+def test_requested_count_applies_to_portable_payloads(tmp_path: Path) -> None:
     result = freezer.freeze(
         mlp(),
         {"x": random_inputs(2, 4)},
@@ -295,8 +238,9 @@ def test_the_count_that_was_asked_for_holds_for_payloads_of_any_count(tmp_path: 
     assert seen == [THREADS + 2, THREADS]
 
 
-def test_the_canary_runs_what_will_serve(several: Several, tmp_path: Path) -> None:
-    one = loaded(several, 1)
+@pytest.mark.slow
+def test_canary_runs_the_serving_payloads(several: Several, tmp_path: Path) -> None:
+    one = freezer.load(several.artifact.folder, threads=1)
     assert all(figure.problem is None for figure in canary_figures(several.artifact, one))
     broken = copy_of(several.artifact, tmp_path / "broken")
     (broken.folder / PATHS[4]).write_bytes(b"not a package")
@@ -305,23 +249,24 @@ def test_the_canary_runs_what_will_serve(several: Several, tmp_path: Path) -> No
         freezer.load(broken.folder, threads=1)
 
 
+@pytest.mark.slow
 def test_verify_and_mlflow_take_the_thread_count(several: Several) -> None:
     assert freezer.verify(several.artifact.folder, threads=1).num_files == len(several.artifact.manifest.contents)
     model = _load_pyfunc(str(several.artifact.folder), {"threads": 1}).get_raw_model()
     assert model.payload_for({"batch": 1}).num_threads == 1
 
 
-# The command
-
-
-def test_the_command_takes_thread_counts_and_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_command_takes_thread_counts_and_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     arguments = ["freeze", "python:tests.models:mlp", "--out", str(out), "--inputs", '{"x": {"shape": ["batch", 4]}}']
     arguments += ["--dims", '{"batch": {"max": 4}}', "--recipe", "torchscript-frozen", "--device-class", "portable"]
     monkeypatch.setattr(
         sys, "argv", ["coldpress", *arguments, "--threads", "1", "--threads", "2", "--point", "batch=3", "--point", "batch=1"]
     )
-    main_exits_well()
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert not done.value.code
     latency = freezer.load(out).manifest.latency  # type: ignore[union-attr]
     assert latency is not None
     assert [(row.num_threads, row.point) for row in latency.points] == [(1, {"batch": 3}), (1, {"batch": 1})]
@@ -333,13 +278,7 @@ def test_the_command_takes_thread_counts_and_points(tmp_path: Path, monkeypatch:
         assert caught.value.code == 2
 
 
-def main_exits_well() -> None:
-    with pytest.raises(SystemExit) as done:
-        main()
-    assert not done.value.code
-
-
-def test_freeze_takes_points_within_the_dims(tmp_path: Path) -> None:
+def test_points_must_be_within_the_dims(tmp_path: Path) -> None:
     dims = {"x": {0: Dim(name="batch", min=1, max=4)}}
     with pytest.raises(freezer.ColdpressError, match=r"point {'batch': 9}: got batch 9, expected batch from 1 to 4"):
         freezer.freeze(

@@ -1,8 +1,7 @@
-"""The headers and libraries of CUDA that host code of a package is compiled against, where no toolkit is installed.
+"""CUDA headers and libraries for compiling the host code of a package where no toolkit is installed.
 
-Inductor looks for a toolkit in CUDA_HOME or /usr/local/cuda. A torch from PyPI brings what is needed in packages of its own
-(`nvidia/cu13`, or `nvidia/cuda_runtime` and others of CUDA 12), without the names that a linker looks for. The driver's library,
-which the host code calls, lies where the loader finds it.
+Inductor looks for a toolkit in CUDA_HOME or /usr/local/cuda. A torch from PyPI brings the files in packages of its own
+(`nvidia/cu13`, or `nvidia/cuda_runtime` and others of CUDA 12), without the names that a linker looks for.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _DRIVER = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/aarch64-linux-gn
 
 @contextlib.contextmanager
 def cuda_toolkit(folder: Path) -> Iterator[None]:
-    """Let torch find CUDA's headers and libraries for the time of a build: an installed toolkit's, else those of torch's packages.
+    """Let torch find CUDA's headers and libraries during a build: an installed toolkit's, or else those of torch's packages.
 
     Args:
-        folder: that a folder of links is made in; it is gone afterwards.
+        folder: where to make a temporary folder of links.
 
     Raises:
-        BuildError: there are none; code CP-CUDA-HEADERS.
+        BuildError: there are no headers; code CP-CUDA-HEADERS.
     """
     from torch.utils import cpp_extension
 
@@ -50,13 +49,13 @@ def cuda_toolkit(folder: Path) -> Iterator[None]:
 
 
 def nvidia_folders(search_path: Sequence[str]) -> list[Path]:
-    """The folders of NVIDIA's packages that hold headers or libraries, in the order of the search path."""
+    """The folders of NVIDIA's packages, in the order of the search path."""
     roots = [Path(entry) / "nvidia" for entry in search_path if entry]
     return [part for root in roots if root.is_dir() for part in sorted(root.iterdir()) if part.is_dir()]
 
 
 def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> None:
-    """Fill a folder with links, as a toolkit has them: `include`, and `lib64` with names that a linker looks for.
+    """Link headers and libraries as in a toolkit: `include`, and `lib64` with the names that a linker looks for.
 
     Raises:
         BuildError: no package has the headers.
@@ -83,7 +82,7 @@ def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> N
 
 
 def driver_library(folders: Sequence[str] = _DRIVER) -> Path | None:
-    """The driver's libcuda.so.1; None where it is not found."""
+    """The driver's libcuda.so.1, if it is found."""
     places = [*folders, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
     found = next((path for place in places if place and (path := Path(place) / "libcuda.so.1").exists()), None)
     if found is not None:

@@ -1,4 +1,4 @@
-"""AOTInductor with freezing: a shared library with constants folded and weights packed for one device class."""
+"""AOTInductor with freezing: a shared library with folded constants and packed weights for one device class."""
 
 from __future__ import annotations
 
@@ -43,20 +43,18 @@ from freezer.runtime.precision import plain_precision
 from freezer.runtime.tensor_memory import program_bytes, program_dtypes
 
 SUFFIX = ".pt2"
-MAX_TEXT_BYTES = 2_000_000
-"""Longer texts are left out of the evidence."""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
-    """Compile a package for the target's device class and thread count. Needs a C++ compiler.
+    """Compile a package for the target's device class and thread count. Requires a C++ compiler.
 
-    The program's tensors that are nobody else's (`captured.owned`) are freed as soon as Inductor has made its own of them: the
-    program cannot be used afterwards.
+    The program's own tensors (`captured.owned`) are freed as soon as Inductor has copied them; the program cannot be used
+    afterwards.
 
     Raises:
-        BuildError: the model mutates buffers (freezing would bake their first values in), this process would pack weights for
-            another instruction set than the class's, or Inductor fails.
-        LeakError: the package holds instructions that the device class does not have.
+        BuildError: calls change buffers, whose first values freezing would bake in; this process would pack weights for another
+            instruction set than the class's; or Inductor fails.
+        LeakError: the package has instructions outside the device class.
     """
     if captured.mutates and settings["inductor"]["freezing"]:
         raise BuildError(
@@ -65,7 +63,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             code="CP-STATE",
         )
     if not captured.program.graph_signature.user_inputs:
-        raise BuildError("inductor: the model takes no tensor, and Inductor compiles none without; torchscript-frozen does")
+        raise BuildError("inductor: the model takes no tensor, which Inductor cannot compile; use torchscript-frozen")
     try:
         return _Build(captured, path, target, settings).run()
     except BuildError:
@@ -77,12 +75,12 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
 
 
 class _Build:
-    """One build: the program, what is made of it, and what there is to tell."""
+    """One build: the program, its settings, and what to report."""
 
     def __init__(self, captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> None:
         self._captured, self._path, self._target = captured, path, target
         self._program = captured.program
-        self._told = program_of(self._program, prefix="model." if captured.convention == "flat" else "")
+        self._facts = program_of(self._program, prefix="model." if captured.convention == "flat" else "")
         limit_mb = settings["weights_beside_above_mb"]
         self._size_mb = program_bytes(self._program) / 1e6
         self._on_gpu = target.device.type == "cuda"
@@ -91,29 +89,25 @@ class _Build:
         self._settings = settings["inductor"]
         self._table: str | None = None
         self._phases_s: dict[str, float] = {}
-        self._notes: list[str] = []
-        self._instructions: dict[str, int] = {}
         packs = self._settings["freezing"] and self._settings["cpp.weight_prepack"]
         self._layouts = packed_layouts(target, program_dtypes(self._program)) if packs else {}
 
     def run(self) -> Lowered:
-        """Compile, package, and tell."""
+        """Compile, package and report."""
         with own_cache(self._path.parent) as cache:
             watch, files = self._compile()
-            gc.collect()  # Inductor's graphs refer to each other, and hold the frozen weights
+            gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
             with timed(self._phases_s, "package"):
                 self._package(files)
             with timed(self._phases_s, "instructions"):
-                self._instructions = check_package(self._path, cache, self._target.device_class)
-        self._notes.append(self._where())
+                instructions = check_package(self._path, cache, self._target.device_class)
         report = replace(
-            report_of(watch, self._told, self._phases_s, self._notes),
-            instructions=self._instructions,
+            report_of(watch, self._facts, self._phases_s, [self._where()]),
+            instructions=instructions,
             instructions_of=self._target.device_class.name,
         )
-        texts = {GRAPH: shortened(graph_text(watch, self._told)), CODE: watch.code}
-        texts = {name: text for name, text in texts.items() if 0 < len(text) <= MAX_TEXT_BYTES}
-        return Lowered(report=report, texts=texts, layouts=self._layouts)
+        texts = {GRAPH: shortened(graph_text(watch, self._facts)), CODE: watch.code}
+        return Lowered(report=report, texts={name: text for name, text in texts.items() if text}, layouts=self._layouts)
 
     def _compile(self) -> tuple[Watch, list[Any]]:
         started, compiled = time.monotonic(), [time.monotonic()]
@@ -128,7 +122,7 @@ class _Build:
         def lowered(graph: Any) -> None:
             compiled[0] = time.monotonic()
             if self._beside:
-                self._table = self._describe(graph)
+                self._table = write_table(*table_of(graph))
 
         with (
             torch.no_grad(),
@@ -139,24 +133,17 @@ class _Build:
             cuda_toolkit(self._path.parent) if self._on_gpu else contextlib.nullcontext(),
             watching(before=repaired, frozen=frozen, lowered=lowered) as (watch, hooks),
         ):
-            from torch._inductor import aot_compile  # here: its first import uses torch.jit
+            from torch._inductor import aot_compile  # its first import uses torch.jit
 
             args, kwargs = self._program.example_inputs
             given = configuration(self._settings, self._target, beside=self._beside)
             config = known({**straying("torch._inductor.config"), **given, **hooks})
             packing = contextlib.nullcontext() if self._on_gpu else weight_packing(self._settings["cpp.weight_prepack"])
             with packing, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of torch's own code, while it tunes
+                warnings.simplefilter("ignore")  # from torch's own code while it tunes
                 files = aot_compile(self._program.module(check_guards=False), args, kwargs, options=config)
         self._phases_s |= {"lower": compiled[0] - started, "compile": time.monotonic() - compiled[0]}
         return watch, list(files)
-
-    def _describe(self, graph: Any) -> str | None:
-        try:
-            return write_table(*table_of(graph))
-        except Exception as error:  # torch keeps its constants elsewhere: its own loader opens the package all the same
-            self._notes.append(f"The weights cannot be mapped, and will be copied at load: {type(error).__name__}: {error}.")
-            return None
 
     def _package(self, files: list[Any]) -> None:
         from torch.export.pt2_archive._package import package_pt2
@@ -165,20 +152,19 @@ class _Build:
 
     def _where(self) -> str:
         if self._on_gpu:
-            return f"The weights lie inside the shared library, and are copied to the GPU at load ({self._size_mb:.1f} MB)."
+            return f"The weights are stored in the shared library, and copied to the GPU at load ({self._size_mb:.1f} MB)."
         if not self._beside:
-            return f"The weights lie inside the shared library ({self._why})."
-        how = "mapped into memory" if self._table else "copied"
-        return f"The weights lie beside the shared library, and are {how} at load ({self._why})."
+            return f"The weights are stored in the shared library ({self._why})."
+        return f"The weights are stored beside the shared library, and mapped into memory at load ({self._why})."
 
 
 def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) -> dict[str, Any]:
-    """All that is set for a build, by name of Inductor's configuration.
+    """Inductor's configuration for a build.
 
     Args:
-        settings: of freezing/recipes/inductor_settings.py.
+        settings: see freezing/recipes/inductor_settings.py.
         target: the device class and thread count.
-        beside: whether the weights lie beside the shared library.
+        beside: whether the weights are stored beside the shared library.
     """
     config = {**settings, "aot_inductor.package": True, "cpp.cxx": (None, compiler()), **(BESIDE if beside else {})}
     cpu = host_class(target.device_class)
@@ -193,7 +179,7 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the installed torch has.
 
     Raises:
-        BuildError: it lacks one that no build can do without, or the environment forces another value on it.
+        BuildError: torch lacks a required setting, or the environment forces another value.
     """
     from torch._inductor import config as inductor
 
@@ -206,17 +192,17 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in config.items() if name in names}
     with inductor.patch(found):
         effective = inductor.get_config_copy()
-    for name, value in found.items():  # some variables of the environment win over all that a program sets
+    for name, value in found.items():  # some environment variables override the program
         if effective[name] != value:
             raise BuildError(
-                f"inductor: the environment forces {name} to be {effective[name]!r}, and the recipe says {value!r}; unset "
+                f"inductor: the environment forces {name} to be {effective[name]!r}, but the recipe sets {value!r}; unset "
                 f"TORCHINDUCTOR_{name.upper().replace('.', '_')}"
             )
     return found
 
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
-    """The tensors that a graph reads, and all that the graphs within it hold."""
+    """The tensors that a graph reads, and those of nested graphs."""
     found: list[Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
         value: Any = graph.owning_module

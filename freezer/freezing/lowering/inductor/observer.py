@@ -1,12 +1,12 @@
-"""Looking on while Inductor freezes and compiles a model: its graphs at each stage, its constants, its kernels and its code.
+"""Observe Inductor while it freezes and compiles a model: graphs at each stage, constants, kernels and code.
 
-    unfrozen   after the passes that hold for all models, convolution weights laid out anew; freezing begins
-    merged     common subexpressions merged; constants are to be folded
+    unfrozen   after the passes for all models, with convolution weights in their new layout; freezing begins
+    merged     common subexpressions are merged; constants are not folded yet
     frozen     freezing is done
-    final      after all passes; this is lowered to kernels
+    final      after all passes; this graph is lowered to kernels
 
-Where torch has a hook (custom passes of its configuration) it is used; elsewhere a function of torch is wrapped while it builds.
-What cannot be seen, since torch is another than this was written for, is noted in `missing`, and the build goes on.
+Uses the custom passes of torch's configuration, and wraps torch functions where it has none. An observation that fails, because
+another torch differs, is recorded in `missing`, and the build continues.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from torch import Tensor
 from freezer.errors import first_line
 from freezer.runtime.tensor_memory import address_of
 
-STAGES = ("unfrozen", "merged", "frozen", "final")
-
 _KERNEL = re.compile(r'^extern "C"\s+void\s+(\w+)\(', re.MULTILINE)
 _CALL = re.compile(r"^\s+(\w+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphNode:
-    """A node of a graph as it was.
+    """A node of a graph at one stage.
 
     Attributes:
-        op, kind: of the node; its operator or its attribute's name.
-        root: name of the node of the captured program that it came from; empty where torch does not tell.
-        inputs: names of the nodes that it takes.
-        constant: whether it is a weight, or depends on weights alone.
-        variable: whether it depends on an input of the model. What only makes a tensor, of a size or a range, is neither.
-        channels_last: whether it is a copy in the channels-last layout.
+        op: the node's `op`.
+        kind: its operator, or its attribute's name.
+        root: name of the node of the captured program it came from; empty if unknown.
+        inputs: names of its input nodes.
+        constant: whether it is a weight or depends on weights only.
+        variable: whether it depends on an input of the model. Nodes that only create a tensor are neither.
+        channels_last: whether it copies to the channels-last layout.
     """
 
     op: str
@@ -54,7 +53,7 @@ class GraphNode:
 
     @property
     def calls(self) -> bool:
-        """Whether it is an operator; taking a result apart is none, nor is what Python computes of sizes."""
+        """Whether it is an operator; `getitem` and Python arithmetic on sizes are not."""
         return self.op == "call_function" and "." in self.kind and not self.kind.startswith("aten.sym_")
 
 
@@ -64,7 +63,7 @@ Graph = Mapping[str, GraphNode]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """A tensor in the frozen graph: its size, whether it is packed, and where its memory begins."""
+    """A tensor in the frozen graph: its size, whether it is packed, and its address."""
 
     size_bytes: int
     packed: bool
@@ -73,7 +72,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extern:
-    """A call of an operator that is no kernel of Inductor's own, with the names of what is fused into it."""
+    """A call of an operator that is not one of Inductor's own kernels, with the names of operations fused into it."""
 
     kind: str
     fused: tuple[str, ...]
@@ -81,25 +80,23 @@ class Extern:
 
 @dataclass
 class Watch:
-    """What was seen of one build.
+    """Observations of one build.
 
     Attributes:
-        stages: the graphs, by name of the stage.
-        sources: for each node that freezing computed, the nodes that it was computed from.
-        constants: of the frozen graph, by name of the node.
-        outputs: names of the nodes that the final graph gives.
+        stages: graphs by name of the stage.
+        sources: for each node computed by freezing, the nodes it was computed from.
+        constants: constants of the frozen graph, by name of the node.
         externs: calls of operators.
-        num_loops: of Inductor's own, before they were fused.
-        kernels: names of its own kernels, one for each call.
-        code: of the wrapper and of the kernels.
-        graph: the final graph in text.
-        missing: what could not be seen, and why.
+        num_loops: Inductor's loops before fusion.
+        kernels: names of Inductor's kernels, one for each call.
+        code: code of the wrapper and the kernels.
+        graph: text of the final graph.
+        missing: observations that failed, with the reason.
     """
 
     stages: dict[str, Graph] = field(default_factory=dict)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
     externs: list[Extern] = field(default_factory=list)
     num_loops: int = 0
     kernels: tuple[str, ...] = ()
@@ -112,12 +109,12 @@ class Watch:
 def watching(
     *, before: Callable[[torch.fx.Graph], None], frozen: Callable[[torch.fx.Graph], None], lowered: Callable[[Any], None]
 ) -> Iterator[tuple[Watch, dict[str, Any]]]:
-    """What is seen of the build that runs in this block, and the hooks that its configuration must hold.
+    """Observe the build that runs in this block; yield the observations and the hooks to set in its configuration.
 
     Args:
-        before: called with each graph after the passes that hold for all models, before freezing; it may change it.
-        frozen: called with the frozen graph; not with those of its branches (torch.cond), of which Inductor makes the passes first.
-        lowered: called with Inductor's GraphLowering, when the code is written and before it is compiled.
+        before: called with each graph after the passes for all models, before freezing; may change the graph.
+        frozen: called with the frozen graph, but not with graphs of its branches (torch.cond), which Inductor handles first.
+        lowered: called with Inductor's GraphLowering after the code is written and before it is compiled.
     """
     watch = Watch()
     whole: list[weakref.ref[torch.fx.GraphModule]] = []
@@ -128,6 +125,7 @@ def watching(
         except Exception as error:
             watch.missing.append(f"{what} ({type(error).__name__}: {first_line(error)})")
 
+    # Plain functions, because torch copies its configuration, with the owner of a method.
     def at_joint(graph: torch.fx.Graph) -> None:
         before(graph)
 
@@ -139,61 +137,36 @@ def watching(
     def at_final(graph: torch.fx.Graph) -> None:
         see("the final graph", lambda: _final(watch, graph))
 
-    def at_compile(graph: Any, *code: str) -> None:
-        see("the kernels", lambda: _kernels(watch, graph, *code))
-        lowered(graph)
-
-    hooks = {  # plain functions: torch copies its configuration, and would copy what a method belongs to
-        "joint_custom_post_pass": at_joint,
-        "post_grad_custom_pre_pass": at_frozen,
-        "post_grad_custom_post_pass": at_final,
-    }
-    with _wrapped(watch, see, whole), _compiling(at_compile, watch):
-        yield watch, hooks
-
-
-@contextlib.contextmanager
-def _wrapped(
-    watch: Watch, see: Callable[[str, Callable[[], None]], None], whole: list[weakref.ref[torch.fx.GraphModule]]
-) -> Iterator[None]:
-    """Look at the graph where freezing begins, whose module goes into `whole`, and before each folding of constants."""
-    from torch._inductor import freezing
-
     def at_freeze(*args: Any) -> None:
-        see("the graph that freezing begins with", lambda: watch.stages.update(unfrozen=_nodes(_module_among(args).graph)))
-        see("the module that is frozen", lambda: whole.append(weakref.ref(_module_among(args))))
+        module = _module_among(args)
+        whole.append(weakref.ref(module))
+        see("the unfrozen graph", lambda: watch.stages.update(unfrozen=_nodes(module.graph)))
 
     def at_fold(*args: Any) -> None:
         see("the folding of constants", lambda: _fold(watch, _module_among(args).graph))
 
-    with contextlib.ExitStack() as stack:
-        for name, look in (("freeze", at_freeze), ("constant_fold", at_fold)):
-            if hasattr(freezing, name):
-                stack.enter_context(_looking(freezing, name, look))
-            else:
-                watch.missing.append(f"torch._inductor.freezing.{name}, which torch {torch.__version__} does not have")
-        yield
+    def at_compile(graph: Any, *code: Any) -> None:
+        see("the kernels", lambda: _kernels(watch, graph, *(text for text in code[:2] if isinstance(text, str))))
+        lowered(graph)
 
+    from torch._inductor import codecache, freezing
 
-@contextlib.contextmanager
-def _compiling(look: Callable[..., None], watch: Watch) -> Iterator[None]:
-    from torch._inductor import codecache
-
-    if not hasattr(codecache, "AotCodeCompiler"):
-        watch.missing.append(f"torch._inductor.codecache.AotCodeCompiler, which torch {torch.__version__} does not have")
-        yield
-        return
-
-    def with_code(*args: Any) -> None:
-        look(args[0], *(code for code in args[1:3] if isinstance(code, str)))
-
-    with _looking(codecache.AotCodeCompiler, "compile", with_code):
-        yield
+    with (
+        _looking(freezing, "freeze", at_freeze),
+        _looking(freezing, "constant_fold", at_fold),
+        _looking(codecache.AotCodeCompiler, "compile", at_compile),
+    ):
+        hooks = {
+            "joint_custom_post_pass": at_joint,
+            "post_grad_custom_pre_pass": at_frozen,
+            "post_grad_custom_post_pass": at_final,
+        }
+        yield watch, hooks
 
 
 @contextlib.contextmanager
 def _looking(owner: Any, name: str, look: Callable[..., None]) -> Iterator[None]:
-    """Call `look` with the positional arguments of each call of a function, or class method, before it."""
+    """Call `look` with the positional arguments of a function or class method before each call."""
     original, kept = getattr(owner, name), vars(owner)[name]
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +181,7 @@ def _looking(owner: Any, name: str, look: Callable[..., None]) -> Iterator[None]
 
 
 def _module_among(args: tuple[Any, ...]) -> torch.fx.GraphModule:
-    """What a function of torch works on: its last GraphModule."""
+    """The last GraphModule among the arguments."""
     return next(item for item in reversed(args) if isinstance(item, torch.fx.GraphModule))
 
 
@@ -230,7 +203,7 @@ def _nodes(graph: torch.fx.Graph) -> Graph:
 
 
 def _kind(target: Any) -> str:
-    """The operator as torch names it; of a fusion the function of Inductor's that lowers it."""
+    """Torch's name of the operator; for a fusion the name of Inductor's function that lowers it."""
     while hasattr(target, "func") and not hasattr(target, "_schema"):
         target = target.func
     return str(target) if hasattr(target, "_schema") or isinstance(target, str) else getattr(target, "__qualname__", str(target))
@@ -263,7 +236,6 @@ def _frozen(watch: Watch, graph: torch.fx.Graph) -> None:
 
 def _final(watch: Watch, graph: torch.fx.Graph) -> None:
     watch.stages["final"] = _nodes(graph)
-    watch.outputs = tuple(node.name for node in graph.output_node().all_input_nodes)
     module: Any = graph.owning_module
     watch.graph = module.print_readable(print_output=False, include_stride=True)
 

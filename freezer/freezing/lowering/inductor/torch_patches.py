@@ -1,6 +1,6 @@
-"""What would make Inductor build something else than was asked for, put right for the time of a build.
+"""Patches of Inductor for the time of a build.
 
-Each was seen with torch 2.13; its test fails without it. Where a torch has no such thing any more, nothing is done.
+Each fixes a behavior of torch 2.13 that would build something else than the recipe asks for; its test fails without the patch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from freezer.errors import BuildError
 from freezer.hardware.device_classes import DeviceClass
 
 _MKLDNN_PASSES = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization")
-"""The modules whose patterns pack weights."""
+"""Modules whose patterns pack weights."""
 
 _X86_VECTORS = (
     ("amx_tile", "VecAMX"),
@@ -29,7 +29,7 @@ _X86_VECTORS = (
     ("avx2", "VecAVX2"),
 )
 _ARM_VECTORS = (("sve", "VecSVE"), ("asimd", "VecNEON"))
-"""For the best feature that a class has, Inductor's name of its vectors."""
+"""CPU features, the best first, and Inductor's names of their vectors."""
 
 _WIDE = 512
 
@@ -38,30 +38,25 @@ _FOLDED = ("add", "sub", "mul", "div")
 
 @contextlib.contextmanager
 def vectors_of(device_class: DeviceClass) -> Iterator[None]:
-    """Let Inductor see the vector instructions of the class, not those of the CPU it builds on.
+    """Let Inductor use the vector instructions of the class, not those of this CPU.
 
-    `cpp.march` alone is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* when the CPU has
-    them, whatever the target.
+    `cpp.march` is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* if this CPU has them.
 
     Raises:
-        BuildError: this torch has no code for them.
+        BuildError: torch has no code for the class.
     """
     if device_class.kind != "cpu":
         yield
         return
     from torch._inductor import cpu_vec_isa
 
-    isa = _vectors(device_class)  # one for all: torch compiles a probe for each that it has not seen
+    isa = _vectors(device_class)  # a single object, because torch compiles a probe for each new one
     with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]):
         yield
 
 
 def _vectors(device_class: DeviceClass) -> Any:
-    """What Inductor calls the vector instructions of a CPU class, with the compiler's flags of that class and no other.
-
-    Raises:
-        BuildError: this torch has no code for them.
-    """
+    """Inductor's description of the vector instructions of a CPU class, with the compiler flags of the class."""
     from torch._inductor import cpu_vec_isa
 
     names = {"x86_64": _X86_VECTORS, "aarch64": _ARM_VECTORS}[device_class.machine]
@@ -77,7 +72,7 @@ def _vectors(device_class: DeviceClass) -> Any:
         return base()
 
     class OfTheClass(base):  # type: ignore[misc]
-        """AVX-512 as the class defines it: Inductor adds what the CPU has that it builds on."""
+        """AVX-512 as the class defines it, without the extensions of this CPU."""
 
         __hash__ = cpu_vec_isa.VecISA.__hash__
 
@@ -95,13 +90,13 @@ def _vectors(device_class: DeviceClass) -> Any:
 
 @contextlib.contextmanager
 def own_cache(folder: Path) -> Iterator[Path]:
-    """A cache folder of this build's own, gone afterwards.
+    """Use a temporary Inductor cache for one build.
 
-    Inductor keeps what it built for ever, weights and all, and what it timed by shapes alone: timings of another thread count or
-    instruction set would decide here.
+    Inductor's cache keeps builds with their weights forever, and looks up timings by shape only, also those of other thread counts
+    and instruction sets.
 
     Args:
-        folder: that the cache folder is made in; on a disk that has room for the weights twice.
+        folder: where to make the cache, on a disk with room for the weights twice.
     """
     from torch._inductor.utils import clear_caches
 
@@ -122,15 +117,11 @@ def own_cache(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def weight_packing(wanted: bool) -> Iterator[None]:
-    """Pack weights, or do not, as the build wants it.
-
-    Inductor looks at `cpp.weight_prepack` when it freezes the first model of a process, and does with all others what it did then.
-    """
+    """Pack weights or not, for each build; Inductor decides once per process, by `cpp.weight_prepack` at its first freeze."""
     from torch._inductor import config
     from torch._inductor.fx_passes import freezing_patterns as patterns
 
-    if hasattr(patterns.lazy_init, "cache_clear"):
-        patterns.lazy_init.cache_clear()
+    patterns.lazy_init.cache_clear()
     with config.patch({"cpp.weight_prepack": True}):
         patterns.lazy_init()
     if wanted:
@@ -142,14 +133,14 @@ def weight_packing(wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def linears_of_vectors() -> Iterator[None]:
-    """Let linear layers take one vector, without a batch: Inductor multiplies the sizes before the last, and fails at none."""
+    """Support linear layers on a single vector: Inductor multiplies the sizes before the last, and fails without any."""
     from torch._inductor.fx_passes import mkldnn_fusion
 
     def product(function: Callable[[Any, Any], Any], sizes: Iterable[Any]) -> Any:
         found = list(sizes)
-        return functools.reduce(function, found) if found else None  # equal to no size: the reshapes around the layer stay
+        return functools.reduce(function, found) if found else None  # None equals no size, so the reshapes around the layer stay
 
-    with _replaced(mkldnn_fusion, "reduce", product) if hasattr(mkldnn_fusion, "reduce") else contextlib.nullcontext():
+    with _replaced(mkldnn_fusion, "reduce", product):
         yield
 
 
@@ -157,24 +148,23 @@ def _without_packing(patterns: Any) -> Any:
     """A copy of a PatternMatcherPass without the patterns that pack weights."""
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
+    def packs(entry: Any) -> bool:
+        return getattr(getattr(entry, "handler", None), "__module__", None) in _MKLDNN_PASSES
+
     copied = PatternMatcherPass()
     for key, entries in patterns.patterns.items():
-        copied.patterns[key] += [entry for entry in entries if _module_of(entry) not in _MKLDNN_PASSES]
+        copied.patterns[key] += [entry for entry in entries if not packs(entry)]
     return copied
 
 
-def _module_of(entry: Any) -> str | None:
-    return getattr(getattr(entry, "handler", None), "__module__", None)
-
-
 def name_scalars(graph: torch.fx.Graph) -> None:
-    """Give each number that will be folded into a convolution a buffer of its own.
+    """Give each number that will be folded into a convolution its own buffer.
 
-    Inductor's folding puts every such number into one buffer, `other_tensor`: of `conv1(x) * 2` and `conv2(x) * 3` in one model
-    both are multiplied by 3. Tensors it folds right.
+    Inductor's folding puts all of them into one buffer, `other_tensor`: with `conv1(x) * 2` and `conv2(x) * 3` in one model, both
+    are multiplied by 3.
 
     Args:
-        graph: of a GraphModule, with operators of aten, in which weights are attributes.
+        graph: graph of a GraphModule with aten operators and weights as attributes.
     """
     module: Any = graph.owning_module
     number = 0
@@ -194,14 +184,13 @@ def name_scalars(graph: torch.fx.Graph) -> None:
 
 
 def clip_windows(graph: torch.fx.Graph) -> None:
-    """Let no average pool's window be larger than what it is over.
+    """Clip windows of average pools to the padded input.
 
-    A window may be: in ceil mode a model pools whatever comes with one that no image outgrows (EfficientNet of transformers: 2,560
-    by 2,560 over 7 by 7). Kernels of ATen stop at the border; the loops that Inductor writes go over all of the window and look at
-    each place. The divisor is the window's part within the padded input, so a window of just that size is the same.
+    In ceil mode a window may be larger (EfficientNet of transformers: 2,560 by 2,560 over 7 by 7). ATen's kernels stop at the
+    border, but Inductor's loops visit the whole window. The divisor only counts the padded input, so the result is the same.
 
     Args:
-        graph: with operators of aten.
+        graph: graph with aten operators.
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default):
         sizes = node.args[0].meta["val"].shape[-2:]
@@ -214,13 +203,13 @@ def clip_windows(graph: torch.fx.Graph) -> None:
 
 
 def _both(value: Any) -> list[int]:
-    """Height and width of a pool's argument, which may be one number for both."""
+    """Height and width of a pool's argument, which may be a single number."""
     values = [value] if isinstance(value, int) else list(value)
     return values * 2 if len(values) == 1 else values
 
 
 def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The addition, subtraction, multiplication or division that folding would take into a node's convolution next."""
+    """The arithmetic node that folding would take into a node's convolution next."""
     aten = torch.ops.aten
     if len(node.users) != 1:
         return None

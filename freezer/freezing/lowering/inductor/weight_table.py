@@ -1,4 +1,4 @@
-"""Write the table of weights that the Inductor loader reads: name, position, dtype, shape and stride of each constant."""
+"""Write the table that the Inductor loader reads: name, position, dtype, shape and stride of each constant."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from freezer.runtime.inductor_loader import ALIGNMENT, WeightEntry
 
 
 def table_of(graph: Any) -> tuple[list[WeightEntry], int]:
-    """The constants of Inductor's GraphLowering, in the order and at the places in which it writes them, and their bytes.
-
-    Raises:
-        AttributeError: this torch keeps its constants elsewhere.
-    """
+    """The constants of Inductor's GraphLowering in the order and at the positions in which it writes them, and their total size."""
     entries, position = [], 0
     for name in graph.constants:
         if name in graph.folded_constants:

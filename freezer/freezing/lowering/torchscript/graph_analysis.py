@@ -1,6 +1,6 @@
-"""What TorchScript's graphs tell: operators by kind, attributes that are read, and the lines that change them.
+"""Analysis of TorchScript graphs: operators by kind, attributes that are read, and lines that change them.
 
-A graph's nodes live as long as the graph: callers hold it while they use what is told here.
+The nodes of a graph live as long as the graph, so callers keep it while they use the results.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ NO_OPERATORS = frozenset(
         *("TupleConstruct", "TupleUnpack", "TupleIndex", "TupleSlice"),
     )
 )
-"""Kinds of nodes that compute nothing: constants, reads of attributes, and what puts values together and takes them apart."""
+"""Kinds of nodes that compute nothing: constants, attribute reads, packing and unpacking."""
 
 _LONG_CHAIN = 100
-"""Views of views that are followed back to an attribute."""
+"""Limit on views of views to follow back to an attribute."""
 
 Path = tuple[str, ...]
 """Names from the module to one of its attributes."""
 
 
 def inlined(module: Any, method: str) -> Any:
-    """A copy of the graph of a C++ module's method, with all that it calls in it; that of tasks that it forks too."""
+    """An inlined copy of the graph of a C++ module's method, including the tasks it forks."""
     return _with_own_forks(module._get_method(method).inlined_graph.copy())
 
 
 def _with_own_forks(graph: Any) -> Any:
-    """The graph, with copies of the graphs that it forks: a copied graph shares them with the first."""
+    """Copy and inline the subgraphs of forks, which a copied graph shares with the original."""
     for node in graph.findAllNodes("prim::fork"):
         copied = node.g("Subgraph").copy()
         torch._C._jit_pass_inline(copied)
@@ -52,12 +52,12 @@ def walk(block: Any) -> Iterator[Any]:
         for node in waiting.pop(0).nodes():
             yield node
             kind = node.kind()
-            if kind.startswith("prim::") and kind not in NO_OPERATORS:  # asking for blocks costs more than all the rest
+            if kind.startswith("prim::") and kind not in NO_OPERATORS:  # `blocks` is slow
                 waiting.extend(node.blocks())
 
 
 def operators(graph: Any) -> Counter[str]:
-    """The number of operators by kind; those of a task that the graph forks too."""
+    """Number of operators by kind, including those of forked tasks."""
     found: Counter[str] = Counter()
     for node in walk(graph):
         if node.kind() not in NO_OPERATORS:
@@ -69,17 +69,17 @@ def operators(graph: Any) -> Counter[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """A graph, or the graph of a task that it forks, and which of its inputs are the module or one of its submodules.
+    """The graph of a method or of a forked task.
 
     Attributes:
-        owners: by `unique()` of an input, the path to the submodule; the empty path is the module itself.
+        owners: path of the module or submodule that an input is, by `unique()` of the input; the empty path is the module itself.
     """
 
     graph: Any
     owners: Mapping[int, Path]
 
     def attribute(self, node: Any) -> Path | None:
-        """The attribute of the module that a GetAttr or SetAttr node names; None where it belongs to another object."""
+        """Path of the attribute that a GetAttr or SetAttr node names; None if it belongs to another object."""
         owner = self._path(node.inputsAt(0))
         return None if owner is None else (*owner, node.s("name"))
 
@@ -92,7 +92,7 @@ class Scope:
         return None if start is None else (*start, *names)
 
     def forked(self) -> Iterator[Scope]:
-        """The scopes of the tasks that the graph forks."""
+        """The scopes of the graph's forked tasks."""
         for node in self.graph.findAllNodes("prim::fork"):
             graph = node.g("Subgraph")
             given = zip(graph.inputs(), node.inputs(), strict=True)
@@ -100,7 +100,7 @@ class Scope:
             yield Scope(graph=graph, owners={key: path for key, path in paths.items() if path is not None})
 
     def reads(self) -> Iterator[tuple[Path, Any]]:
-        """Each read of an attribute that is no submodule or other object, with its node; those of forked tasks are left out."""
+        """Each read of an attribute that is not an object, with its node; without those of forked tasks."""
         for node in self.graph.findAllNodes("prim::GetAttr"):
             if not isinstance(node.output().type(), torch._C.ClassType):
                 path = self.attribute(node)
@@ -109,7 +109,7 @@ class Scope:
 
 
 def scopes(graph: Any) -> Iterator[Scope]:
-    """The scope of a method's graph, and of all that it forks."""
+    """The scopes of a method's graph and of its forked tasks."""
     first = next(iter(graph.inputs()), None)
     waiting = [Scope(graph=graph, owners={} if first is None else {first.unique(): ()})]
     while waiting:
@@ -135,7 +135,7 @@ def attribute_of(module: Any, path: Path) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an attribute's value: itself, or those in its lists, tuples and dicts."""
+    """The tensors in an attribute's value, also within lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -148,7 +148,7 @@ class Mutation:
 
     Attributes:
         how: `sets it`, or `changes it in place (aten::add_)`.
-        line: of the user's source; None where the graph does not tell.
+        line: line of the user's source, if the graph has it.
     """
 
     method: str
@@ -162,11 +162,10 @@ class Mutation:
 def mutations(graphs: Mapping[str, Any]) -> dict[Path, Mutation]:
     """The attributes that methods change, each with the first place that does.
 
-    An attribute is changed where it is set, and where the alias analysis (what `Graph.dump_alias_db` prints) finds that a node
-    writes to what may be its value.
+    An attribute is changed where it is set, and where torch's alias analysis finds that a node may write to its value.
 
     Args:
-        graphs: of the methods, inlined, by name.
+        graphs: inlined graphs of the methods, by name.
     """
     found: dict[Path, Mutation] = {}
     for method, graph in graphs.items():
@@ -180,20 +179,20 @@ def _note_mutations(scope: Scope, method: str, found: dict[Path, Mutation]) -> N
         path = scope.attribute(node)
         if path is not None:
             found.setdefault(path, Mutation(method=method, how="sets it", line=_line(node) or _line(node.inputsAt(1).node())))
-    aliases = scope.graph.alias_db(True)  # as of a frozen module: each read is a value of its own
+    aliases = scope.graph.alias_db(True)  # True: as in a frozen module, each read is a separate value
     writes = [(node, given) for node in walk(scope.graph) for given in _written(node)]
     for path, node in scope.reads():
         if path not in found and aliases.has_writers(node.output()):
             mine = [(writer, given) for writer, given in writes if aliases.may_contain_alias(node.output(), given)]
             sure = [writer for writer, given in mine if _viewed(scope, given) == path]
             writer = (sure or [writer for writer, _ in mine] or [None])[0]
-            how = "changes it in place" if sure else "may change it in place, as far as the alias analysis can tell"
+            how = "changes it in place" if sure else "may change it in place, according to the alias analysis"
             kind = f" ({writer.kind()})" if writer else ""
             found[path] = Mutation(method=method, how=f"{how}{kind}", line=_line(writer) if writer else None)
 
 
 def _viewed(scope: Scope, value: Any) -> Path | None:
-    """The attribute that a value is, or is a view of, by a chain of first inputs; None where there is no such chain."""
+    """The attribute that a value is or views, following first inputs; None if there is none."""
     for _ in range(_LONG_CHAIN):
         node = value.node()
         if node.kind() == "prim::GetAttr":
@@ -209,7 +208,7 @@ def _line(node: Any) -> str | None:
 
 
 def _written(node: Any) -> list[Any]:
-    """The values that a node writes into, as its schema says."""
+    """The values that a node writes into, by its schema."""
     text = node.schema()
     if "!" not in text:
         return []
@@ -222,6 +221,6 @@ def _written(node: Any) -> list[Any]:
 
 
 def tensor_constants(graphs: Collection[Any]) -> list[Tensor]:
-    """The tensors that graphs hold as constants."""
+    """The tensor constants of graphs."""
     nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
     return [tensor for node in nodes for tensor in tensors_in(node.output().toIValue())]

@@ -1,13 +1,12 @@
-"""The passes of torch.jit.freeze, run one by one on copies of the graphs, so that what each did can be counted.
+"""Replay of torch.jit.freeze pass by pass on copies of the graphs, to count what each pass did.
 
-torch.jit.freeze is two steps in C++, neither of which says what it did:
+torch.jit.freeze has two steps in C++, which report nothing:
 
-    _freeze_module                    attributes become constants, then a clean-up (runOptimization in graph_executor.cpp)
-    _jit_pass_optimize_frozen_graph   dropouts, batch norms, ... (frozen_graph_optimizations.cpp)
+    _freeze_module                    makes attributes constants, then cleans up (runOptimization in graph_executor.cpp)
+    _jit_pass_optimize_frozen_graph   folds dropouts, batch norms, ... (frozen_graph_optimizations.cpp)
 
-Here the same passes run in the same order. The operators that are left must be those that torch itself left: where they are not, as
-in another torch whose passes are others, nothing is told by name. Weights are shared with the module, not copied; what folding
-computes is held twice meanwhile.
+The replay runs the same passes in the same order. If its operators differ from torch's, as with another torch whose passes differ,
+it raises ReplayError. Weights are shared with the module; results of folding exist twice meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.artifact.freezing_report import Change
 from freezer.freezing.lowering.torchscript.graph_analysis import (
     Path,
     attribute_of,
@@ -46,194 +44,176 @@ NUMERIC_PASSES: Mapping[str, str] = {
     "fold_frozen_conv_mul_or_div": "multiplications and divisions folded into convolutions",
     "fold_frozen_linear_bn": "batch norms folded into linear layers",
 }
-"""Passes of optimize_numerics, in the order that torch repeats until nothing changes."""
+"""Passes of optimize_numerics, which torch repeats in this order until nothing changes."""
 
 FUSED, TRANSPOSED = "convolutions fused with add and relu", "linear layers pretransposed"
 MKLDNN = "convolutions and linear layers moved to oneDNN's layouts"
 
 
-class UntoldError(Exception):
-    """What was done cannot be told: the replay did not end where torch did, or this torch lacks a pass; the message says which."""
+class ReplayError(Exception):
+    """The replay did not reproduce torch's result, or torch lacks a pass."""
 
 
-class _Counts:
-    """Counts by name, in the order in which they first came."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, int] = {}
-
-    def add(self, name: str, count: int) -> None:
-        if count > 0:
-            self._found[name] = self._found.get(name, 0) + count
-
-    def changes(self) -> tuple[Change, ...]:
-        return tuple(Change(name=name, count=count) for name, count in self._found.items())
-
-
-def clean_up(module: Any, frozen: Any, methods: Sequence[str]) -> tuple[Change, ...]:
-    """What making attributes constants, and the clean-up after it, did to the graphs.
+def clean_up(module: Any, frozen: Any, methods: Sequence[str]) -> Counter[str]:
+    """Count what making attributes constants, and the clean-up after it, did to the graphs.
 
     Args:
         module: the C++ module before it was frozen.
-        frozen: what torch._C._freeze_module made of it, before any optimization.
-        methods: that were frozen.
+        frozen: the result of torch._C._freeze_module, before any optimization.
+        methods: the frozen methods.
 
     Raises:
-        UntoldError: see there.
+        ReplayError: see there.
     """
-    counts = _Counts()
+    counts: Counter[str] = Counter()
     for method in methods:
         graph = inlined(module, method)
         _make_constants(graph, module, frozen, tensors=True)
         for scope in scopes(graph):
-            _clean_up(_Replay(scope.graph, counts))
+            _Replay(scope.graph, counts).clean_up()
         replay, expected = _Replay(graph, counts), operators(frozen._get_method(method).graph)
         if _but(replay.ops, "aten::detach") != _but(expected, "aten::detach"):
-            _pass("lower_all_tuples")(graph)  # torch lowers simple ones alone; the operators that then have no use are the same
+            _pass("lower_all_tuples")(graph)  # torch only lowers simple tuples, but the remaining operators are the same
             replay.run("dce_graph", DEAD)
-        left = replay.ops
-        counts.add(NO_OPS, left["aten::detach"] - expected["aten::detach"])
-        if _but(left, "aten::detach") != _but(expected, "aten::detach"):
-            raise UntoldError(f"the clean-up of `{method}` left other operators than its replay")
-    return counts.changes()
+        replay.count(NO_OPS, replay.ops["aten::detach"] - expected["aten::detach"])
+        if _but(replay.ops, "aten::detach") != _but(expected, "aten::detach"):
+            raise ReplayError(f"the replayed clean-up of `{method}` left other operators than torch")
+    return counts
 
 
 def used_attributes(module: Any, frozen: Any, methods: Sequence[str]) -> set[Path]:
-    """Tensors, and what holds tensors, that calls read, once the branches are gone that frozen numbers and flags decide."""
+    """Attributes with tensors that calls read, after branches that depend on constants are decided."""
     used: set[Path] = set()
     for method in methods:
         graph = inlined(module, method)
         _make_constants(graph, module, frozen, tensors=False)
         for scope in scopes(graph):
-            _clean_up(_Replay(scope.graph, None))
+            _Replay(scope.graph, Counter()).clean_up()
             used |= {path for path, node in scope.reads() if node.hasUses()}
     return used
 
 
-def optimizations(frozen: Any, final: Any, methods: Sequence[str], *, numerics: bool) -> tuple[Change, ...]:
-    """What optimizing a frozen module did.
+def optimizations(frozen: Any, final: Any, methods: Sequence[str], *, numerics: bool) -> Counter[str]:
+    """Count what the optimization of a frozen module did.
 
     Args:
-        frozen: what torch._C._freeze_module made; its graphs are changed here.
-        final: the C++ module that torch.jit.freeze gave.
-        methods: that were frozen.
-        numerics: whether it was told to optimize numerics.
+        frozen: the result of torch._C._freeze_module; its graphs are changed here.
+        final: the C++ module from torch.jit.freeze.
+        methods: the frozen methods.
+        numerics: the argument `optimize_numerics` of torch.jit.freeze.
 
     Raises:
-        UntoldError: see there.
+        ReplayError: see there.
     """
-    counts = _Counts()
+    counts: Counter[str] = Counter()
     for method in methods:
         graph = frozen._get_method(method).graph
-        before = _num_dropouts(graph)
-        if method == "forward":  # the pass takes a module, and looks at this method alone
-            _pass("remove_dropout")(frozen)
-        counts.add(DROPOUT, before - _num_dropouts(graph))
-        sliced = len(graph.findAllNodes("aten::slice"))
-        _pass("concat_frozen_linear")(graph)
-        counts.add(CONCAT, len(graph.findAllNodes("aten::slice")) - sliced)
         replay = _Replay(graph, counts)
-        while numerics and sum(replay.run(name, told) for name, told in NUMERIC_PASSES.items()) > 0:
+        if method == "forward":  # the pass takes a module, and only changes this method
+            dropouts = _num_dropouts(replay.ops)
+            _pass("remove_dropout")(frozen)
+            replay = _Replay(graph, counts)
+            replay.count(DROPOUT, dropouts - _num_dropouts(replay.ops))
+        sliced = replay.ops["aten::slice"]
+        _pass("concat_frozen_linear")(graph)
+        replay = _Replay(graph, counts)
+        replay.count(CONCAT, replay.ops["aten::slice"] - sliced)
+        while numerics and sum([replay.run(name, change) for name, change in NUMERIC_PASSES.items()]) > 0:
             pass
-        left, expected = replay.ops, operators(final._get_method(method).graph)
-        counts.add(DROPOUT, sum(left[kind] - expected[kind] for kind in _DROPOUTS))
-        if _but(left, *_DROPOUTS) != _but(expected, *_DROPOUTS):
-            raise UntoldError(f"the optimization of `{method}` left other operators than its replay")
-    return counts.changes()
+        expected = operators(final._get_method(method).graph)
+        replay.count(DROPOUT, _num_dropouts(replay.ops) - _num_dropouts(expected))
+        if _but(replay.ops, *_DROPOUTS) != _but(expected, *_DROPOUTS):
+            raise ReplayError(f"the replayed optimization of `{method}` left other operators than torch")
+    return counts
 
 
-def optimizations_at_load(final: Any, methods: Sequence[str]) -> tuple[Change, ...]:
-    """What torch.jit.optimize_for_inference does to a frozen module, which is left as it is.
+def optimizations_at_load(final: Any, methods: Sequence[str]) -> Counter[str]:
+    """Count what torch.jit.optimize_for_inference would do to a frozen module, which stays unchanged.
 
     Raises:
-        UntoldError: this torch lacks a pass.
+        ReplayError: torch lacks a pass.
     """
-    counts = _Counts()
+    counts: Counter[str] = Counter()
     for method in methods:
         graph = final._get_method(method).graph.copy()
         _pass("fuse_frozen_conv_add_relu")(graph)
-        counts.add(FUSED, sum(count for kind, count in operators(graph).items() if "cudnn_convolution" in kind))
+        counts[FUSED] += sum(count for kind, count in operators(graph).items() if "cudnn_convolution" in kind)
         _pass("convert_frozen_ops_to_mkldnn")(graph)
         linears = graph.findAllNodes("aten::linear")
         moved = sum(node.inputsAt(1).node().kind() == "prim::ConstantMKLDNNTensor" for node in linears)
-        counts.add(MKLDNN, len(graph.findAllNodes("prim::mkldnn_convolution")) + moved)
+        counts[MKLDNN] += len(graph.findAllNodes("prim::mkldnn_convolution")) + moved
         num_linears = len(linears)
         del linears  # the next pass destroys some of these nodes
         _pass("transpose_frozen_linear")(graph)
-        counts.add(TRANSPOSED, num_linears - len(graph.findAllNodes("aten::linear")))
-    return counts.changes()
+        counts[TRANSPOSED] += num_linears - len(graph.findAllNodes("aten::linear"))
+    return counts
 
 
 class _Replay:
-    """Passes on one graph, and how many operators each took away.
+    """Runs passes on a graph and counts the operators that each removed.
 
     Attributes:
-        ops: the operators that the graph has now; none where nobody counts.
+        ops: the current operators of the graph.
     """
 
-    def __init__(self, graph: Any, counts: _Counts | None) -> None:
-        self.graph = graph
-        self.ops: Counter[str] = Counter() if counts is None else operators(graph)
-        self._counts = counts
+    def __init__(self, graph: Any, counts: Counter[str]) -> None:
+        self.ops = operators(graph)
+        self._graph, self._counts = graph, counts
 
-    def run(self, name: str, told: str) -> int:
-        """Run a pass; how many operators it took away, which is counted as `told`."""
+    def run(self, name: str, change: str | None = None) -> int:
+        """Run a pass; return the number of operators it removed, and count it as `change`."""
         before = self.ops.total()
-        self._run(name)
-        self.count(told, before - self.ops.total())
-        return before - self.ops.total()
+        _pass(name)(self._graph)
+        self.ops = operators(self._graph)
+        removed = before - self.ops.total()
+        if change:
+            self.count(change, removed)
+        return removed
 
-    def propagate_constants(self) -> None:
-        before = self.ops
-        self._run("constant_propagation")
-        branches = before["prim::If"] - self.ops["prim::If"]
+    def count(self, change: str, count: int) -> None:
+        if count > 0:
+            self._counts[change] += count
+
+    def clean_up(self) -> None:
+        """Run the passes of C++'s runOptimization, after the one for autocast."""
+        self.count(CASTS, -self.run("autocast"))
+        self.run("dce_graph", DEAD)
+        self.run("cse", MERGED)
+        self.run("peephole", SIMPLIFIED)
+        self._propagate_constants()
+        _pass("constant_pooling")(self._graph)
+        if self._unroll():
+            self.run("remove_mutation", APPENDED)
+            self.run("peephole", SIMPLIFIED)
+            self._propagate_constants()
+        self.run("cse", MERGED)
+
+    def _propagate_constants(self) -> None:
+        num_branches = self.ops["prim::If"]
+        removed = self.run("constant_propagation")
+        branches = num_branches - self.ops["prim::If"]
         self.count(BRANCHES, branches)
-        self.count(COMPUTED_OR_DEAD if branches else COMPUTED, before.total() - self.ops.total() - branches)
+        self.count(COMPUTED_OR_DEAD if branches else COMPUTED, removed - branches)
 
-    def unroll(self) -> bool:
-        """Whether loops were unrolled."""
-        before = len(self.graph.findAllNodes("prim::Loop"))
-        self._run("constant_loop_unrolling")
-        after = len(self.graph.findAllNodes("prim::Loop"))
-        self.count(UNROLLED, before - after)
-        return before != after
-
-    def count(self, told: str, count: int) -> None:
-        if self._counts is not None:
-            self._counts.add(told, count)
-
-    def _run(self, name: str) -> None:
-        _pass(name)(self.graph)
-        if self._counts is not None:
-            self.ops = operators(self.graph)
-
-
-def _clean_up(replay: _Replay) -> None:
-    """What C++'s runOptimization does to a graph whose attributes are constants, with the pass for autocast before it."""
-    replay.count(CASTS, -replay.run("autocast", CASTS))
-    replay.run("dce_graph", DEAD)
-    replay.run("cse", MERGED)
-    replay.run("peephole", SIMPLIFIED)
-    replay.propagate_constants()
-    _pass("constant_pooling")(replay.graph)
-    if replay.unroll():
-        replay.run("remove_mutation", APPENDED)
-        replay.run("peephole", SIMPLIFIED)
-        replay.propagate_constants()
-    replay.run("cse", MERGED)
+    def _unroll(self) -> bool:
+        before = len(self._graph.findAllNodes("prim::Loop"))
+        self.run("constant_loop_unrolling")
+        unrolled = before - len(self._graph.findAllNodes("prim::Loop"))
+        self.count(UNROLLED, unrolled)
+        return unrolled != 0
 
 
 def _pass(name: str) -> Callable[[Any], Any]:
     found: Callable[[Any], Any] | None = getattr(torch._C, f"_jit_pass_{name}", None)
     if found is None:
-        raise UntoldError(f"torch {torch.__version__} has no pass {name}")
+        raise ReplayError(f"torch {torch.__version__} has no pass {name}")
     return found
 
 
 def _make_constants(graph: Any, module: Any, frozen: Any, *, tensors: bool) -> None:
-    """Put constants in place of the attributes that freezing made constants; of those that hold no tensors, or of all.
+    """Replace reads of attributes that freezing made constants; with `tensors` also of those with tensors.
 
-    What a trace saw of its one example is forgotten first: it says nothing of others. The constants' own shapes are known.
+    Shapes recorded by a trace are erased first, because they are those of one example.
     """
     for scope in scopes(graph):
         _pass("erase_shape_information")(scope.graph)
@@ -246,8 +226,8 @@ def _make_constants(graph: Any, module: Any, frozen: Any, *, tensors: bool) -> N
             node.output().replaceAllUsesWith(constant)
 
 
-def _num_dropouts(graph: Any) -> int:
-    return sum(len(graph.findAllNodes(kind)) for kind in _DROPOUTS)
+def _num_dropouts(ops: Counter[str]) -> int:
+    return sum(ops[kind] for kind in _DROPOUTS)
 
 
 def _but(found: Counter[str], *kinds: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What torch.jit.freeze did to a module: a Report, from the graphs before and after."""
+"""Report what torch.jit.freeze did to a module, from the graphs before and after."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from freezer.freezing.lowering.torchscript.graph_analysis import (
     tensors_in,
 )
 from freezer.freezing.lowering.torchscript.pass_replay import (
-    UntoldError,
+    ReplayError,
     clean_up,
     optimizations,
     optimizations_at_load,
@@ -43,11 +43,10 @@ class Freezing:
     """A module before and after torch.jit.freeze.
 
     Attributes:
-        before, after: ScriptModules; `before` is as it was captured, in eval mode.
-        preserved: attributes and methods that were to be kept, as `preserved_attrs` took them.
-        optimize_numerics: as torch.jit.freeze took it.
+        before, after: ScriptModules; `before` is the captured one in eval mode.
+        preserved, optimize_numerics: arguments of torch.jit.freeze.
         at_load: whether the loader optimizes for inference.
-        prefix: of names in the captured module that the source model has without it; `model.` of flat captures.
+        prefix: prefix of names in the captured module, which the source model's names lack; `model.` of flat captures.
     """
 
     before: Any
@@ -59,29 +58,29 @@ class Freezing:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """`forward`, and the methods that were kept."""
+        """`forward` and the preserved methods."""
         own = self.before._c._method_names()
         return tuple(dict.fromkeys(("forward", *(name for name in self.preserved if name in own))))
 
     def named(self, path: Path) -> str:
-        """An attribute as the source model calls it."""
+        """An attribute's name in the source model."""
         return ".".join(path).removeprefix(self.prefix)
 
 
 def lowered(captured: Captured, module: Any, settings: Mapping[str, Any], phases_s: dict[str, float]) -> Lowered:
-    """What to say of a payload of TorchScript.
+    """The result of a TorchScript lowering, with its report.
 
     Args:
-        captured: as it was before.
-        module: what the payload holds.
-        settings: of the recipe.
-        phases_s: of the lowering; the time of the report is added.
+        captured: the captured module.
+        module: the module of the payload.
+        settings: the recipe's settings.
+        phases_s: wall times of the lowering; the report's own is added.
     """
     with timed(phases_s, "report"):
         try:
             report, texts = _described(captured, module, settings)
-        except Exception as error:  # private functions of torch may be others in its next release, and the payload is good
-            report, texts = FreezingReport(notes=(f"No report could be made: {_said(error)}.",)), {}
+        except Exception as error:  # the report uses private functions of torch; the payload does not depend on it
+            report, texts = FreezingReport(notes=(f"No report could be made: {_message(error)}.",)), {}
     return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
 
 
@@ -101,10 +100,7 @@ def _described(captured: Captured, module: Any, settings: Mapping[str, Any]) -> 
 
 
 def report_freezing(freezing: Freezing) -> FreezingReport:
-    """What freezing did; without sizes of files and times, which the build adds.
-
-    What cannot be told, since torch's private passes are others in this release, is left out, and a note says so.
-    """
+    """Report what freezing did; the build adds sizes and times. Changes that the replay cannot count are noted."""
     before, after = freezing.before._c, freezing.after._c
     graphs = {method: inlined(before, method) for method in freezing.methods}
     frozen_graphs = [after._get_method(method).graph for method in freezing.methods]
@@ -112,7 +108,7 @@ def report_freezing(freezing: Freezing) -> FreezingReport:
     changed = mutations(graphs)
     changes, at_load, notes, used = _changes(freezing)
     gone = [path for path in tensors if used is not None and not has_attribute(after, path)]
-    # By identity: a trace reads tied tensors by one name, and an LSTM its weights in a list.
+    # by identity, because a trace reads tied tensors by one name, and an LSTM reads its weights from a list
     read = {identity_of(tensor) for path in used or () for tensor in tensors_in(attribute_of(before, path))}
     constants = [path for path in gone if identity_of(tensors[path]) in read]
     found = [tensors[path] for path in constants]
@@ -137,12 +133,12 @@ def report_freezing(freezing: Freezing) -> FreezingReport:
 
 
 def report_unfrozen(module: Any, preserved: Sequence[str] = (), *, prefix: str = "") -> FreezingReport:
-    """Of a module that is stored as it was captured: the same operators before and after, and all its tensors stay.
+    """Report a module that is stored as captured: its operators, changed tensors and preserved names.
 
     Args:
-        module: of TorchScript.
-        preserved: attributes and methods that were asked for.
-        prefix: as of Freezing.
+        module: the ScriptModule.
+        preserved: requested attributes and methods.
+        prefix: see `Freezing`.
     """
     tensors = dict(named_tensors(module))
     graph = inlined(module._c, "forward")
@@ -163,40 +159,37 @@ def report_unfrozen(module: Any, preserved: Sequence[str] = (), *, prefix: str =
 
 
 def _changes(freezing: Freezing) -> tuple[tuple[Change, ...], tuple[Change, ...], tuple[str, ...], set[Path] | None]:
-    """What was done by name, what will be done at load, notes, and the tensors that calls read; None where it cannot be told."""
+    """Changes by freezing, changes at load, notes, and the tensors that calls read (None if unknown)."""
     before, after, methods = freezing.before._c, freezing.after._c, freezing.methods
-    changes: list[Change] = []
-    at_load: tuple[Change, ...] = ()
+    changes: Counter[str] = Counter()
+    at_load: Counter[str] = Counter()
     notes: list[str] = []
     used: set[Path] | None = None
     try:
         frozen = torch._C._freeze_module(before, list(freezing.preserved))
         used = used_attributes(before, frozen, methods)
-        steps: tuple[Callable[[], tuple[Change, ...]], ...] = (
+        steps: tuple[Callable[[], Counter[str]], ...] = (
             lambda: clean_up(before, frozen, methods),
             lambda: optimizations(frozen, after, methods, numerics=freezing.optimize_numerics),
         )
         for step in steps:
             try:
-                changes += step()
-            except UntoldError as error:
-                notes.append(f"What was done cannot be told by name in full: {error}.")
+                changes.update(step())
+            except ReplayError as error:
+                notes.append(f"Some changes could not be counted: {error}.")
         if freezing.at_load:
             at_load = optimizations_at_load(after, methods)
-    except Exception as error:  # private functions of torch: a report is worth having without them
-        notes.append(f"What was done cannot be told by name: {_said(error)}.")
-    return _merged(changes), at_load, tuple(notes), used
+    except Exception as error:  # the replay uses private functions of torch
+        notes.append(f"The changes could not be counted: {_message(error)}.")
+    return _listed(changes), _listed(at_load), tuple(notes), used
 
 
-def _said(error: Exception) -> str:
+def _listed(counts: Counter[str]) -> tuple[Change, ...]:
+    return tuple(Change(name=name, count=count) for name, count in counts.items() if count > 0)
+
+
+def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _merged(changes: Sequence[Change]) -> tuple[Change, ...]:
-    counts: Counter[str] = Counter()
-    for change in changes:
-        counts[change.name] += change.count
-    return tuple(Change(name=name, count=count) for name, count in counts.items())
 
 
 def _total(graphs: Iterable[Any]) -> dict[str, int]:
@@ -204,7 +197,7 @@ def _total(graphs: Iterable[Any]) -> dict[str, int]:
 
 
 def _new_bytes(graphs: Collection[Any], known: Iterable[Tensor]) -> int:
-    """Bytes of the memory that constants of the graphs hold and none of the known tensors does."""
+    """Size of the graphs' constants that are not in the memory of the known tensors."""
     new = {storage_of(tensor) for tensor in tensor_constants(graphs)} - {storage_of(tensor) for tensor in known}
     return sum(storage[1] for storage in new if storage is not None)
 

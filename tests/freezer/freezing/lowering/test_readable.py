@@ -1,4 +1,4 @@
-"""The readable forms of captured and frozen models."""
+"""Readable code and graphs of captured and frozen models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def texts_of(capture: Any, **kwargs: Any) -> dict[str, str]:
     return captured_texts(captured_by(subject_of(ConvNet(), {"x": IMAGE}, **kwargs), capture).program)
 
 
-def test_the_code_of_an_exported_program_has_shapes_and_lines_without_folders() -> None:
+def test_texts_of_an_exported_program() -> None:
     texts = texts_of("export", dims={"x": {0: BATCH}})
     assert "torch.ops.aten.conv2d.default" in texts["captured-code.txt"]
     assert "# File: torch/nn/modules/conv.py:" in texts["captured-code.txt"]
@@ -31,7 +31,7 @@ def test_the_code_of_an_exported_program_has_shapes_and_lines_without_folders() 
 
 
 @pytest.mark.parametrize("capture", ["trace", "script"])
-def test_the_code_of_torchscript_is_printed_with_that_of_its_submodules(capture: str) -> None:
+def test_texts_of_torchscript_include_submodules(capture: str) -> None:
     texts = texts_of(capture)
     prefix = "model." if capture == "trace" else ""
     named = {line for line in texts["captured-code.txt"].splitlines() if line.startswith("# ")}
@@ -41,7 +41,7 @@ def test_the_code_of_torchscript_is_printed_with_that_of_its_submodules(capture:
     assert not re.search(r"# /", texts["captured-graph.txt"])
 
 
-def test_the_frozen_texts_hold_all_that_the_payload_runs() -> None:
+def test_frozen_texts_include_preserved_methods() -> None:
     with torchscript_deprecations_silenced():
         frozen = torch.jit.freeze(torch.jit.script(Stateful().eval()), preserved_attrs=["reset"])
     texts = torchscript_texts(frozen, ("forward", "reset"))
@@ -51,13 +51,13 @@ def test_the_frozen_texts_hold_all_that_the_payload_runs() -> None:
     assert "\n# reset\ngraph(" in texts["graph.txt"]
 
 
-def test_what_cannot_be_printed_says_so_and_does_not_stop_the_build() -> None:
+def test_unprintable_program() -> None:
     assert captured_texts(object()) == {
         "captured-code.txt": "The captured program cannot be printed: AttributeError: 'object' object has no attribute '_c'\n"
     }
 
 
-def test_places_do_not_depend_on_the_machine() -> None:
+def test_source_paths_are_shortened() -> None:
     text = "%1 = aten::relu(%0) # /opt/venv/lib/python3.12/site-packages/torch/nn/functional.py:12:3\n%2 # /home/me/model.py:7:0"
     assert shortened(text) == "%1 = aten::relu(%0) # torch/nn/functional.py:12:3\n%2 # model.py:7:0"
     assert shortened("# File: /home/me/model.py:7 in forward, code: x") == "# File: model.py:7 in forward, code: x"

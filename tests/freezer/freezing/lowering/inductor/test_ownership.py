@@ -1,4 +1,4 @@
-"""What a build may free: the tensors of its own copy of the model, when the outermost graph has taken what it needs of them."""
+"""Tensors that a build may free: those of its own copy of the model, after the outermost graph has copied them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def captured(model: nn.Module, name: CaptureName = "export") -> Captured:
 
 
 @pytest.mark.parametrize("name", ["export", "export-strict"])
-def test_a_program_owns_the_copied_weights_and_no_tensor_that_was_not_copied(name: CaptureName) -> None:
+def test_program_owns_copied_tensors_only(name: CaptureName) -> None:
     model = seeded(Foreign)
     assert isinstance(model, Foreign)
     found = captured(model, name)
@@ -35,7 +35,8 @@ def test_a_program_owns_the_copied_weights_and_no_tensor_that_was_not_copied(nam
     assert sorted(tensor.numel() for tensor in found.owned) == [8, 8, 8, 64, 64, 64]
 
 
-def test_what_a_build_frees_is_its_own_and_no_branch_needs_it(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_build_frees_its_own_tensors_only(tmp_path: Path) -> None:
     model = seeded(Foreign)
     assert isinstance(model, Foreign)
     before = [tensor.clone() for tensor in model.theirs]
@@ -68,7 +69,7 @@ class Caching(nn.Module):
         return out
 
 
-def test_a_model_that_shares_weights_with_its_copies_keeps_them() -> None:
+def test_weights_shared_with_copies_are_kept() -> None:
     model = seeded(Caching)
     found = captured(model)
     assert addresses_of(model.parameters()) & addresses_of(program_tensors(found.program))
