@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: golden files, and artifacts that are frozen once a session."""
+"""Fixtures for all tests: golden files, buckets, and artifacts that are frozen once per session."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, random_inpu
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew from what the code makes now")
+    parser.addoption("--update-golden", action="store_true", help="overwrite the golden files with the current output")
 
 
 def pytest_configure() -> None:
-    """Heed interrupts: jobs that a shell has in its background ignore them, and so would all that tests start."""
+    """Restore the handler of SIGINT: background jobs of a shell ignore it, and so would the processes that tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What Inductor compiles goes into a folder of the session, so that no run profits from another."""
+    """Compile into a cache of the session, so that no run depends on an earlier one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
@@ -48,7 +48,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], bytes]:
-    """The content of a file of tests/golden; with --update-golden it is written first, from what the test gives."""
+    """Read a file of tests/golden; with --update-golden, first overwrite it with the given bytes."""
 
     def read(name: str, now: bytes) -> bytes:
         path = Path(__file__).parent / "golden" / name
@@ -64,19 +64,18 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_
 
 @pytest.fixture(autouse=True)
 def limits_kept() -> Iterator[None]:
-    """Put the limits of instruction sets back that a test's commands and loads have set for this process."""
+    """Restore the instruction set limits of this process after a test."""
     before = {name: os.environ.get(name) for name in LIMITS}
     yield
     for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if value is not None:
             os.environ[name] = value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """A model, what freezing it gave, and what the model and the process were before and after."""
+    """A model, its freeze result, and the states of the model and the process before and after."""
 
     model: nn.Module
     result: FreezeResult
@@ -95,25 +94,20 @@ def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, de
         options=FreezeOptions(name=name, recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK),
     )
     assert result.artifact is not None, (result.reason, result.failures)
-    return Frozen(
-        model=model,
-        result=result,
-        artifact=result.artifact,
-        before=before,
-        after={"model": model_state(model), **process_state()},
-    )
+    after = {"model": model_state(model), **process_state()}
+    return Frozen(model=model, result=result, artifact=result.artifact, before=before, after=after)
 
 
 @pytest.fixture(scope="session")
 def inductor(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
-    """The one Inductor artifact of the session: a convnet for batch 1 to 4. Takes some 15 s; read it, never write it."""
+    """A convnet for batch 1 to 4, frozen by Inductor in about 15 s; read-only."""
     out = tmp_path_factory.mktemp("inductor-frozen") / "conv"
     return frozen(seeded(TinyConv), random_inputs(2, 3, 16, 16), out, name="conv", recipe="inductor-frozen", device_class=HERE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Several:
-    """A candidate for several thread counts and points, what the judge made of it, and an artifact with all its payloads."""
+    """A candidate for several thread counts and points, its judgement, and an artifact with all its payloads."""
 
     model: nn.Module
     subject: Subject
@@ -125,7 +119,7 @@ class Several:
 
 @pytest.fixture(scope="session")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
-    """The same convnet by Inductor for 2 threads and 1, batch 1, batch 3 and all: 6 builds, a minute. Read it, never write it."""
+    """The convnet by Inductor for 1 and 2 threads, and for batch 1, batch 3 and all: 6 builds, a minute; read-only."""
     folder = tmp_path_factory.mktemp("several")
     model, target = seeded(TinyConv), target_here(HERE, (2, 1))
     subject = subject_of(model, {"x": random_inputs(2, 3, 16, 16)}, {"x": {0: BATCH}}, points=[{"batch": 1}, {"batch": 3}])
@@ -140,21 +134,21 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
-    """A torchscript-frozen artifact of an MLP for batch 1 to 4; read it, never write it."""
+    """A torchscript-frozen artifact of an MLP for batch 1 to 4; read-only."""
     out = tmp_path_factory.mktemp("torchscript-frozen") / "mlp"
     return frozen(seeded(Mlp), random_inputs(2, 4), out, name="mlp", recipe="torchscript-frozen", device_class=HERE)
 
 
 @pytest.fixture(scope="session")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
-    """The portable artifact of the same MLP; read it, never write it."""
+    """The portable artifact of the same MLP; read-only."""
     out = tmp_path_factory.mktemp("portable") / "mlp"
     return frozen(seeded(Mlp), random_inputs(2, 4), out, name="mlp", recipe="portable", device_class="portable")
 
 
 @pytest.fixture(scope="session")
 def published(scripted: Frozen, portable: Frozen, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A store with version 1 of `mlp` for this machine's class and `portable`; read it, never write it."""
+    """A store with version 1 of `mlp` for this machine's class and `portable`; read-only."""
     store = Store.open(str(tmp_path_factory.mktemp("published")), create=True)
     store.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact, "portable": portable.artifact}, carried={})
     return store
@@ -162,20 +156,20 @@ def published(scripted: Frozen, portable: Frozen, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def store(published: Store, tmp_path: Path) -> Store:
-    """A copy of the published store, to be written and damaged."""
+    """A copy of the published store, which a test may change."""
     return Store(Path(shutil.copytree(published.root, tmp_path / "store")))
 
 
 @pytest.fixture(scope="session")
 def s3_address() -> Iterator[str]:
-    """The address of a server of S3's protocol."""
+    """The address of an S3 server."""
     with s3_server() as address:
         yield address
 
 
 @pytest.fixture
 def bucket(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URI of a place in an empty bucket, for this process and those that it starts; their caches are the test's own."""
+    """The URI of a prefix in an empty bucket; this process and its children use it with a cache of their own."""
     for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": s3_address, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     name = f"bucket-{uuid.uuid4().hex[:12]}"
@@ -185,7 +179,7 @@ def bucket(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def gs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URI of a place in an empty bucket of an emulator of Google's servers."""
+    """The URI of a prefix in an empty bucket of an emulator of Google Cloud Storage."""
     server_module = pytest.importorskip("gcp_storage_emulator.server")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     server = server_module.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")

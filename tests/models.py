@@ -1,4 +1,4 @@
-"""Tiny real models. Sources name them too: `python:tests.models:mlp`."""
+"""Tiny models; sources name them as `python:tests.models:mlp`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TinyConv(nn.Module):
 
 
 class Counter(nn.Module):
-    """Adds the number of calls, which a buffer holds."""
+    """Adds the number of calls, kept in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class Counter(nn.Module):
 
 
 class BakedCounter(Counter):
-    """What a freeze that bakes the buffer in makes of a Counter: right on the first call, and on the first alone."""
+    """A Counter whose buffer a freeze has baked in: correct only on the first call."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.count + 1
 
 
 class ReassignedCounter(Counter):
-    """Counts in a buffer that is replaced, which torch.export does not see."""
+    """Replaces its buffer, which torch.export does not see."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.count = self.count + 1
@@ -60,7 +60,7 @@ class ReassignedCounter(Counter):
 
 
 class AttributeCounter(nn.Module):
-    """Counts its calls in a Python number, which no graph sees."""
+    """Counts its calls in a Python number, which no graph contains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class AttributeCounter(nn.Module):
 
 
 class Branching(nn.Module):
-    """A trace keeps one branch; the inputs decide which is right."""
+    """Has a branch that depends on the input; a trace keeps only one."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if float(x.sum()) > 0 else x * 3
@@ -98,7 +98,7 @@ class Random(nn.Module):
 
 
 class Calling(nn.Module):
-    """Answers what a function answers."""
+    """Calls a function."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Calling(nn.Module):
 
 
 def seeded(model: type[nn.Module], *args: Any) -> nn.Module:
-    """A model in eval mode whose weights are the same everywhere; the caller's random numbers go on as they were."""
+    """A model in eval mode with seeded weights; the caller's random state is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return model(*args).eval()
@@ -121,7 +121,7 @@ def mlp(hidden: int = 8) -> nn.Module:
 
 
 def no_model() -> str:
-    """A factory that gives no module."""
+    """A factory that does not return a module."""
     return "text"
 
 
@@ -131,7 +131,7 @@ def broken() -> nn.Module:
 
 
 class Halving(nn.Module):
-    """Halves its input until it is small: how often depends on the values."""
+    """Halves its input until it is small; the number of steps depends on the values."""
 
     def forward(self, x: Tensor) -> Tensor:
         while bool(x.abs().max() > 1):
@@ -140,7 +140,7 @@ class Halving(nn.Module):
 
 
 class Listing(nn.Module):
-    """A branch that depends on values, in Python that TorchScript does not take either: no capture is right."""
+    """Sorts by values in Python that TorchScript does not compile: no capture is correct."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tensor(sorted(x.tolist(), key=lambda row: row[0]))

@@ -1,4 +1,4 @@
-"""What a model and a process are, in full: to be compared before and after."""
+"""The full state of a model and of the process, to compare before and after."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS: Mapping[str, Any] = {
 }
 
 VENDORED = "setuptools/_vendor"
-"""The end of what the import of setuptools adds to sys.path; Inductor imports it."""
+"""The end of a path that the import of setuptools adds to sys.path; Inductor imports it."""
 
 
 def tensor_state(tensor: Tensor) -> Any:
@@ -47,7 +47,7 @@ def tensor_state(tensor: Tensor) -> Any:
 
 
 def value_state(value: Any) -> Any:
-    """What an attribute is and holds, without following modules."""
+    """The identity and content of an attribute, without following modules."""
     if isinstance(value, Tensor):
         return tensor_state(value)
     if isinstance(value, Mapping):
@@ -58,19 +58,19 @@ def value_state(value: Any) -> Any:
 
 
 def model_state(model: nn.Module) -> Any:
-    """Everything of a model that freezing could change: of every module its class, its mode, and every attribute."""
+    """The state of a model that freezing could change: the class and every attribute of every module."""
     return {name: (id(module), type(module), value_state(vars(module))) for name, module in model.named_modules()}
 
 
 def script_state(model: Any) -> Any:
-    """The same of a ScriptModule, whose tensors are made anew whenever they are asked for."""
+    """The same for a ScriptModule, which creates new tensor objects at each access."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     states = {name: tensor_state(tensor)[1:5] for name, tensor in tensors.items()}
     return states, getattr(model, "training", None), model.code, str(model.graph)
 
 
 def process_state() -> dict[str, Any]:
-    """Everything of the process that freezing could change."""
+    """The state of the process that freezing could change."""
     return {
         "random": random.getstate(),
         "numpy": repr(np.random.get_state()),
@@ -105,5 +105,5 @@ def process_state() -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The names of what differs."""
+    """The names of the entries that differ."""
     return [name for name in before if before[name] != after.get(name)]

@@ -1,4 +1,4 @@
-"""The steps of a freeze at a small scale, and artifacts without any model in them."""
+"""The steps of a freeze with quick settings, and artifacts without a model."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from freezer.spec.items import TensorSpec
 from freezer.spec.outputs import OutputSpec, OutputStructure
 
 QUICK = SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
-"""Times quickly, and takes a busy machine for a quiet one."""
+"""Samples quickly, and accepts a busy machine."""
 
 ANY_SPEED = Limits(speedup_min=0.0)
-"""Publishes whatever passes the drift gate."""
+"""Publish everything that passes the drift gate."""
 
 BATCH = Dim(name="batch", min=1, max=4)
 
@@ -69,7 +69,7 @@ def candidate_of(subject: Subject, recipe: str, folder: Path, target: Target | N
 
 
 def target_of(subject: Subject, recipe: str, num_threads: int) -> Target:
-    """What a recipe builds a subject for here: what `auto` means for its weights."""
+    """The target of a recipe on this machine; `auto` depends on the dtypes of the weights."""
     here = class_here(dtypes_of(program_tensors(subject.model)))
     return target_here("portable" if RECIPES[recipe].portable else here, num_threads)
 
@@ -84,7 +84,7 @@ def random_inputs(*shape: int, seed: int = 0) -> Tensor:
 
 
 def manifest_of(payload: Payload, **changes: Any) -> Manifest:
-    """A manifest with one payload and something in every field."""
+    """A manifest with one payload and a value in every field."""
     plain = Manifest(
         model="tiny",
         device_class="portable",
@@ -110,7 +110,7 @@ def manifest_of(payload: Payload, **changes: Any) -> Manifest:
 
 
 def write_plain_artifact(folder: Path, content: bytes = b"payload", **changes: Any) -> Artifact:
-    """An artifact folder whose payload holds some bytes: enough for a store, which never opens one."""
+    """An artifact folder whose payload is just bytes: a store never opens one."""
     for name in ("payloads", "golden"):
         (folder / name).mkdir(parents=True)
     path = folder / "payloads" / "all.pt2"
@@ -124,14 +124,14 @@ def write_plain_artifact(folder: Path, content: bytes = b"payload", **changes: A
 
 
 def rewritten(artifact: Artifact, **changes: Any) -> Artifact:
-    """The artifact in its own folder, with a manifest that differs in some fields."""
+    """Change some fields of an artifact's manifest in its folder."""
     manifest = replace(artifact.manifest, **changes)
     (artifact.folder / "manifest.json").write_bytes(manifest.to_bytes())
     return Artifact(folder=artifact.folder, manifest=manifest)
 
 
 def copy_of(artifact: Artifact, folder: Path, **changes: Any) -> Artifact:
-    """A copy of an artifact folder that may be damaged, with a manifest that differs in some fields."""
+    """A copy of an artifact folder, with some fields of its manifest changed."""
     shutil.copytree(artifact.folder, folder, dirs_exist_ok=True)
     return rewritten(Artifact(folder=folder, manifest=artifact.manifest), **changes)
 
@@ -144,8 +144,8 @@ def flip_a_byte(path: Path) -> None:
 
 
 def python(code: str, *args: object, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
-    """What a fresh interpreter prints; it fails the test when it fails."""
-    command = [sys.executable, "-c", code, *(str(arg) for arg in args)]
+    """Run code in a new interpreter and return its output; the test fails if it fails."""
+    command = [sys.executable, "-c", code, *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout

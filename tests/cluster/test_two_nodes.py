@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from freezer.freezing.models.sources import parse_source
-from freezer.limits import Limits, SamplingPolicy
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec
-from pipeline.catalog.entry import Entry
-from pipeline.cluster.ray_cluster import Cluster
-from pipeline.worker.requests import BuildRequest, JudgeRequest
-from pipeline.worker.tasks import build, judge
-from tests.cluster.conftest import MODELS, V3, V4, outcomes, watched, write_slow_catalog
-from tests.cluster.watched import Interval, burn, intervals
+from tests.cluster.conftest import V3, V4, outcomes, watched, write_slow_catalog
+from tests.cluster.watched import Interval, intervals
 from tests.pipeline.test_whole_campaigns import built_in
 from tests.raylets import RayCluster
 
@@ -49,47 +39,6 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     assert nodes[V3] != nodes[V4]
     threads = {name: outcome["num_threads"] for (_, name), outcome in outcomes(first).items()}
     assert threads == {V3: 1, V4: 2, "portable": 1}
-
-
-@pytest.mark.slow
-def test_a_neighbour_would_change_the_verdict(joined: Cluster, tmp_path: Path) -> None:
-    """A protected judge has its node to itself; the same judge as an ordinary task finds the node disturbed.
-
-    Needs three undisturbed rounds within 16 seconds, so an otherwise idle machine.
-    """
-    path = (str(MODELS.parent),)
-    entry = Entry(
-        name="good",
-        source=parse_source("python:campaign_models:good", folder=MODELS.parent, search_path=path),
-        spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
-        samples=None,
-        task_metric=None,
-        limits=Limits(speedup_min=1.05, timeout_s=300),
-        device_classes=(V4,),
-        recipes=("torchscript-frozen",),
-        files=(),
-        search_path=path,
-    )
-    common: dict[str, Any] = {"entry": entry, "device_class": V4, "num_threads": 2, "store": str(tmp_path)}
-    # Others may use less than one of the two cores, but more than the other tests on this machine do.
-    policy = SamplingPolicy(time_limit_s=8.0, warmup_s=0.2, min_rounds=3, busy_limit=0.35, steal_limit=2.0)
-    place: dict[str, Any] = {"device_class_": V4, "node": next(node for node in joined.nodes() if V4 in node.classes)}
-    request = BuildRequest(key="b", recipe="torchscript-frozen", **common)
-    built = joined.result(joined.start(build, request, name="build", **place))
-    assert built.failure is None, built.failure
-    found = {}
-    for protected in (False, True):
-        start = joined.start_alone if protected else joined.start
-        judging = JudgeRequest(key=f"j{protected}", builds={"torchscript-frozen": "b"}, policy=policy, campaign="c", **common)
-        neighbour = joined.start(burn, 8.0 if protected else 300.0, str(tmp_path / f"{protected}"), name="neighbour", **place)
-        found[protected] = joined.result(start(judge, judging, name="judge", **place))
-        assert bool(joined.wait([neighbour], timeout_s=0)) == protected, "a protected judge waits for the neighbour"
-        (tmp_path / f"{protected}").touch()
-        joined.result(neighbour)
-    assert found[True].verdict == "published", found[True].reason
-    assert found[False].verdict == "unstable", found[False].reason
-    assert found[True].host["nice"] <= 0
-    assert found[True].host["affinity"] == len(os.sched_getaffinity(0))
 
 
 def read_until(driver: subprocess.Popen[str], words: str) -> str:

@@ -73,13 +73,6 @@ def intervals(*stores: Path) -> list[Interval]:
     return [Interval(**json.loads(path.read_text())) for store in stores for path in Path(f"{store}-intervals").glob("*.json")]
 
 
-def burn(seconds: float, until: str) -> None:
-    """Use a core until a file exists, or for some seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not Path(until).exists():
-        sum(range(100_000))
-
-
 def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: str) -> int:
     """Run the campaign and return its exit code."""
     given = dict(option.split("=", 1) for option in options)
