@@ -1,4 +1,4 @@
-"""Mirror: this machine's copy of the ledger of a store in a bucket. Parts are never changed, so a copy is right or not there."""
+"""This machine's copy of a ledger in a bucket. Parts never change, so a copy is complete or absent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LEDGER = f"{WORK}/ledger"
 
 
 def mirrored(store: Store, remote: RemoteFiles) -> Path:
-    """The folder with the ledger's parts as they are now: those that are new are brought, and then those that went are removed.
+    """Fetch new parts, remove those that are gone from the bucket, and return the folder of the copy.
 
     Raises:
-        StoreUnreachableError: the bucket cannot be read, or the folder not be written.
+        StoreUnreachableError: the bucket cannot be read, or the folder cannot be written.
     """
     folder = store.root / LEDGER
     try:
@@ -26,7 +26,7 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
         there = set(_parts(remote.names(LEDGER)))
         here = set(_parts(path.name for path in folder.iterdir()))
         for name in sorted(there - here):
-            _bring(remote, name, folder)
+            _fetch(remote, name, folder)
         for name in here - there:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
@@ -35,10 +35,10 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
 
 
 def send_part(remote: RemoteFiles, name: str, content: bytes) -> None:
-    """Write a part, for all machines.
+    """Write a part for all machines.
 
     Raises:
-        StoreUnreachableError: it cannot be written; there is no part then.
+        StoreUnreachableError: it cannot be written; then there is no part.
     """
     try:
         remote.write(f"{LEDGER}/{name}", content)
@@ -47,7 +47,7 @@ def send_part(remote: RemoteFiles, name: str, content: bytes) -> None:
 
 
 def drop_part(remote: RemoteFiles, name: str) -> None:
-    """Remove a part whose rows are in another.
+    """Remove a part whose rows are in another part.
 
     Raises:
         StoreUnreachableError: the bucket cannot be written.
@@ -62,8 +62,8 @@ def _parts(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.endswith((SUFFIX, OLD_SUFFIX)) and not name.startswith(".")]
 
 
-def _bring(remote: RemoteFiles, name: str, folder: Path) -> None:
-    """One part; where its writer has merged it away meanwhile, its rows are in one that the next look finds."""
+def _fetch(remote: RemoteFiles, name: str, folder: Path) -> None:
+    """Fetch one part. If its writer has merged it meanwhile, its rows are in a part that the next call finds."""
     partial = folder / f".{name}.{os.getpid()}"
     try:
         remote.fetch(f"{LEDGER}/{name}", partial)

@@ -1,14 +1,14 @@
-"""The lease: who drives a campaign. It keeps two drivers apart, and stops one that lost it.
+"""The lease of a campaign. It keeps a second driver out, and stops one that has lost it.
 
-    STORE/.coldpress/ledger/lock-<campaign>          flock: exact on one machine, and wherever the file system shares its locks
-    STORE/.coldpress/ledger/lease-<campaign>.json    who drives, written anew every HEARTBEAT_S; gone when the driver ends by itself
+    STORE/.coldpress/ledger/lock-<campaign>          flock: exact on one machine, and on file systems that share locks
+    STORE/.coldpress/ledger/lease-<campaign>.json    the holder, rewritten every HEARTBEAT_S; removed when the driver ends
 
-In a bucket the lease is an object, without a lock: written, and looked at again after SETTLE_S, by when any other that saw none has
-written too.
+In a bucket the lease is an object, without a lock: it is written, and read again after SETTLE_S. By then any other driver that saw
+no lease has written its own.
 
-A lease is free when its process is seen dead (same boot, same process namespace), or when its content has stayed the same for
-`expiry_s` of the observer's own monotonic clock: the clocks of two machines are never compared. Whoever takes it writes a token of
-its own. A driver looks for its token before each write (`Lease.check`), so one that slept, or whose disk hung, writes nothing more.
+A lease is free if its process is seen dead (same boot, same process namespace), or if its content has not changed for `expiry_s` of
+the observer's monotonic clock: clocks of two machines are never compared. A new holder writes its own token. A driver looks for its
+token before each write (`Lease.check`), so one that slept, or whose disk hung, writes nothing more.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
+from freezer.codec import decode, encode
+from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
 from freezer.files.atomic import WAITS_S, make_folder, retried, write_whole
 from freezer.store.bucket import RemoteFiles
 from freezer.store.store import WORK
 from pipeline.workspace.processes import boot_id, process_namespace, process_started
 
 HEARTBEAT_S = 5.0
-"""Between two heartbeats of a driver."""
+"""Time between two heartbeats of a driver."""
 
 EXPIRY_S = 30.0
-"""Without a heartbeat, until another driver may take a lease over."""
+"""Time without a heartbeat after which another driver may take over."""
 
 POLL_S = 0.5
 
 SETTLE_S = 1.0
-"""Between the write of a lease in a bucket and the look whether it stayed."""
+"""Time between writing a lease in a bucket and reading it again."""
 
 CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._'+-]{0,99}")
-"""What a campaign may be called: part of file names and of MLflow's tags."""
+"""Names of campaigns: they are part of file names and of MLflow's tags."""
 
 
 class LeaseLostError(InfrastructureError):
@@ -58,19 +58,19 @@ class LeaseLostError(InfrastructureError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """A driver, as its lease tells of it.
+    """The driver that holds a lease, as stored in it.
 
     Attributes:
-        token: of this one holding; no other has it.
+        token: unique to this holding.
         host, user, pid: for people.
-        boot, namespace, pid_started: with `pid`, one process of one boot of one machine. In a container with processes of its own,
-            a pid means nothing to others, so the process namespace counts too.
+        boot, namespace, pid_started: with `pid`, they identify one process. The namespace is included because containers have
+            their own pids.
         started: seconds since the epoch by the holder's clock, for people.
-        beat: raised by every heartbeat.
-        beat_time: of the last heartbeat, by the holder's clock, for people.
-        heartbeat_s, expiry_s: what the holder promises.
-        after: `unended_since` of the driver that died before it, and that it took over from; None where that had ended by itself.
-            Earlier releases had none.
+        beat: increased by every heartbeat.
+        beat_time: time of the last heartbeat by the holder's clock, for people.
+        heartbeat_s, expiry_s: settings of the holder.
+        after: `unended_since` of the dead driver that it took over from; None if the last driver ended normally. Earlier
+            releases did not store it.
     """
 
     token: str
@@ -89,36 +89,36 @@ class Holder:
 
     @property
     def unended_since(self) -> float:
-        """When the first of those had started that died one after the other, this one being the last. Seconds since the epoch."""
+        """Start of the first of the drivers that died in a row up to this one, in seconds since the epoch."""
         return self.started if self.after is None else self.after
 
     @property
     def who(self) -> str:
-        """The driver, for people."""
+        """Description of the driver for people."""
         since = datetime.fromtimestamp(self.started, UTC).isoformat(sep=" ", timespec="seconds")
         return f"process {self.pid} of {self.user} on {self.host} since {since}"
 
     def is_here(self) -> bool:
-        """Whether it can be seen from here if the holder lives: it runs in the same boot and process namespace."""
+        """Whether the holder runs in this boot and process namespace, so that its process can be checked."""
         return bool(self.boot) and (self.boot, self.namespace) == (boot_id(), process_namespace())
 
     def is_dead(self) -> bool:
-        """Whether the holder is seen dead from here; False where that cannot be told."""
+        """Whether the holder is known to be dead; False if it cannot be checked."""
         return self.is_here() and process_started(self.pid) != self.pid_started
 
 
 def check_campaign(name: str) -> None:
-    """Refuse a campaign's name that cannot be part of a file's name.
+    """Check a campaign's name.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it cannot be part of a file name.
     """
     if not CAMPAIGN.fullmatch(name):
         raise UsageError(f"campaign {name!r}: expected up to 100 letters, digits, spaces or . _ - + ', a letter or digit first")
 
 
 class LeaseObject:
-    """A lease in a bucket: what is needed of the path of one in a folder."""
+    """A lease in a bucket, with the methods of Path that leases use."""
 
     def __init__(self, remote: RemoteFiles, path: str) -> None:
         self._remote, self._path = remote, path
@@ -127,11 +127,11 @@ class LeaseObject:
         return self._remote.where(self._path)
 
     def read_bytes(self) -> bytes:
-        """Its content; FileNotFoundError where there is none."""
+        """Return its content, or raise FileNotFoundError."""
         return self._remote.read(self._path)
 
     def write(self, content: bytes) -> None:
-        """Write it, whole or not at all."""
+        """Write it atomically."""
         self._remote.write(self._path, content)
 
     def unlink(self) -> None:
@@ -140,35 +140,34 @@ class LeaseObject:
 
 
 def lease_path(folder: Path, campaign: str) -> Path:
-    """Where the lease of a campaign lies in a ledger's folder."""
+    """Return the path of a campaign's lease in a ledger's folder."""
     return folder / f"lease-{campaign}.json"
 
 
 def lease_of(folder: Path, campaign: str, remote: RemoteFiles | None) -> Path | LeaseObject:
-    """The lease of a campaign: in a ledger's folder, or in the bucket that the ledger is in."""
+    """Return the lease of a campaign in a ledger's folder, or in its bucket."""
     path = lease_path(folder, campaign)
     return path if remote is None else LeaseObject(remote, f"{WORK}/ledger/{path.name}")
 
 
 def read_holder(path: Path | LeaseObject) -> Holder | None:
-    """The holder that a lease names, alive or not; None where there is none, or the file is damaged.
+    """Return the holder of a lease, dead or alive; None if there is no lease, or it is damaged.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the lease cannot be read.
     """
     try:
-        data: Mapping[str, Any] = json.loads(retried(path.read_bytes))
-        return Holder(**{field.name: data[field.name] for field in fields(Holder) if field.name in data})
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return decode(Holder, json.loads(retried(path.read_bytes)), origin=str(path))
+    except (FileNotFoundError, ValueError, IntegrityError):
         return None
 
 
 def living_holder(path: Path | LeaseObject, tell: Callable[[str], None] = lambda _: None) -> Holder | None:
-    """The holder of a lease if it lives: told at once where its process is seen to have died, else by watching for a heartbeat.
+    """Return the holder of a lease if it lives: if its process cannot be checked, wait for a heartbeat.
 
     Args:
         path: of the lease.
-        tell: told what is waited for.
+        tell: takes messages about the wait.
 
     Raises:
         OSError: the lease cannot be read.
@@ -192,17 +191,17 @@ def living_holder(path: Path | LeaseObject, tell: Callable[[str], None] = lambda
 def campaign_lock(
     folder: Path, campaign: str, tell: Callable[[str], None] = lambda _: None, *, remote: RemoteFiles | None = None
 ) -> Iterator[Lease]:
-    """The right to write for a campaign, which one process at a time has; one that dies gives it back.
+    """Hold the right to write for a campaign. One process at a time has it; it is free again when that process dies.
 
     Args:
         folder: of the ledger.
-        campaign: its name.
-        tell: told what is waited for, where a driver of another machine may be alive or dead.
-        remote: the bucket that the ledger is in; the lease is advisory then, and `folder` this machine's.
+        campaign: name.
+        tell: takes messages about the wait for a driver of another machine.
+        remote: the bucket that contains the ledger. The lease is then advisory, and `folder` is this machine's.
 
     Raises:
         InfrastructureError: another process has it.
-        StoreUnreachableError: the lock or the lease cannot be made.
+        StoreUnreachableError: the lock or the lease cannot be written.
     """
     path = lease_of(folder, campaign, remote)
     try:
@@ -212,12 +211,12 @@ def campaign_lock(
         raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _running(campaign, folder, _peek(path)) from None
-        except OSError:
-            pass  # a file system without locks: the lease alone keeps drivers apart
-        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _running(campaign, folder, read_holder(path)) from None
+            except OSError:
+                pass  # a file system without locks: only the lease counts
             holder = living_holder(path, tell)
             if holder is not None:
                 raise _running(campaign, folder, holder)
@@ -225,20 +224,13 @@ def campaign_lock(
             lease = Lease(path, campaign, after=dead.unended_since if dead is not None else None)
             lease.write()
             if remote is not None:
-                time.sleep(SETTLE_S)  # any other that saw no lease has written by now
+                time.sleep(SETTLE_S)  # any other driver that saw no lease has written by now
                 if (holder := read_holder(path)) is None or holder.token != lease.token:
                     raise _running(campaign, folder, holder)
         except OSError as error:
             raise StoreUnreachableError(f"the lease {path} cannot be read or written: {error}") from error
         with lease:
             yield lease
-
-
-def _peek(path: Path | LeaseObject) -> Holder | None:
-    try:
-        return read_holder(path)
-    except OSError:
-        return None
 
 
 def _running(campaign: str, folder: Path, holder: Holder | None) -> InfrastructureError:
@@ -257,8 +249,7 @@ class Lease:
     """This process's hold on a campaign, kept alive by a thread while it is entered as a context manager.
 
     Attributes:
-        after: when the driver before had started, which died and had not come to its end; of several that died one after the other,
-            the first. None where it had ended by itself.
+        after: start of the last driver if it died; of several that died in a row, the first. None if it ended normally.
     """
 
     def __init__(self, path: Path | LeaseObject, campaign: str, *, after: float | None) -> None:
@@ -287,20 +278,20 @@ class Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the heartbeats, and give the lease back if it is still this process's."""
+        """Stop the heartbeats, and remove the lease if this process still holds it."""
         self._ended.set()
-        self._thread.join(2 * POLL_S + sum(WAITS_S))  # at once, unless its disk fails just now
+        self._thread.join(2 * POLL_S + sum(WAITS_S))  # longer only if the disk fails
         with contextlib.suppress(OSError):
             if self._is_ours():
                 retried(self._path.unlink)
 
     @property
     def token(self) -> str:
-        """What tells this hold from every other."""
+        """Unique id of this holding."""
         return self._holder.token
 
     def check(self) -> None:
-        """Return if the lease is still this process's; to be called before anything is written for the campaign.
+        """Check that this process still holds the lease. Call it before each write for the campaign.
 
         Raises:
             LeaseLostError: another driver has taken over.
@@ -319,19 +310,19 @@ class Lease:
             )
 
     def write(self) -> None:
-        """Write the lease, whole or not at all.
+        """Write the lease atomically.
 
         Raises:
             OSError: it cannot be written.
         """
-        content = json.dumps(asdict(self._holder)).encode()
+        content = json.dumps(encode(self._holder)).encode()
         if isinstance(self._path, LeaseObject):
             self._path.write(content)
         else:
             write_whole(self._path, content, synced=False)
 
     def _keep_alive(self) -> None:
-        """Heartbeats until the end, or until the lease is another's; a disk that is full for a while stops none of them."""
+        """Write heartbeats until the end, or until another driver holds the lease. A full disk does not stop them."""
         while not self._ended.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):
                 if not self._is_ours():

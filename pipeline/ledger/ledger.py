@@ -1,14 +1,14 @@
-"""The ledger: the durable table of outcomes, in the store. It is the truth; MLflow is a projection of it.
+"""The ledger: the durable table of outcomes, in the store. It is the source of truth; MLflow is a projection of it.
 
     STORE/.coldpress/ledger/<campaign>@....arrow    parts: some rows each, written aside, synced, then renamed (segments.py)
-    STORE/.coldpress/ledger/lock-<campaign>         held by the one driver of a campaign, and
-    STORE/.coldpress/ledger/lease-<campaign>.json   who that is (lease.py)
+    STORE/.coldpress/ledger/lock-<campaign>         held by the only driver of a campaign, and
+    STORE/.coldpress/ledger/lease-<campaign>.json   which driver that is (lease.py)
 
-Of a store in a bucket the same are objects there, and each machine has a copy of the parts (bucket_mirror.py).
+For a store in a bucket these are objects there, and each machine has a copy of the parts (bucket_mirror.py).
 
-A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size become one, so that a folder
-holds some dozens however many rows there are, and a row is written again two or three times in all. Of a campaign the newest row
-of each key stays, so that every campaign can be shown again as it was.
+A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size are merged into one: a folder
+contains some dozens of parts for any number of rows, and a row is written two or three times. Each campaign keeps its newest row of
+each key, so every campaign can be shown again.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _Key = TypeVar("_Key")
 _Timed = TypeVar("_Timed", bound="LedgerRow | _Entry")
 
 MERGE_AT = 32
-"""Parts of about one size from which one is made."""
+"""Number of parts of about one size that are merged."""
 
 LEFT_ALONE = 4096
-"""Rows of a part that a closing ledger leaves as it is, when all others have few in comparison."""
+"""Rows from which a closing ledger leaves a part alone, if all others are small in comparison."""
 
 LEAST_STEP_S = 1e-6
-"""By which a later row's time is later at least, where the clock stood still or went back."""
+"""Smallest difference between the times of rows, if the clock stands still or goes back."""
 
 
 def ledger_folder(store: Store) -> Path:
-    """Where the ledger of a store lies; of one in a bucket, where its parts are as they are now.
+    """Return the folder of a store's ledger; for a bucket, of an up-to-date copy.
 
     Raises:
-        StoreUnreachableError: it is in a bucket that cannot be read.
+        StoreUnreachableError: the bucket cannot be read.
     """
     if store.remote is not None:
         return mirrored(store, store.remote)
@@ -53,7 +53,7 @@ def ledger_folder(store: Store) -> Path:
 
 
 class _Entry(NamedTuple):
-    """Where a row is: in `part`, at `place`."""
+    """Index entry of a row, which is in `part` at `place`."""
 
     kind: str
     key: str
@@ -71,7 +71,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A row to be appended."""
+    """A row to append."""
 
     kind: Kind
     key: str
@@ -81,16 +81,16 @@ class Draft:
 
 
 class Ledger:
-    """The ledger of a store, with this driver as the one writer of its campaign. Use it as a context manager.
+    """The ledger of a store, with this driver as the only writer of its campaign. Use it as a context manager.
 
     Args:
-        store: that holds it.
+        store: that contains it.
         campaign: to write for.
-        tell: told what is waited for, where another driver may be alive or dead.
-        read_only: take no lease, so that it can be read beside the campaign's driver, and not be written.
+        tell: takes messages about the wait for another driver.
+        read_only: take no lease. It can then be read while the campaign's driver runs, and not be written.
 
     Raises:
-        UsageError: the campaign's name cannot be one.
+        UsageError: the campaign's name is not allowed.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Ledger:
 
         Raises:
             InfrastructureError: another driver runs this campaign.
-            StoreUnreachableError: the ledger cannot be read or made.
+            StoreUnreachableError: the ledger cannot be read or written.
         """
         if self._read_only:
             self.refresh()
@@ -132,7 +132,7 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         if self._read_only:
             return
-        # Rows are safe in many parts too: where they cannot be made one, the next start does it.
+        # Rows are safe in many parts too: if they cannot be merged now, the next start does it.
         with self._held, suppress(LeaseLostError, StoreUnreachableError):
             parts = sorted(self._own_parts, key=lambda part: part.num_rows)
             if parts and parts[-1].num_rows > max(LEFT_ALONE, MERGE_AT * sum(part.num_rows for part in parts[:-1])):
@@ -142,22 +142,22 @@ class Ledger:
 
     @property
     def unended_since(self) -> float | None:
-        """When the campaign's driver before had started, if it died; see Lease.after. What it wrote last may not be its end."""
+        """Start of the campaign's last driver if it died; see Lease.after."""
         return None if self._lease is None else self._lease.after
 
     def check(self) -> None:
-        """Return if this driver may still write for its campaign.
+        """Check that this driver may still write for its campaign.
 
         Raises:
             LeaseLostError: another driver has taken over.
-            StoreUnreachableError: that cannot be told.
+            StoreUnreachableError: the lease cannot be read.
         """
         if self._lease is None:
-            raise RuntimeError("the ledger is not open, or to be read alone")
+            raise RuntimeError("the ledger is not open, or read-only")
         self._lease.check()
 
     def refresh(self) -> None:
-        """Read what other campaigns have written since.
+        """Read the rows that other campaigns have written since.
 
         Raises:
             StoreUnreachableError: a part is damaged.
@@ -173,24 +173,24 @@ class Ledger:
             self._take_in(part)
 
     def find(self, kind: Kind, key: str, *, model: str | None = None) -> LedgerRow | None:
-        """The newest row of a key; of one model, where entries that are the same but for their names share it."""
+        """Return the newest row of a key, optionally of one model: entries that differ only in name share a key."""
         entries = self._of_keys.get((kind, key), {})
         if model is None:
             return max(entries.values(), key=lambda entry: entry.time).row() if entries else None
         return entries[model].row() if model in entries else None
 
     def own(self, kind: Kind, key: str, model: str) -> LedgerRow | None:
-        """The newest row of a key and model that this campaign wrote itself, whatever others wrote since."""
+        """Return the newest row of a key and model that this campaign wrote itself."""
         entry = self._own.get((kind, key, model))
         return None if entry is None else entry.row()
 
     def nearest(self, kind: Kind, model: str, device_class: str) -> LedgerRow | None:
-        """The newest row of a model and device class, whatever its key."""
+        """Return the newest row of a model and device class, with any key."""
         entry = self._nearest.get((kind, model, device_class))
         return None if entry is None else entry.row()
 
     def append(self, kind: Kind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> None:
-        """Add a row; when this returns it is on the disk.
+        """Add a row, which is on the disk when this returns.
 
         Raises:
             LeaseLostError: another driver has taken the campaign over.
@@ -199,7 +199,7 @@ class Ledger:
         self.append_all([Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)])
 
     def append_all(self, drafts: Sequence[Draft]) -> None:
-        """Add rows together: all are on the disk when this returns, or none.
+        """Add rows atomically. They are on the disk when this returns.
 
         Raises:
             LeaseLostError: another driver has taken the campaign over.
@@ -210,11 +210,11 @@ class Ledger:
         self.check()
         rows = [self._row(draft) for draft in drafts]
         self._add_own(self._written(encode(rows)))
-        with suppress(LeaseLostError, StoreUnreachableError):  # the rows are there; a next append tells of what is wrong
+        with suppress(LeaseLostError, StoreUnreachableError):  # the rows are written; the next append reports the problem
             self._merge_steps()
 
     def _row(self, draft: Draft) -> LedgerRow:
-        """The row, with a time after that of every row that it takes the place of, however the clock jumped."""
+        """Return the row, with a later time than every row that it replaces, even if the clock went back."""
         known = self._of_keys.get((draft.kind, draft.key), {}).get(draft.model)
         before = max(self._latest, known.time if known else 0.0)
         self._latest = max(time.time(), before + LEAST_STEP_S)
@@ -233,7 +233,7 @@ class Ledger:
         self._take_in(part)
 
     def _take_in(self, part: Part) -> None:
-        """Index the rows of a part; texts that many rows share are kept once."""
+        """Index the rows of a part. Texts that many rows share are stored once."""
         words = self._words
         for index, (key, at, *shared) in enumerate(part.heads()):
             kind, model, device_class, campaign = (words.setdefault(word, word) for word in shared)
@@ -245,14 +245,14 @@ class Ledger:
                 self._latest = max(self._latest, at)
 
     def _merge_steps(self) -> None:
-        """Merge parts of one size, and then of the next, as often as there are enough of them."""
+        """Merge parts of one size, then of the next, as long as there are enough."""
         level = 0
         while len(alike := [part for part in self._own_parts if _level(part) == level]) >= MERGE_AT:
             self._merge(alike)
             level += 1
 
     def _merge(self, parts: Sequence[Part]) -> None:
-        """Make one part of several, without the rows that newer ones took the place of. Readers see either form, or both."""
+        """Merge parts into one, without replaced rows. Readers see the old parts, the new one, or both."""
         self.check()
         rows = (row for part in parts for index, row in enumerate(part.rows()) if self._is_newest(row, part, index))
         merged = self._written(encode(rows))
@@ -260,7 +260,7 @@ class Ledger:
         self._add_own(merged)
         for part in parts:
             if part.path is not None:
-                with suppress(OSError):  # its rows are there twice, then
+                with suppress(OSError):  # then its rows occur twice
                     remove(part.path)
                 if self._remote is not None:
                     drop_part(self._remote, part.path.name)
@@ -278,7 +278,7 @@ class Ledger:
 
 
 def _level(part: Part) -> int:
-    """0 of a part with few rows, 1 of one that MERGE_AT of them made, and so on."""
+    """Return 0 for a part with few rows, 1 for one merged from MERGE_AT of them, and so on."""
     level, rows = 0, part.num_rows
     while rows >= MERGE_AT:
         level, rows = level + 1, rows // MERGE_AT
@@ -286,7 +286,7 @@ def _level(part: Part) -> int:
 
 
 def keep_newest(rows: dict[_Key, _Timed], key: _Key, row: _Timed) -> None:
-    """Put a row under its key, unless a newer one is there."""
+    """Store a row under its key, unless there is a newer one."""
     known = rows.get(key)
     if known is None or known.time <= row.time:
         rows[key] = row

@@ -1,10 +1,10 @@
-"""Parts: the files of a ledger. Each holds some rows, is written aside, synced and renamed, and never changed afterwards.
+"""Parts: the files of a ledger. Each contains some rows, and never changes once it has its name.
 
     <campaign>@<time>-<token>-<n>.<crc>.arrow    Arrow IPC file, zstd; rows in batches of BATCH_ROWS; crc is the CRC-32 of its bytes
-    <campaign>@<time>-<pid>-<n>.parquet          earlier releases, one row or many; still read
+    <campaign>@<time>-<pid>-<n>.parquet          earlier releases, one or more rows; still read
 
-A part is kept in memory as its compressed bytes, and decoded a batch at a time when a row's data is asked for: so a ledger of many
-rows takes little memory, and its files may be compacted away by others meanwhile.
+A part is kept in memory as its compressed bytes, and a batch is decoded when the data of a row is needed. So a large ledger takes
+little memory, and others may compact its files meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from freezer.files.atomic import remove, retried, write_whole
 SUFFIX, OLD_SUFFIX = ".arrow", ".parquet"
 
 BATCH_ROWS = 32
-"""Rows that are compressed, and decoded, together."""
+"""Rows that are compressed and decoded together."""
 
 _SCHEMA = pa.schema(
     [
@@ -49,13 +49,13 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One thing that is finished.
+    """One finished build, outcome or campaign.
 
     Attributes:
         kind: `build`, `outcome`, or `campaign` (see campaign_record.py).
-        key: build_key or judge_key, `data["parts"]` are its parts; or the campaign's name.
-        time: seconds since the epoch; of one campaign's rows, and of one key's, a later one has a later time.
-        text: the record, in JSON.
+        key: build_key or judge_key, whose parts are `data["parts"]`; or the campaign's name.
+        time: seconds since the epoch; increases within a campaign, and within a key.
+        text: the record in JSON.
     """
 
     kind: Kind
@@ -68,16 +68,16 @@ class LedgerRow:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """The record; decoded each time that it is asked for."""
+        """The record, decoded at each access."""
         record: Mapping[str, Any] = json.loads(self.text)
         return record
 
 
 class Part:
-    """Some rows, kept compressed. `path` is None of one that is in memory alone.
+    """Some rows, compressed in memory.
 
     Raises:
-        pyarrow.ArrowException: the bytes are not those of a part.
+        pyarrow.ArrowException: the bytes are not a part.
     """
 
     def __init__(self, content: bytes, path: Path | None) -> None:
@@ -88,22 +88,22 @@ class Part:
         self.num_rows = sum(batch.num_rows for batch in self._batches(["time"]))
 
     def heads(self) -> Iterator[tuple[Any, ...]]:
-        """Key, time, kind, model, device class and campaign of each row, in order."""
+        """Yield key, time, kind, model, device class and campaign of each row, in order."""
         for batch in self._batches(_HEAD):
             yield from zip(*(batch.column(name).to_pylist() for name in _HEAD), strict=True)
 
     def text(self, row: int) -> str:
-        """The record of a row, in JSON."""
+        """Return the record of a row in JSON."""
         index, within = divmod(row, BATCH_ROWS)
         if self._batch[0] == index:
             return self._batch[1][within]
         texts: list[str] = pa.ipc.open_file(self._content).get_batch(index).column(_DATA).to_pylist()
-        if self.num_rows > BATCH_ROWS:  # neighbours are asked for next; of a small part little is gained
+        if self.num_rows > BATCH_ROWS:  # neighbours are usually needed next
             self._batch = (index, texts)
         return texts[within]
 
     def rows(self) -> Iterator[LedgerRow]:
-        """Every row, in order."""
+        """Yield every row, in order."""
         for batch in self._batches(_SCHEMA.names):
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 yield LedgerRow(*values)
@@ -116,7 +116,7 @@ class Part:
 
 
 def encode(rows: Iterable[LedgerRow]) -> bytes:
-    """The bytes of a part with some rows, in batches of BATCH_ROWS."""
+    """Return the bytes of a part, with rows in batches of BATCH_ROWS."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         waiting = iter(rows)
@@ -134,12 +134,12 @@ def _values(row: LedgerRow) -> tuple[Any, ...]:
 
 
 def part_name(name: str, content: bytes) -> str:
-    """The name of the file of a part, which has the checksum of its content."""
+    """Return the file name of a part, which includes the checksum of its content."""
     return f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
 
 
 def write_part(folder: Path, name: str, content: bytes) -> Part:
-    """A new part with a file, which is on the disk when this returns.
+    """Write a part, which is on the disk when this returns.
 
     Args:
         folder: of the ledger.
@@ -147,7 +147,7 @@ def write_part(folder: Path, name: str, content: bytes) -> Part:
         content: of `encode`.
 
     Raises:
-        StoreUnreachableError: it cannot be written (a full disk); there is no file then.
+        StoreUnreachableError: it cannot be written (a full disk); then there is no file.
     """
     path = folder / part_name(name, content)
     try:
@@ -158,13 +158,13 @@ def write_part(folder: Path, name: str, content: bytes) -> Part:
 
 
 def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
-    """The files of a ledger's parts, of all campaigns or of one, sorted."""
+    """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
     mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
     return sorted(path for suffix in (SUFFIX, OLD_SUFFIX) for path in folder.glob(f"{mine}{suffix}"))
 
 
 def remove_partial(folder: Path, campaign: str) -> None:
-    """Remove what drivers of a campaign that were killed had begun to write; for its one driver."""
+    """Remove the partial files of killed drivers of a campaign. Only its current driver may call this."""
     for path in folder.glob(f".{glob.escape(campaign)}@*.partial"):
         remove(path)
     for path in folder.glob(f".lease-{glob.escape(campaign)}.json.*"):
@@ -172,7 +172,7 @@ def remove_partial(folder: Path, campaign: str) -> None:
 
 
 def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
-    """The parts of a ledger that are not known yet. What others compact away meanwhile is found again in their new parts.
+    """Yield the parts of a ledger that are not known yet. Rows that others compact meanwhile are found in their new parts.
 
     Raises:
         StoreUnreachableError: a part is damaged.
@@ -193,7 +193,7 @@ def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
 
 
 def read_rows(folder: Path, *, kinds: Collection[Kind] = KINDS) -> Iterator[LedgerRow]:
-    """The rows of a ledger, of some kinds; a row that is being compacted may be met twice.
+    """Yield the rows of a ledger, of some kinds. A row that is being compacted may occur twice.
 
     Raises:
         StoreUnreachableError: a part is damaged.
@@ -203,7 +203,7 @@ def read_rows(folder: Path, *, kinds: Collection[Kind] = KINDS) -> Iterator[Ledg
 
 
 def _read(path: Path) -> Part | None:
-    """The part of a file; None of a file that is gone."""
+    """Read a part; None if the file is gone."""
     try:
         if path.suffix == OLD_SUFFIX:
             table = pq.read_table(path, schema=_SCHEMA)
@@ -211,9 +211,9 @@ def _read(path: Path) -> Part | None:
             return Part(encode(LedgerRow(*values) for values in zip(*columns, strict=True)), path)
         content = retried(path.read_bytes)
         if f"{zlib.crc32(content):08x}" != path.name.split(".")[-2]:
-            raise pa.ArrowInvalid("its bytes are not those that were written")
+            raise pa.ArrowInvalid("its bytes differ from those that were written")
         return Part(content, path)
     except FileNotFoundError:
         return None
     except (OSError, pa.ArrowException) as error:
-        raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to go on without its rows") from error
+        raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to continue without its rows") from error

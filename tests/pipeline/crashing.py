@@ -1,4 +1,4 @@
-"""Campaigns that kill their own process at a chosen instant: before or after the n-th step that changes a disk or MLflow.
+"""Campaigns that kill their own process at an instant: before or after the n-th step that changes a disk or MLflow.
 
 `python -m tests.pipeline.crashing HERE=FOLDER portable=FOLDER` imports everything once, and then for each line `FOLDER NUM` on its
 standard input runs a campaign in a fork: store and database in FOLDER, killed with SIGKILL at instant NUM (0: never). It answers
@@ -60,7 +60,7 @@ IN_MLFLOW = (
 
 
 class InProcess(NoRay):
-    """A cluster of this process: a task is done when it is started."""
+    """A cluster in this process: `start` runs the task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class InProcess(NoRay):
         return ended
 
     def cancel(self, handles: Sequence[Handle], **_: Any) -> None:
-        """Nothing runs."""
+        """No task is ever running."""
 
 
 class Instants:
@@ -108,7 +108,7 @@ class Instants:
 
 
 def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
-    """What stands for the isolated child of a build or judge: it leaves what that would leave."""
+    """Replace the child of a build or judge: write what it would write."""
 
     def isolated(child: Any, request: Any, staging: Path, *_: Any) -> End:
         verdict = MODELS[request.entry.name][request.device_class]
@@ -139,7 +139,7 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
 
 
 def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
-    """Run the campaign in this process, from whatever an earlier start has left; its exit code."""
+    """Run or continue the campaign in this process, and return its exit code."""
     store = Store.open(str(folder / "store"), create=True)
     uri = f"sqlite:///{folder}/mlflow.db"
     tasks._isolated = child_of(artifacts)
@@ -160,7 +160,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
 
 
 def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[int, int]:
-    """Run the campaign in a fork; its wait status, and how many instants it had."""
+    """Run the campaign in a fork; return its wait status and number of instants."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -185,7 +185,7 @@ def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[in
 
 
 def main(*folders: str) -> None:
-    """Answer trials until the input ends."""
+    """Run trials until the input ends."""
     import matplotlib.pyplot
     import mlflow.pyfunc
 

@@ -1,4 +1,4 @@
-"""Functions that go wrong, each in its own way, for children under test. All that they start is theirs to leave behind."""
+"""Functions that fail in different ways, for children under test. They leave their processes and files behind."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MOST_FORKS = 300
-"""Where a fork bomb stops by itself, should nobody stop it."""
+"""Number of processes at which a fork bomb stops by itself."""
 
 
 def segfault() -> None:
-    """Reads address 0."""
+    """Read address 0."""
     ctypes.string_at(0)
 
 
 def abort() -> None:
-    """As C++ does for an exception that nobody catches."""
+    """Abort, as C++ does for an uncaught exception."""
     os.abort()
 
 
 def save_beyond_the_disk() -> None:
-    """As on a full disk: torch.jit.save ends the process."""
+    """Save beyond a limit of file size: torch.jit.save ends the process, as on a full disk."""
     import torch
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -41,14 +41,14 @@ def save_beyond_the_disk() -> None:
 
 
 def save_beyond_a_full_disk() -> None:
-    """As above, of a file that is written when it is closed."""
+    """Save to a full device, whose error comes when the file is closed."""
     import torch
 
     torch.jit.save(torch.jit.script(torch.nn.Linear(3, 3)), "/dev/full")
 
 
 def crash_with_words_of_the_disk() -> None:
-    """Of a file that it did without."""
+    """Abort after a message about the disk that did not cause it."""
     print("could not write the cache: No space left on device", flush=True)
     os.abort()
 
@@ -60,54 +60,54 @@ def kill_itself() -> None:
 
 
 def leave() -> None:
-    """os._exit, without a result."""
+    """Exit without a result."""
     os._exit(7)
 
 
 def become_another_program() -> None:
-    """exec of a program that knows nothing of results."""
+    """Replace the process by another program."""
     os.execvp("true", ["true"])
 
 
 def spin() -> None:
-    """A loop without end that ignores SIGTERM."""
+    """Loop forever and ignore SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         pass
 
 
 def stop_itself() -> None:
-    """SIGSTOP: it never goes on."""
+    """Stop by SIGSTOP."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def compile_for_ever() -> None:
-    """g++, and the compiler proper that it starts, which read a source that does not end."""
+    """Run g++ on a source that does not end."""
     source, _ = os.pipe()
     subprocess.run(["g++", "-x", "c++", "-c", "-o", "never.o", "-"], stdin=source, check=True)
 
 
 def hang_in_a_compiler(compiler: str) -> None:
-    """Waits for a compiler that never ends."""
+    """Wait for a compiler that never ends."""
     subprocess.run([compiler, "-O2", "x.cpp"], check=True)
 
 
 def eat() -> None:
-    """Allocates for ever, 20 MB at a time."""
+    """Allocate forever, 20 MB at a time."""
     kept = []
     while True:
         kept.append(b"x" * 20_000_000)
 
 
 def eat_at_once(num_bytes: int) -> None:
-    """Allocates much at once, and writes to all of it."""
+    """Allocate memory at once, and write to every page."""
     kept = bytearray(num_bytes)
     for index in range(0, num_bytes, mmap.PAGESIZE):
         kept[index] = 1
 
 
 def eat_in_children() -> None:
-    """Has four processes that allocate for ever."""
+    """Start four processes that allocate forever."""
     for _ in range(4):
         if os.fork() == 0:
             eat()
@@ -125,44 +125,44 @@ time.sleep(1000)
 
 
 def fork_for_ever() -> None:
-    """A fork bomb: each copy forks on. Of a small process, since copies of one with torch in it take their time to be made."""
+    """Start a fork bomb in a small process: forks of one with torch are slow."""
     os.execv(sys.executable, [sys.executable, "-S", "-c", _BOMB])
 
 
 def return_twice() -> int:
-    """Both sides of a fork come back."""
+    """Return from both sides of a fork."""
     return os.fork()
 
 
 def talk(num_bytes: int = 1_000_000_000) -> None:
-    """Prints 1 GB as fast as it can."""
+    """Print as fast as possible."""
     line = b"x" * 999 + b"\n"
     for _ in range(num_bytes // 1_000_000):
         os.write(1, line * 1000)
 
 
 def close_its_output() -> None:
-    """Closes stdout and stderr, and prints."""
+    """Close stdout and stderr, then print."""
     os.close(1)
     os.close(2)
     print("nobody reads this", flush=True)
 
 
 def close_everything() -> str:
-    """Closes all handles that it knows nothing of, as daemons do."""
+    """Close all other handles, as daemons do."""
     os.closerange(3, 4096)
-    return "the result cannot be told"
+    return "the result cannot be sent"
 
 
 def open_everything() -> None:
-    """Opens files until no handle is left."""
+    """Open files until no handle is left."""
     kept = []
     while True:
         kept.append(os.open("/dev/null", os.O_RDONLY))
 
 
 def detach(pids: str, then: str) -> None:
-    """Starts processes that leave its session and its tree, and ignore signals; and returns, hangs, or crashes."""
+    """Start processes that leave the session and ignore signals; then return, hang or crash."""
     for _ in range(2):
         if os.fork() == 0:
             os.setsid()
@@ -181,20 +181,20 @@ def detach(pids: str, then: str) -> None:
 
 
 def kill_its_parent(pids: str) -> None:
-    """Kills the process that watches it, with a detached one still there."""
+    """Kill the supervisor while a detached process runs."""
     detach(pids, "return")
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(1000)
 
 
 def remove_its_folder(folder: str) -> int:
-    """Removes where it was told to work."""
+    """Remove the staging folder."""
     shutil.rmtree(folder)
     return 1
 
 
 def lock_its_folder() -> None:
-    """Makes a temporary folder that nobody may enter, and one that is nested deeper than Python's recursion."""
+    """Make a folder without permissions, and one that is nested deeper than Python's recursion limit."""
     locked = Path(tempfile.mkdtemp()) / "locked"
     (locked / "within").mkdir(parents=True)
     locked.chmod(0)
@@ -206,7 +206,7 @@ def lock_its_folder() -> None:
 
 
 def fill_its_temporary_folder(num_bytes: int, places: str) -> None:
-    """Writes much to temporary files, in all the places where programs look for one, tells them, and leaves without a word."""
+    """Write to all folders for temporary files, list them in `places`, and exit without a result."""
     names = ("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
     found = [tempfile.gettempdir(), *(os.environ[name] for name in names)]
     Path(places).write_text("\n".join(found))
@@ -219,7 +219,7 @@ def fill_its_temporary_folder(num_bytes: int, places: str) -> None:
 
 
 def fill_the_disk() -> None:
-    """Writes temporary files for ever: at once most of what a small disk has, then 5 MB a second."""
+    """Write temporary files forever: first most of a small disk, then 5 MB a second."""
     disk = os.statvfs(tempfile.gettempdir())
     num_bytes = min(500_000_000, disk.f_bavail * disk.f_frsize * 19 // 20)
     while True:
@@ -230,12 +230,12 @@ def fill_the_disk() -> None:
 
 
 def return_a_lambda() -> Callable[[], None]:
-    """A result that does not pickle."""
+    """Return a result that does not pickle."""
     return lambda: None
 
 
 class _Refuses:
-    """An object that pickles, and is not to be made again."""
+    """Pickles, but cannot be unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _refuse, ()
@@ -246,17 +246,17 @@ def _refuse() -> NoReturn:
 
 
 def return_what_cannot_be_read() -> object:
-    """A result that pickles, and raises when it is read."""
+    """Return a result that raises when it is unpickled."""
     return _Refuses()
 
 
 def return_much() -> bytes:
-    """A result of 100 MB."""
+    """Return 100 MB."""
     return bytes(100_000_000)
 
 
 def recurse() -> None:
-    """Recursion without end, beyond C's stack."""
+    """Recurse beyond C's stack."""
     sys.setrecursionlimit(10**9)
 
     def deeper(depth: int) -> int:
@@ -271,30 +271,30 @@ class _SpeechlessError(Exception):
 
 
 def raise_without_words() -> None:
-    """An exception that cannot be printed."""
+    """Raise an exception that cannot be printed."""
     raise _SpeechlessError
 
 
 def load_damage(path: str) -> None:
-    """Opens a model file whose bytes were damaged."""
+    """Load a damaged model file."""
     import torch
 
     torch.jit.load(path)
 
 
 def ask_for_input() -> None:
-    """Reads from a terminal that is not there."""
+    """Read from a terminal that does not exist."""
     input("proceed? ")
 
 
 def limits() -> tuple[int, int, int]:
-    """What a child is under: core files, memory that it may ask for, and how soon the kernel takes it."""
+    """Return the limits of core files and private memory, and the OOM score."""
     score = int(Path("/proc/self/oom_score_adj").read_text())
     return resource.getrlimit(resource.RLIMIT_CORE)[0], resource.getrlimit(resource.RLIMIT_DATA)[0], score
 
 
 def wait_for_lines(path: Path, num_lines: int, timeout_s: float = 10) -> list[str]:
-    """The lines of a file that somebody else writes."""
+    """Wait for lines of a file that another process writes."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         lines = path.read_text().split() if path.exists() else []

@@ -1,4 +1,4 @@
-"""Disks that are really full."""
+"""Full disks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @contextlib.contextmanager
 def full_disk(folder: Path) -> Iterator[Path]:
-    """A folder on a file system of one page for the length of a block; the test is skipped where none may be mounted."""
+    """Yield a folder on a full file system of one page. Skip the test if mounting is not allowed."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""A campaign killed with -9 at any instant and started again: it ends as one that nothing disturbed, and does nothing twice."""
+"""A campaign that is killed with -9 at any instant and restarted ends like an undisturbed one, and repeats nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.pipeline.shown import shown, without_ids
 from tests.steps import HERE
 
 ROOT = Path(__file__).parents[2]
-NUM_QUICK, NUM_SLOW = 3, 60
+NUM_QUICK, NUM_SLOW = 2, 60
 
 Trial = Callable[[Path, int], tuple[int, int]]
 
 
 @pytest.fixture(scope="module")
 def run(scripted: Frozen, portable: Frozen, template: Path) -> Iterator[Trial]:
-    """Runs the campaign in a folder, killed at an instant (0: never); its wait status, and how many instants it had."""
+    """Run the campaign in a folder and kill it at an instant (0: never); return its wait status and number of instants."""
     folders = [f"{HERE}={scripted.artifact.folder}", f"portable={portable.artifact.folder}"]
     command = [sys.executable, "-W", "ignore", "-m", "tests.pipeline.crashing", *folders]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -56,7 +56,7 @@ def run(scripted: Frozen, portable: Frozen, template: Path) -> Iterator[Trial]:
 
 @pytest.fixture(scope="module")
 def undisturbed(run: Trial, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
-    """How many instants an undisturbed campaign has, and how it ends."""
+    """The number of instants of an undisturbed campaign, and its end state."""
     folder = tmp_path_factory.mktemp("undisturbed")
     status, num = run(folder, 0)
     assert status >> 8 == 1, "some models fail"
@@ -64,7 +64,7 @@ def undisturbed(run: Trial, tmp_path_factory: pytest.TempPathFactory) -> tuple[i
 
 
 def ended(folder: Path) -> dict[str, Any]:
-    """How a campaign has ended: store, ledger, MLflow; with nothing in it that differs from one folder or time to another."""
+    """Return the end state of a campaign: store, ledger and MLflow, without paths and times."""
     store = Store.open(str(folder / "store"))
     work = store.root / ".coldpress"
     files = sorted(str(path.relative_to(store.root)) for name in store.models() for path in (store.root / name).rglob("*"))
@@ -99,7 +99,7 @@ def ended(folder: Path) -> dict[str, Any]:
 
 
 def differences(found: Any, expected: Any, where: str = "") -> list[str]:
-    """The places at which two ends differ, and how."""
+    """Return where two end states differ, and how."""
     if isinstance(found, dict) and isinstance(expected, dict):
         names = sorted({*found, *expected})
         return [line for name in names for line in differences(found.get(name), expected.get(name), f"{where}/{name}")]
@@ -110,7 +110,7 @@ def differences(found: Any, expected: Any, where: str = "") -> list[str]:
 
 
 def killed_and_started_again(run: Trial, folder: Path, instants: Sequence[int], expected: dict[str, Any]) -> None:
-    """Each start of a campaign is killed at an instant, but for the last one, after which everything is as it should be."""
+    """Kill each start of a campaign at an instant; after the last one, which is not killed, the end state is as expected."""
     for die_at in instants:
         status, _ = run(folder, die_at)
         assert status == signal.SIGKILL
@@ -120,9 +120,7 @@ def killed_and_started_again(run: Trial, folder: Path, instants: Sequence[int], 
     shutil.rmtree(folder)
 
 
-def test_nothing_is_lost_repeated_or_half_done_by_a_kill(
-    run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_kill_loses_and_repeats_nothing(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
     num, expected = undisturbed
     assert num > 100
     assert expected["partial"] == expected["staging"] == expected["judged"] == expected["lease"] == []
@@ -133,7 +131,7 @@ def test_nothing_is_lost_repeated_or_half_done_by_a_kill(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_no_instant_of_many_is_a_bad_one(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
+def test_kill_at_many_instants(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
     num, expected = undisturbed
     for die_at in random.Random(1).sample(range(1, num + 1), NUM_SLOW):
         killed_and_started_again(run, tmp_path / str(die_at), [die_at], expected)
@@ -141,7 +139,7 @@ def test_no_instant_of_many_is_a_bad_one(run: Trial, undisturbed: tuple[int, dic
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_several_kills_of_one_campaign_are_survived(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
+def test_several_kills_of_one_campaign(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
     num, expected = undisturbed
     draw = random.Random(0)
     for index in range(20):

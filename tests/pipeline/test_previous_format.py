@@ -1,7 +1,7 @@
-"""A store, a ledger and an MLflow database written before the packages were reorganized still load, verify, replay and resume.
+"""A store, a ledger and an MLflow database of an earlier release still load, verify, replay and resume.
 
 tests/golden/campaign.tgz is a finished campaign, `jobs.optimize catalog.yaml --campaign golden`, of one model for cpu-x86-64-v3 and
-portable, run in /campaign with torch 2.13.0. It is never written again: it stands for the stores that users have.
+portable, run in /campaign with torch 2.13.0. It is never written again: it represents the stores of users.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The campaign, as if it had been run in a folder of this test."""
+    """The campaign, moved into a folder of this test."""
     folder = tmp_path_factory.mktemp("golden")
     with tarfile.open(GOLDEN) as archive:
         archive.extractall(folder, filter="data")
@@ -122,7 +122,7 @@ def test_replay_adds_no_runs(campaign: Path) -> None:
 
 @pytest.mark.cluster
 def test_campaign_resumes_without_new_work(campaign: Path) -> None:
-    """With the torch, compiler and Python of the golden every key is the same, so nothing is built, judged or published again."""
+    """With the same torch, compiler and Python every key is the same, so nothing is built, judged or published again."""
     candidates = sorted((campaign / "store" / ".coldpress" / "candidates").glob("*/candidate.json"))
     if any(json.loads(file.read_text())["toolchain"] != toolchain() for file in candidates):
         pytest.skip("made with another toolchain, so that its builds are due again")

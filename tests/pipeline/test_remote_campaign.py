@@ -1,4 +1,4 @@
-"""Campaigns whose store is a bucket: nothing but the store is shared, and a kill loses nothing."""
+"""Campaigns whose store is a bucket, the only thing that the machines share."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ENTRY = """
 
 
 def command_of(folder: Path, bucket: str, campaign: str = "test") -> list[str]:
-    """Of a quick campaign that publishes to a bucket."""
+    """Return the command of a quick campaign that publishes to a bucket."""
     words = drive(folder, campaign)
     return [*(bucket if word == str(folder / "store") else word for word in words), PORTABLE]
 
 
-def test_a_campaign_that_is_killed_goes_on_from_the_bucket_alone(
+def test_killed_campaign_continues_from_the_bucket(
     bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = "".join(ENTRY.format(i=i, w=8 + i) for i in range(2))
@@ -45,7 +45,7 @@ def test_a_campaign_that_is_killed_goes_on_from_the_bucket_alone(
         first += process.communicate(timeout=60)[0] or ""
     done = built_in(first)
     assert done
-    time.sleep(5)  # the cluster of a driver that was killed ends by itself
+    time.sleep(5)  # until the cluster of the killed driver has ended
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     again = run(command, tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
@@ -59,7 +59,7 @@ def test_a_campaign_that_is_killed_goes_on_from_the_bucket_alone(
     assert model(torch.ones(1, 8)).shape[0] == 1
     left = objects(s3_address, bucket.removeprefix("s3://"))
     work = sorted({name.split("/")[1] for name in left if name.startswith(".coldpress/")})
-    assert work == ["candidates", "ledger", "logs"], "what was judged is published, and no lock or lease is left"
+    assert work == ["candidates", "ledger", "logs"], "judged results are published, and no lock or lease is left"
 
 
 @pytest.mark.parametrize("provider", ["bucket", "gs"])
@@ -79,7 +79,7 @@ def test_status_replay_and_another_campaign_read_the_bucket(
         "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1]); print(mlflow.pyfunc.load_model('models:/m0@portable').metadata)"
     )
     loaded = run([sys.executable, "-W", "ignore", "-c", script, places[-1]], tmp_path)
-    assert loaded.returncode == 0, "what is registered by reference is loaded from the bucket: " + loaded.stderr
+    assert loaded.returncode == 0, "a model registered by reference is loaded from the bucket: " + loaded.stderr
     status = run([sys.executable, "-m", "jobs.status", "test", "--store", bucket, "--json"], tmp_path)
     assert status.returncode == 0, status.stdout + status.stderr
     assert json.loads(status.stdout)["state"] == "finished"

@@ -1,4 +1,4 @@
-"""Campaign records: what a campaign that goes on takes from the start before."""
+"""Campaign records, and what a continued campaign takes from its earlier start."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def continued(store: Store, record: CampaignRecord) -> Continued:
         return Continued(ledger, 5.0)
 
 
-def test_a_record_comes_back_as_it_was_and_so_does_one_of_an_earlier_release() -> None:
+def test_record_round_trip() -> None:
     written = json.loads(json.dumps(RECORD.to_json()))
     assert CampaignRecord.from_json(written) == RECORD
     del written["facts"]
     assert CampaignRecord.from_json(written) == replace(RECORD, facts={})
 
 
-def test_a_campaign_that_was_stopped_goes_on_with_what_it_was_planned_for(tmp_path: Path) -> None:
+def test_stopped_campaign_keeps_its_facts(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     assert continued(store, RECORD).facts == FACTS
     interrupted = replace(RECORD, finished=2.0, exit_code=130, interrupted=True)
     assert (continued(store, interrupted).facts, continued(store, interrupted).started) == (FACTS, 1.0)
 
 
-def test_a_campaign_that_had_ended_is_planned_anew(tmp_path: Path) -> None:
+def test_ended_campaign_starts_another_pass(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     ended = continued(store, replace(RECORD, finished=2.0, exit_code=0))
     assert (ended.facts, ended.started) == ({}, 5.0)
@@ -73,12 +73,12 @@ for step in sys.argv[2:]:
         os._exit(0)
     os.waitpid(child, 0)
 """
-"""Drivers, one after the other: `passed` ends, `replayed` is a whole replay, and the others are killed: `started` before it wrote
-anything, `telling` when it had written its end, `replaying` in a replay."""
+"""Drivers in a row: `passed` ends, `replayed` is a whole replay, and the others are killed: `started` before it wrote anything,
+`telling` after it wrote its end, `replaying` in a replay."""
 
 
 @pytest.mark.parametrize(
-    ("drivers", "goes_on"),
+    ("drivers", "continues"),
     [
         (["passed"], False),
         (["passed", "started"], False),
@@ -91,10 +91,8 @@ anything, `telling` when it had written its end, `replaying` in a replay."""
         (["telling", "replayed"], False),
     ],
 )
-def test_a_pass_that_had_ended_is_gone_on_with_only_where_its_own_driver_died(
-    tmp_path: Path, drivers: list[str], goes_on: bool
-) -> None:
+def test_ended_pass_continues_only_if_its_driver_died(tmp_path: Path, drivers: list[str], continues: bool) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     subprocess.run([sys.executable, "-c", KILLED, str(store.root), *drivers], check=True)
     with Ledger(store, "c") as ledger:
-        assert (Continued(ledger, time.time()).started == 1.0) == goes_on
+        assert (Continued(ledger, time.time()).started == 1.0) == continues

@@ -1,4 +1,4 @@
-"""Leases: one driver for a campaign, on one machine or on several; one that lost its lease writes nothing more."""
+"""A campaign has one driver, on one machine or on several; one that lost its lease writes nothing more."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def holder_here(folder: Path) -> Holder:
 
 
 def leave(folder: Path, **changed: Any) -> Path:
-    """A lease as some other driver would leave it."""
+    """Write the lease of another driver."""
     path = lease_path(folder, "c")
     path.write_text(json.dumps(asdict(replace(holder_here(folder), token="another", **changed))))
     return path
 
 
-def test_who_takes_over_knows_since_when_nobody_ended(folder: Path) -> None:
+def test_successor_knows_the_first_dead_driver(folder: Path) -> None:
     path = leave(folder, pid=os.getpid(), pid_started=1, started=5.0)
     with campaign_lock(folder, "c") as second:
         assert second.after == 5.0
@@ -63,7 +63,7 @@ def test_who_takes_over_knows_since_when_nobody_ended(folder: Path) -> None:
         assert fourth.after is None
 
 
-def test_the_lease_of_an_earlier_release_is_one(folder: Path) -> None:
+def test_lease_of_an_earlier_release_is_read(folder: Path) -> None:
     path = leave(folder, started=5.0)
     data = json.loads(path.read_text())
     del data["after"]
@@ -77,30 +77,18 @@ def test_the_lease_of_an_earlier_release_is_one(folder: Path) -> None:
 
 
 ELSEWHERE = {"boot": "another boot", "host": "far", "beat_time": 4e9, "started": 4e9}
-"""A holder of another machine, whose clock is decades ahead."""
+"""A holder on another machine, whose clock is decades ahead."""
 
 
-def test_a_lease_goes_when_its_driver_ends(folder: Path) -> None:
-    assert holder_here(folder).pid == os.getpid()
-    assert read_holder(lease_path(folder, "c")) is None
-
-
-def test_a_dead_process_of_this_machine_is_taken_over_from_at_once(folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
-        pass
-    leave(folder, pid=process.pid, expiry_s=1000.0)
+def test_dead_local_driver_is_replaced_at_once(folder: Path) -> None:
+    """Its pid may belong to another process by now."""
+    leave(folder, pid=os.getpid(), pid_started=1, expiry_s=1000.0)
     started = time.monotonic()
     with campaign_lock(folder, "c"):
         assert time.monotonic() - started < 1
 
 
-def test_a_pid_that_another_process_has_by_now_is_no_driver(folder: Path) -> None:
-    leave(folder, pid=os.getpid(), pid_started=1, expiry_s=1000.0)
-    with campaign_lock(folder, "c"):
-        pass
-
-
-def test_a_heartbeat_from_another_machine_refuses_whatever_its_clock_says(folder: Path) -> None:
+def test_heartbeat_of_another_machine_keeps_the_lease(folder: Path) -> None:
     path = leave(folder, **ELSEWHERE, expiry_s=60.0)
     ended = threading.Event()
 
@@ -128,15 +116,15 @@ def test_a_heartbeat_from_another_machine_refuses_whatever_its_clock_says(folder
     assert "watching up to 60 s for a heartbeat of process" in said[0]
 
 
-def test_a_silent_driver_of_another_machine_is_taken_over_from_after_its_expiry(folder: Path) -> None:
+def test_silent_remote_driver_is_replaced_after_expiry(folder: Path) -> None:
     leave(folder, **ELSEWHERE, expiry_s=0.5)
     started = time.monotonic()
     with campaign_lock(folder, "c"):
         assert time.monotonic() - started >= 0.5
 
 
-def test_a_driver_that_slept_writes_nothing_more(folder: Path) -> None:
-    """Stopped for longer than its expiry, while another machine's driver, for which the lock is free, takes over."""
+def test_driver_that_lost_its_lease_writes_nothing(folder: Path) -> None:
+    """It slept longer than its expiry, and a driver on another machine took over."""
     store = Store(folder.parents[1])
     with Ledger(store, "c") as ledger:
         ledger.append("build", "k1", model="m", device_class="portable", data={})
@@ -146,11 +134,11 @@ def test_a_driver_that_slept_writes_nothing_more(folder: Path) -> None:
         before = part_paths(folder)
         with pytest.raises(LeaseLostError, match=r"'c' was taken over by process .* on far since .*writes nothing more"):
             ledger.append("build", "k2", model="m", device_class="portable", data={})
-        time.sleep(0.3)  # its heartbeats have stopped too
+        time.sleep(0.3)  # its heartbeats have stopped
         assert read_holder(lease_path(folder, "c")) == replace(mine, token="another", host="far")
     assert part_paths(folder) == before
     assert [row.key for row in read_rows(folder)] == ["k1"]
-    assert read_holder(lease_path(folder, "c")) is not None, "it is not given back by one who does not hold it"
+    assert read_holder(lease_path(folder, "c")) is not None, "only the holder removes it"
 
 
 DRIVER = """
@@ -165,7 +153,7 @@ with Ledger(Store.open(sys.argv[1]), "c") as ledger:
 """
 
 
-def test_a_killed_driver_is_taken_over_from_and_a_stopped_one_is_not(folder: Path) -> None:
+def test_killed_driver_is_replaced_but_not_a_stopped_one(folder: Path) -> None:
     command = [sys.executable, "-c", DRIVER, str(folder.parents[1])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -175,12 +163,12 @@ def test_a_killed_driver_is_taken_over_from_and_a_stopped_one_is_not(folder: Pat
             pass
         process.kill()
     assert living_holder(lease_path(folder, "c")) is None
-    assert read_holder(lease_path(folder, "c")) is not None, "who it was is still told"
+    assert read_holder(lease_path(folder, "c")) is not None, "the lease still names it"
     with campaign_lock(folder, "c"):
         pass
 
 
-def test_heartbeats_go_on_while_a_driver_works(folder: Path) -> None:
+def test_heartbeats_continue(folder: Path) -> None:
     with campaign_lock(folder, "c"):
         first = read_holder(lease_path(folder, "c"))
         time.sleep(0.5)
@@ -191,6 +179,6 @@ def test_heartbeats_go_on_while_a_driver_works(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a@b", "../a", "a*", "x" * 101])
-def test_a_campaign_that_cannot_be_part_of_a_file_name_is_refused(folder: Path, name: str) -> None:
+def test_bad_campaign_name_is_rejected(folder: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"campaign .*: expected up to 100 letters"):
         Ledger(Store(folder.parents[1]), name)
