@@ -1,4 +1,4 @@
-"""Reports: the table people read at the end, and the JSON of `--json`."""
+"""Reports at the end of a campaign: the table, and the JSON of `--json`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from pipeline.records.events import STYLES
 from pipeline.records.outcome import Outcome
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
-"""Failures whose reason alone does not say what happened: the end of the log is printed with them."""
+"""Failures that are printed with the end of their log, since the reason alone does not explain them."""
 
 _LEFT = ("model", "device class", "verdict", "recipe")
 _COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version", "build s", "judge s")
 _DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", "recipe")
-"""Columns that a narrow terminal goes without, in this order."""
+"""Columns to drop on a narrow terminal, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignReport:
-    """What a campaign came to.
+    """The result of a campaign.
 
     Attributes:
         campaign: its name.
         started, finished: seconds since the epoch.
         outcomes: of every (model, device class), in the order of the catalog.
-        infrastructure: what failed of Ray, MLflow or the store, in one sentence each.
-        interrupted: stopped by a person before the end.
+        infrastructure: failures of Ray, MLflow or the store, one sentence each.
+        interrupted: whether a person stopped it.
     """
 
     campaign: str
@@ -52,7 +52,7 @@ class CampaignReport:
 
     @property
     def exit_code(self) -> int:
-        """As docs/contract.md says: 130, else 3, else 1, else 0."""
+        """130, else 3, else 1, else 0; see docs/contract.md."""
         if self.interrupted:
             return INTERRUPTED
         if self.infrastructure or any(outcome.failure_kind == "infrastructure" for outcome in self.outcomes):
@@ -70,16 +70,16 @@ class CampaignReport:
         }
 
     def write_json(self, path: Path) -> None:
-        """Write the `--json` file, whole or not at all.
+        """Write the `--json` file atomically.
 
         Raises:
-            InfrastructureError: it cannot be written (a full disk).
+            InfrastructureError: the file cannot be written.
         """
         try:
             write_whole(made_parent(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
         except OSError as error:
             raise InfrastructureError(
-                f"--json {path} cannot be written: {error}; nothing else is lost: the same command writes it from the ledger"
+                f"--json {path} cannot be written: {error}; nothing else is lost, run the same command to write it from the ledger"
             ) from error
 
 
@@ -88,7 +88,7 @@ def _iso(seconds: float) -> str:
 
 
 def print_report(report: CampaignReport, console: Console) -> None:
-    """Print the table of verdicts, and why where one is not published."""
+    """Print the table of verdicts, and the reasons of those that are not published."""
     console.print(_table(report, console))
     for (model, reason), alike in _reasons(report.outcomes).items():
         classes = ", ".join(outcome.device_class for outcome in alike)
@@ -101,7 +101,7 @@ def print_report(report: CampaignReport, console: Console) -> None:
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """What kept models from being published, once for all classes of a model that it holds for."""
+    """Group unpublished outcomes by model and reason."""
     found: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.verdict != "published" and outcome.coded_reason:
@@ -110,7 +110,7 @@ def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]
 
 
 def _table(report: CampaignReport, console: Console) -> Table:
-    """The table of outcomes, with as many columns as the console has room for."""
+    """Return the table of outcomes, with the columns that fit the console."""
     rows = [_cells(outcome) for outcome in report.outcomes]
     columns = list(_COLUMNS)
     for dropped in ("", *_DROPPED_FIRST):
@@ -158,12 +158,12 @@ def _summary(report: CampaignReport) -> str:
     unchanged = sum(outcome.cached for outcome in report.outcomes)
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no outcome"
     note = f" ({unchanged} unchanged)" if unchanged else ""
-    stopped = "; interrupted, the same command goes on from here" if report.interrupted else ""
+    stopped = "; interrupted, run the same command to continue" if report.interrupted else ""
     return f"{words}{note} in {report.finished - report.started:.0f} s{stopped}"
 
 
 def print_next_steps(outcomes: Sequence[Outcome], console: Console, *, store: str, tracking_uri: str) -> None:
-    """Print the three commands to try next: browse, pull, load."""
+    """Print three commands to try next: browse, pull, load."""
     published = [outcome for outcome in outcomes if outcome.version is not None]
     if not published:
         return

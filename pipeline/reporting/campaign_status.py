@@ -1,4 +1,4 @@
-"""The status of a campaign, from the ledger and its lease alone: while it runs, when it has ended, and when its driver died."""
+"""The status of a campaign, from its ledger and lease: running, ended, or with a dead driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedOutcome:
-    """A failed or rejected outcome, and why."""
+    """A failed or rejected outcome."""
 
     model: str
     device_class: str
@@ -38,19 +38,19 @@ class FailedOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """Where a campaign stands.
+    """The status of a campaign.
 
     Attributes:
-        state: `dead`: it has not ended, and its driver is gone.
+        state: `dead` if it has not ended and its driver is gone.
         catalog: what was asked for.
-        planned: outcomes that it is to reach, or was to reach, bad entries among them; `reached` are final.
-        unchanged: of those, taken over from earlier campaigns.
-        built, builds_failed: its own builds since it started.
+        planned: number of outcomes to reach, including bad entries; `reached` are final.
+        unchanged: reached outcomes that earlier campaigns finished.
+        built, builds_failed: its own builds since its start.
         verdicts: number of outcomes by verdict.
         failures: the failed and rejected ones.
-        started, last_sign, finished: seconds since the epoch; the second is the newest row or heartbeat.
-        exit_code: of one that has ended.
-        driver: who drives it, or drove it when it died; None where no lease tells.
+        started, last_sign, finished: seconds since the epoch; `last_sign` is the newest row or heartbeat.
+        exit_code: None until it ended.
+        driver: the current or last driver; None without a lease.
     """
 
     campaign: str
@@ -70,33 +70,32 @@ class Status:
     driver: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; times as ISO 8601 in UTC."""
+        """Return the status for programs, with times in ISO 8601, UTC."""
         times = {name: iso(getattr(self, name)) for name in ("started", "last_sign", "finished")}
         return {**asdict(self), **times}
 
 
 def campaign_status(store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Status:
-    """Where a campaign stands; nothing is locked or written.
+    """Return the status of a campaign, without locking or writing.
 
     Args:
         store: that it publishes to.
         campaign: its name.
-        tell: told what is waited for, where a driver of another machine may be alive or dead.
+        tell: receives a line if this function waits for a sign of life from a driver on another machine.
 
     Raises:
-        UsageError: the store knows no such campaign; the message lists those that it knows.
+        UsageError: the store has no such campaign; the message lists those that it has.
         StoreUnreachableError: the ledger cannot be read.
     """
     return _status(store, History(store), campaign, tell)
 
 
 def status_if_known(uri: str, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Status | None:
-    """As `campaign_status`; None where the store's folder is not there yet, or the ledger does not know the campaign yet.
+    """Return the status of a campaign; None if the folder of the store or the campaign does not exist yet.
 
     Args:
         uri: of the store that it publishes to.
-        campaign: its name.
-        tell: as of `campaign_status`.
+        campaign, tell: as in `campaign_status`.
 
     Raises:
         StoreUnreachableError: the bucket or the ledger cannot be read.
@@ -111,7 +110,7 @@ def status_if_known(uri: str, campaign: str, tell: Callable[[str], None] = lambd
 def _status(store: Store, history: History, campaign: str, tell: Callable[[str], None]) -> Status:
     record = history.record(campaign)
     holder, alive = _driver(store, campaign, tell)
-    if alive:  # it may have written meanwhile
+    if alive:  # read what it wrote meanwhile
         history = History(store)
         record = history.record(campaign)
     reached = [item.outcome for item in history.members(campaign, record)]
@@ -146,7 +145,7 @@ def _status(store: Store, history: History, campaign: str, tell: Callable[[str],
 
 
 def _driver(store: Store, campaign: str, tell: Callable[[str], None]) -> tuple[Holder | None, bool]:
-    """Who holds the lease of a campaign, and whether that driver lives."""
+    """Return the holder of the lease of a campaign, and whether that driver is alive."""
     path = lease_of(ledger_folder(store), campaign, store.remote)
     try:
         holder = read_holder(path)
@@ -171,7 +170,7 @@ def _state(alive: bool, finished: float | None, *, interrupted: bool, exit_code:
 
 
 def in_words(status: Status, store: str) -> list[str]:
-    """The lines that people are shown, with how to go on where it has not come to its end."""
+    """Return the lines for people, with the command that continues an unfinished campaign."""
     took = (status.finished or time.time()) - status.started
     lines = [
         f"campaign {status.campaign} of {status.catalog}: {status.state}"
@@ -189,7 +188,7 @@ def in_words(status: Status, store: str) -> list[str]:
     if status.state != "finished":
         again = shlex.join(["python", "-m", "jobs.optimize", status.catalog, "--campaign", status.campaign, "--store", store])
         why = {"dead": "its driver is dead", "interrupted": "it was interrupted", "broken off": "it broke off"}[status.state]
-        lines.append(f"{why}: `{again}`, with the options that it was given, goes on; what is finished is not done again")
+        lines.append(f"{why}: `{again}`, with its original options, continues; finished work is not repeated")
     return lines
 
 
@@ -198,5 +197,5 @@ def _counted(counts: dict[str, int]) -> str:
 
 
 def iso(seconds: float | None) -> str | None:
-    """A time for people and programs; None of None."""
+    """Format a time as ISO 8601; None stays None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""What a campaign says while it runs: one event for each thing that begins or ends."""
+"""Displays of a running campaign: lines, or a live view on a terminal."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pipeline.records.events import STYLES, Event, verdict_text
 
 
 class Display(Protocol):
-    """Shows events. Used as a context manager around a campaign."""
+    """Shows events. A context manager around a campaign."""
 
     def __enter__(self) -> Display: ...
     def __exit__(self, *_: object) -> None: ...
     def plan(self, num_items: int, num_builds: int) -> None:
-        """How much there is to do."""
+        """Set the number of outcomes to reach and of builds to do."""
 
     def show(self, event: Event) -> None:
-        """Show an event; called from one thread."""
+        """Show an event; called from one thread only."""
 
 
 def display_for(console: Console) -> Display:
-    """A live display on a terminal; else one line for each event."""
+    """Return a live display on a terminal, else one that prints lines."""
     return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
 
 
 class LineDisplay:
-    """One line for each event, with the time since the start: for logs and pipes."""
+    """Prints one line for each event, with the time since the start, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -46,18 +46,18 @@ class LineDisplay:
         sys.stdout.flush()
 
     def plan(self, num_items: int, num_builds: int) -> None:
-        """How much there is to do, as a line."""
+        """Print the number of outcomes to reach and of builds to do."""
         self.show(Event(kind="note", text=f"{num_items} outcomes to reach, {num_builds} builds to do"))
 
     def show(self, event: Event) -> None:
-        """The event, as a line."""
+        """Print the event."""
         text = verdict_text(event.outcome) if event.outcome else event.text
         words = " ".join(word for word in ("" if event.kind == "note" else event.kind, event.what, text) if word)
         self._console.print(f"{time.monotonic() - self._started:7.1f}s {words}", highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay:
-    """Models done and running, verdicts, and time left, redrawn in place; outcomes scroll by above it."""
+    """Shows progress, verdicts, running tasks and time left, redrawn in place; prints outcomes above."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -76,11 +76,11 @@ class LiveDisplay:
         self._live.__exit__(None, None, None)
 
     def plan(self, num_items: int, num_builds: int) -> None:
-        """How much there is to do."""
+        """Set the number of outcomes to reach and of builds to do."""
         self._total, self._builds, self._note = num_items, num_builds, ""
 
     def show(self, event: Event) -> None:
-        """Take an event in; an outcome is printed above the live part."""
+        """Update the display; an outcome is printed above the live part."""
         if event.kind == "note":
             self._note = event.text
         elif event.kind in ("build", "judge"):
@@ -109,7 +109,7 @@ class LiveDisplay:
         return Group(head, Text(self._note, style="dim"), table) if self._note else Group(head, table)
 
     def _time_left(self, done: int) -> float | None:
-        """Seconds left, from the steps done so far; a build and a judge each count as one."""
+        """Estimate the seconds left from the steps so far; a build and a judge count as one each."""
         steps = self._built + done
         if steps < 2 or not self._total:
             return None

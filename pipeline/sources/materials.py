@@ -1,12 +1,11 @@
-"""Materials: what an entry's model is made of, brought to where workers find it.
+"""Bring the sources of entries to the workers.
 
-resolve   before planning: which version of a registry's model is meant, the bytes of what a URL names without a digest, and
-          whether all files that the keys are made of can be read
-ready     before building: what is left to fetch is fetched, a registry's model becomes a file with its inputs, and where nodes
-          do not share this machine's disk, files and code travel through the store (transfer.py)
+resolve   before planning: find registry versions, fetch URLs without a digest, and check that all files of the keys are readable
+ready     before building: fetch the rest, turn a registry model into a file with its inputs, and ship files and code through the
+          store if nodes do not share this machine's disk (transfer.py)
 
 STORE/.coldpress/sources/<sha256>/<name>              fetched or shipped files
-STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of a registry's models
+STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of registry models
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class Materials:
-    """Brings the materials of entries into a store.
+    """Sources of entries in a store.
 
     Args:
-        store: its root.
-        tracking_uri: of the MLflow whose registry `mlflow:` sources name.
-        digests: remembers what was fetched.
-        shipping: whether some node does not see this machine's files.
-        place: of a store in a bucket, through which files and code travel then.
+        store: root of the store.
+        tracking_uri: of the MLflow registry of `mlflow:` sources.
+        digests: remembers fetched files.
+        shipping: whether a node does not see this machine's files.
+        place: of a store in a bucket, which files and code are shipped through.
     """
 
     def __init__(
@@ -57,20 +56,20 @@ class Materials:
         self._sent: dict[str, Entry] = {}
 
     def resolve(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[CatalogError]]:
-        """The entries with all that their keys need, and what is wrong with the others.
+        """Return the entries with everything that their keys need, and the errors of the others.
 
         Raises:
-            InfrastructureError: MLflow is needed, and cannot be reached.
+            InfrastructureError: MLflow is needed and cannot be reached.
         """
         found: list[Entry] = []
         problems: list[CatalogError] = []
         for entry in entries:
             field, resolved = "source", entry
             try:
-                with _told_of(f"source {entry.source}"):
+                with _error_of(f"source {entry.source}"):
                     resolved = self._with_source(resolved)
                 field = "samples"
-                with _told_of(f"samples {entry.samples}"):
+                with _error_of(f"samples {entry.samples}"):
                     found.append(self._with_samples(resolved))
             except InfrastructureError:
                 raise
@@ -79,25 +78,25 @@ class Materials:
         return found, problems
 
     def ship_from_now_on(self) -> None:
-        """Let files and code travel through the store: a node has joined that does not see this machine's."""
+        """Ship files and code through the store, since a node does not see this machine's files."""
         if not self.shipping:
             self.shipping = True
             self._ready.clear()
             self._sent.clear()
 
     def is_ready(self, entry: Entry) -> bool:
-        """Whether nothing is left to do for an entry that is work: to fetch, to download or to ship."""
+        """Whether an entry needs no fetching, downloading or shipping."""
         remote = entry.source.kind == "mlflow" or (entry.source.kind in FILE_KINDS and is_url(entry.source.location))
         return entry.name in self._ready or not (self.shipping or remote)
 
     def ready(self, entry: Entry) -> Entry:
-        """The entry as a worker can load it; done once for each name.
+        """Return the entry as a worker can load it, prepared once for each name.
 
         Raises:
-            ColdpressError: something cannot be fetched, is not what was pinned, or is not trusted.
+            ColdpressError: a file cannot be fetched, differs from its pinned digest, or is not trusted.
         """
         if entry.name not in self._ready:
-            with _told_of(f"source {entry.source}"):
+            with _error_of(f"source {entry.source}"):
                 made = replace(entry, source=fetched(entry.source, self._folder))
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
@@ -107,10 +106,10 @@ class Materials:
         return self._ready[entry.name]
 
     def travelling(self, entry: Entry) -> Entry:
-        """An entry that is ready as it is given to a worker.
+        """Return a ready entry as it is sent to a worker.
 
         Raises:
-            StoreUnreachableError: it has to go through a bucket, which cannot be written.
+            StoreUnreachableError: the bucket cannot be written.
         """
         if self._place is None or not self.shipping:
             return entry
@@ -119,12 +118,12 @@ class Materials:
         return self._sent[entry.name]
 
     def _with_source(self, entry: Entry) -> Entry:
-        """The entry with a source that its key can be made of; all files of the key have been read."""
+        """Return the entry with a source that has a key. Reads all files of the key."""
         source = entry.source
         pinned_here = source.sha256 is not None and not is_url(source.location)
         if pinned_here and self._digests.of(Path(source.location)) != f"sha256:{source.sha256}":
             raise SourceError(
-                f"{source.location} has another digest than `sha256: {source.sha256}`; the file was changed, or the digest is old",
+                f"the digest of {source.location} is not `sha256: {source.sha256}`; the file changed, or the digest is outdated",
                 code="CP-FETCH-DIGEST",
             )
         if source.kind == "mlflow" and SOURCE_VERSION not in entry.tags:
@@ -138,23 +137,23 @@ class Materials:
         return entry
 
     def _with_samples(self, entry: Entry) -> Entry:
-        """The entry with a file of samples that has been read, if it has one."""
+        """Return the entry with a local samples file, if it has samples."""
         samples = self._fetch_unpinned(entry.samples) if isinstance(entry.samples, str) else entry.samples
         if samples is not None:
             self._digests.of(samples)
         return replace(entry, samples=samples)
 
     def _fetch_unpinned(self, url: str) -> Path:
-        """The file of a URL; one that the server says is still the same is not fetched again."""
-        said = identity(url)
-        known = self._digests.recall(f"{url}|{said}") if said else None
+        """Return the file of a URL. It is fetched only if the server reports a change."""
+        current = identity(url)
+        known = self._digests.recall(f"{url}|{current}") if current else None
         local = fetch(url, self._folder, sha256=known)
-        if said:
-            self._digests.remember(f"{url}|{said}", local.parent.name)
+        if current:
+            self._digests.remember(f"{url}|{current}", local.parent.name)
         return local
 
     def _of_registry(self, entry: Entry) -> Entry:
-        """The entry with the files of its version for a source, and its inputs where the entry says nothing of them."""
+        """Return the entry with the downloaded version as source, and with its inputs if the entry declares none."""
         from pipeline.tracking.mlmodel import describe
         from pipeline.tracking.source_models import RegistryModel, download, slug
 
@@ -168,7 +167,7 @@ class Materials:
         described = describe(folder, inputs=silent)
         if described.needs_trust and not source.trust:
             raise SourceError(
-                f"{source} is a pickled module, which runs code when it is loaded; add `trust: true` (--trust for a registry), or "
+                f"{source} is a pickled module, which runs code when loaded; add `trust: true` (--trust for a registry), or "
                 'log it with mlflow.pytorch.log_model(..., serialization_format="pt2")',
                 code="CP-TRUST",
             )
@@ -187,7 +186,7 @@ class Materials:
         spec = declared_spec(described.inputs, described.dims) if described.inputs is not None else None
         if spec is None and described.kind != "export":
             raise SourceError(
-                f"{entry.source} has neither a signature nor an input example; write `inputs:` in an entry, or log it with "
+                f"{entry.source} has neither a signature nor an input example; declare `inputs:` in an entry, or log it with "
                 "input_example=",
                 code="CP-REGISTRY-INPUTS",
             )
@@ -203,8 +202,8 @@ class Materials:
 
 
 @contextlib.contextmanager
-def _told_of(what: str) -> Iterator[None]:
-    """Make a file that cannot be read, copied or parsed the failure of its entry, and never the campaign's."""
+def _error_of(what: str) -> Iterator[None]:
+    """Turn an error of a file into a failure of its entry, instead of the campaign."""
     try:
         yield
     except (OSError, SyntaxError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Shipping: an entry whose files and code lie in the store, for workers that do not see this machine's disk.
+"""Ship files and code of an entry through the store, for workers that do not see this machine's disk.
 
-Files lie under their digest. Python modules, and the files that an entry lists, lie in one tree under the digest of all of them,
-each at its absolute path within the tree: so a module still finds its neighbours, and what it reads beside `__file__`.
+A file is stored under its digest. Python modules and listed files are stored in one tree under their common digest, each at its
+absolute path, so a module finds its neighbours and the files beside `__file__`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pipeline.workspace.staging import own_path, remove_tree
 from pipeline.workspace.workspace import Workplace
 
 SHIPPED = Path("/coldpress-sources")
-"""Stands for a machine's folder of shipped files, in entries that travel between machines that share none."""
+"""Placeholder for the folder of shipped files, in entries sent between machines that share no folder."""
 
 INSTALLED = {"site-packages", "dist-packages"}
 
 
 def ship(entry: Entry, folder: Path) -> Entry:
-    """The entry with every path in `folder`; copying it again copies nothing."""
+    """Return the entry with every path in `folder`. Files that are already there are not copied."""
     source = entry.source
     if source.kind in FILE_KINDS:
         source = replace(source, location=str(_ship_file(Path(source.location), folder)), origin=str(source))
@@ -44,7 +44,7 @@ def ship(entry: Entry, folder: Path) -> Entry:
     if source.kind == "python":
         named.append(source.location)
     files = {*entry.files, *(file for name in named for file in module_closure(name.partition(":")[0], search_path))}
-    if source.kind == "pickle":  # the classes that a pickle names may be anywhere in its code
+    if source.kind == "pickle":  # a pickle may name classes of any module in its code
         own = [root for root in source.search_path if root not in entry.search_path]
         files |= {file for root in own for file in Path(root).rglob("*.py")}
     if files:
@@ -54,10 +54,10 @@ def ship(entry: Entry, folder: Path) -> Entry:
 
 
 def sent(entry: Entry, folder: Path, place: Workplace) -> Entry:
-    """A shipped entry as it travels to machines that share no folder: what it names is in the bucket, and its paths say which.
+    """Upload the files of a shipped entry to the bucket, and return the entry with paths below SHIPPED.
 
     Args:
-        entry: of `ship`.
+        entry: returned by `ship`.
         folder: that it was shipped to.
         place: of the store.
 
@@ -71,11 +71,11 @@ def sent(entry: Entry, folder: Path, place: Workplace) -> Entry:
 
 
 def arrived(entry: Entry, place: Workplace) -> Entry:
-    """An entry as it is loaded here: what `sent` put into the bucket is brought to this machine, once.
+    """Download the files that `sent` uploaded, once, and return the entry with local paths.
 
     Raises:
-        SourceError: it is not there.
-        IntegrityError: it is not what was sent.
+        SourceError: a file is missing from the bucket.
+        IntegrityError: a file was changed.
         StoreUnreachableError: the bucket cannot be read.
     """
     units = _units(entry, SHIPPED)
@@ -91,7 +91,7 @@ def _paths(entry: Entry) -> list[str]:
 
 
 def _units(entry: Entry, folder: Path) -> list[str]:
-    """The names in a folder that an entry's paths lie in."""
+    """Return the names in a folder that contain the paths of an entry."""
     inside = [Path(path).relative_to(folder).parts[0] for path in _paths(entry) if Path(path).is_relative_to(folder)]
     return list(dict.fromkeys(inside))
 
@@ -106,9 +106,9 @@ def _moved(entry: Entry, old: Path, new: Path) -> Entry:
 
 
 def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
-    """The files of a module and of all modules under `search_path` that it imports, found without running any.
+    """Return the files of a module and of all modules under `search_path` that it imports, without running them.
 
-    An import that is made at run time, by importlib, is not found: an entry lists such files under `files:`.
+    Imports through importlib are not found; an entry lists such files under `files:`.
     """
     found: dict[str, Path] = {}
     waiting = [name]
@@ -129,13 +129,13 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether a module is a package's that workers install for themselves: an environment may lie inside of a project."""
+    """Whether a module belongs to an installed package; an environment may be inside the project."""
     paths = sysconfig.get_paths()
     return bool(INSTALLED & set(file.parts)) or any(file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib"))
 
 
 def _imports(file: Path, package: str) -> Iterator[str]:
-    """Names of modules that a file imports; of `from a import b` both `a` and `a.b`, which may be one."""
+    """Yield the names of imported modules; for `from a import b` both `a` and `a.b`."""
     for node in ast.walk(ast.parse(file.read_bytes(), filename=str(file))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -160,7 +160,7 @@ def _ship_file(path: Path, folder: Path) -> Path:
 
 
 def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
-    """A folder that holds the files at their absolute paths."""
+    """Return a folder that contains the files at their absolute paths."""
     digests = {str(file): digest_file(file) for file in files}
     tree = folder / hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
@@ -175,15 +175,15 @@ def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
 
 
 def _copy(path: Path, dest: Path, digest: str) -> None:
-    """A copy of a file as it was when it was looked at: what lies under a digest stays there.
+    """Copy a file, and check its digest.
 
     Raises:
-        SourceError: it has changed since.
+        SourceError: the file changed.
     """
 
     def check(copy: Path) -> None:
         if digest_file(copy) != digest:
-            raise SourceError(f"{path} was written to while it was copied; run again when it is whole", code="CP-FETCH-DIGEST")
+            raise SourceError(f"{path} changed while it was copied; run again when it is complete", code="CP-FETCH-DIGEST")
 
     copy_whole(path, dest, check=check)
 
@@ -193,7 +193,7 @@ def _within(tree: Path, path: Path) -> Path:
 
 
 def _once(dest: Path, fill: Callable[[Path], object]) -> None:
-    """Fill a folder aside and give it its name, unless it is there."""
+    """Create a folder atomically, unless it exists."""
     if dest.is_dir():
         return
     make_folder(dest.parent)
