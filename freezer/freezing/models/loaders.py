@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from freezer.errors import MissingDependencyError, SourceError
 from freezer.files.digest import digest_file
 from freezer.files.download import is_url
+from freezer.freezing.models.exported_program import module_of, spec_of
 from freezer.freezing.models.sources import TRUST, Source, find_function, on_path
+from freezer.freezing.models.torchscript_module import named_devices, with_forward
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from freezer.spec.inputs import InputSpec
+from freezer.spec.inputs import InputSpec
 
 OWN_SPEC = "coldpress.inputs"
 """The key of a loaded model's own input spec in the `meta` of its graph."""
@@ -31,25 +32,17 @@ def load_source(source: Source) -> nn.Module:
         SourceError: it cannot be loaded, or is not an nn.Module.
         MissingDependencyError: the kind needs a package that is not installed.
     """
-    import torch
-
-    loaders: dict[str, Callable[[Source], Any]] = {
-        "python": _load_python,
-        "torchscript": _load_torchscript,
-        "export": _load_export,
-        "pickle": _load_pickle,
-        "transformers": _load_transformers,
-    }
-    if source.kind not in loaders:
+    if source.kind not in LOADERS:
         raise SourceError(f"source {source}: {source.kind} sources are for catalogs; use `python -m jobs.optimize`")
     _check_digest(source)
     torch.manual_seed(source.seed)
     try:
-        model = loaders[source.kind](source)
+        model = LOADERS[source.kind](source)
     except (SourceError, MissingDependencyError):
         raise
     except Exception as error:
-        raise SourceError(f"source {source}: {type(error).__name__}: {_sentence(error)}") from error
+        first_line = str(error).strip().partition("\n")[0] or "no message"
+        raise SourceError(f"source {source}: {type(error).__name__}: {first_line}") from error
     if not isinstance(model, torch.nn.Module):
         raise SourceError(
             f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the model itself",
@@ -70,11 +63,6 @@ def _check_digest(source: Source) -> None:
         )
 
 
-def _sentence(error: Exception) -> str:
-    """The first line of a message that is not empty."""
-    return str(error).strip().partition("\n")[0].rstrip() or "no message"
-
-
 def _load_python(source: Source) -> Any:
     factory = find_function(source.location, source.search_path)
     with on_path(source.search_path):  # a factory may import modules beside it
@@ -82,10 +70,6 @@ def _load_python(source: Source) -> Any:
 
 
 def _load_torchscript(source: Source) -> Any:
-    import torch
-
-    from freezer.freezing.models.torchscript_module import named_devices, with_forward
-
     with torchscript_deprecations_silenced():
         module = torch.jit.load(source.location, map_location="cpu")
         if source.method is not None:
@@ -104,11 +88,8 @@ def _load_torchscript(source: Source) -> Any:
 
 
 def _load_export(source: Source) -> Any:
-    from freezer.freezing.models.exported_program import module_of, spec_of
-
-    _check_archive(source)
     with _no_pickles(source):
-        programs = _programs(source.location)
+        programs = _programs(source)
     lone = next(iter(programs)) if len(programs) == 1 else "forward"
     wanted = source.method or next((name for name in ("model", "forward") if name in programs), lone)
     if wanted not in programs:
@@ -120,19 +101,13 @@ def _load_export(source: Source) -> Any:
     return module
 
 
-def _programs(path: str) -> dict[str, Any]:
-    """The programs of a .pt2 by name: torch.export.save names its one `model`; before torch 2.8 it wrote another archive format."""
-    import torch
+def _programs(source: Source) -> dict[str, Any]:
+    """The programs of a .pt2 by name: torch.export.save names its one `model`; before torch 2.8 it wrote another archive format.
+
+    Compiled libraries, which would run when loaded, are refused unless the source is trusted.
+    """
     from torch.export.pt2_archive._package import load_pt2
 
-    with zipfile.ZipFile(path) as archive:
-        if "serialized_exported_program.json" in archive.namelist():
-            return {"model": torch.export.load(path)}
-    return dict(load_pt2(path).exported_programs)
-
-
-def _check_archive(source: Source) -> None:
-    """Refuse compiled libraries, which would run when loaded, unless the source is trusted."""
     try:
         with zipfile.ZipFile(source.location) as archive:
             names = archive.namelist()
@@ -145,6 +120,9 @@ def _check_archive(source: Source) -> None:
             f"(torch.export.save), or add {TRUST}",
             code="CP-TRUST",
         )
+    if "serialized_exported_program.json" in names:
+        return {"model": torch.export.load(source.location)}
+    return dict(load_pt2(source.location).exported_programs)
 
 
 @contextlib.contextmanager
@@ -169,8 +147,6 @@ def _no_pickles(source: Source) -> Iterator[None]:
 
 
 def _load_pickle(source: Source) -> Any:
-    import torch
-
     if not source.trust:
         raise SourceError(f"source {source} is a pickle and not trusted; add {TRUST}", code="CP-TRUST")
     with on_path(source.search_path):
@@ -196,6 +172,16 @@ def _load_transformers(source: Source) -> Any:
     if issubclass(found, transformers.PreTrainedConfig):
         return transformers.AutoModel.from_config(found(**source.args))
     return found(found.config_class(**source.args))
+
+
+LOADERS: Mapping[str, Callable[[Source], Any]] = {
+    "python": _load_python,
+    "torchscript": _load_torchscript,
+    "export": _load_export,
+    "pickle": _load_pickle,
+    "transformers": _load_transformers,
+}
+"""By the kind of source."""
 
 
 def own_spec(model: nn.Module) -> InputSpec | None:
