@@ -11,7 +11,7 @@
 
     freezer.verify("resnet")                                                              # digests, contract, canary
 
-`freezer.serving` is what a deployment runs, `freezer.freezing` is what makes artifacts; serving never imports freezing. Read
+`freezer.serving` runs in deployments, `freezer.freezing` makes artifacts; serving never imports freezing. Read
 `freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor mlflow. Importing it imports no torch: the
 functions do when they are first used.
 """

@@ -42,7 +42,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
 
     Raises:
         IncompatibleError: the artifact does not serve this machine, thread count or torch.
-        IntegrityError: the bytes are not what was published, or the store has another artifact than was registered.
+        IntegrityError: the bytes differ from the published ones, or the store has another artifact than was registered.
     """
     folder, config = Path(path), model_config or {}
     threads, limit_isa, device = config.get("threads"), bool(config.get("limit_isa")), config.get("device")

@@ -103,9 +103,6 @@ class Preserved:
     def __len__(self) -> int:
         return len(self._names)
 
-    def __repr__(self) -> str:
-        return f"Preserved({', '.join(self._names)})"
-
     def has_part(self, path: str) -> bool:
         """Whether an attribute of the submodule at this path was preserved."""
         return any(name.startswith(f"{path}.") for name in self._names)
@@ -156,9 +153,6 @@ class PreservedPart:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._preserved[f"{self._path}.{name}"] = value
-
-    def __repr__(self) -> str:
-        return f"PreservedPart({self._path})"
 
 
 def read(preserved: Preserved, path: str) -> Any:

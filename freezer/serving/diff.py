@@ -1,7 +1,7 @@
 """Compare the classes of one version by the golden outputs that each artifact recorded when it was judged. Runs no model.
 
-Two classes may differ by the sum of what the gate allows each of them to differ from the reference; integers and bools must be
-equal. Only JSON and golden tensors are read, after their digests are verified.
+The bound between two classes is the sum of their bounds to the reference; integers and bools must be equal. Only
+JSON and golden tensors are read, after their digests are verified.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def diff(reference: str, *, store: str | None = None) -> Difference:
 
     Raises:
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
-        IntegrityError: a file is not what was published.
+        IntegrityError: a file differs from the published one.
     """
     opened = Store.open(store or "store")
     version = opened.version(reference)

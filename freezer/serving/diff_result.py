@@ -208,6 +208,6 @@ def problem(found: Difference) -> str:
     pairs = [f"{pair.one} and {pair.other}: {found.where(row)}: {row.problem}" for pair, row in apart]
     return (
         f"{found.model}:{found.version} answers differently on different device classes: {'; '.join(pairs)}. This exceeds the sum "
-        "of what the gate allows both: compare their recipes with `coldpress inspect --device-class`, and freeze the class again "
+        "of both bounds: compare their recipes with `coldpress inspect --device-class`, and freeze the class again "
         "that is further from the reference"
     )

@@ -131,7 +131,7 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
         ladder: of the model.
 
     Raises:
-        IntegrityError, CanaryError: the bytes, or the outputs, are not what was published.
+        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
         CudaGraphsError: calls cannot be captured.
     """
     manifest = artifact.manifest

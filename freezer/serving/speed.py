@@ -1,4 +1,4 @@
-"""Compare the speed of the artifact that serves here with the portable artifact, and with what both manifests promise.
+"""Compare the speed of an artifact here with the portable artifact's, and the ratio with both manifests.
 
 An artifact can be correct and many times too slow: its packed weights fit one instruction set and one thread count; elsewhere
 oneDNN converts them in every call or runs reference kernels. The judge timed both artifacts against eager. The ratio of these

@@ -7,9 +7,7 @@ import os
 import re
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +27,8 @@ THREAD_VARIABLES = (
     "OMP_WAIT_POLICY",
     "GOMP_CPU_AFFINITY",
 )
-MAX_KERNELS = 6
-"""Kernels of one call that a message lists."""
 
 _ISA = re.compile(r"^onednn_verbose,.*\bcpu,isa:(.+)$", re.MULTILINE)
-_EXECUTED = re.compile(r"^onednn_verbose,.*?\bexec,cpu,(\w+),([^,]+),", re.MULTILINE)
 
 
 def causes(manifest: Manifest, portable: Manifest, timed: SpeedCheck, serve: Callable[[], Any]) -> tuple[str, ...]:
@@ -55,24 +50,11 @@ def causes(manifest: Manifest, portable: Manifest, timed: SpeedCheck, serve: Cal
 
 
 def _isa(manifest: Manifest, judged: Mapping[str, Any], serve: Callable[[], Any]) -> Iterator[str]:
-    """Limits of the instruction set: in the environment, at the start of the process, and in oneDNN."""
+    """Limits of the instruction set, in the environment and in oneDNN."""
     yield from _changed(ISA_VARIABLES, judged, "ISA limit")
-    started = _environment_at_start()
-    for name in ISA_VARIABLES:
-        now = os.environ.get(name)
-        if started.get(name) != now:
-            yield (
-                f"ISA limit: the process was started with {_setting(name, started.get(name))}, and has {_setting(name, now)} now; "
-                "libraries use the first value they read"
-            )
-    isa, kernels = onednn_verbose(serve)
-    packed_for = device_class(manifest.device_class).limits.get("ONEDNN_MAX_CPU_ISA")
+    isa, packed_for = onednn_isa(serve), device_class(manifest.device_class).limits.get("ONEDNN_MAX_CPU_ISA")
     if isa and packed_for and _family(isa) != _family(packed_for):
-        used = ", ".join(f"{count} {name}" for name, count in kernels.most_common(MAX_KERNELS))
-        yield (
-            f"ISA limit: oneDNN uses {isa} in this process, and the weights are packed for {packed_for}; a call runs "
-            f"{used or 'no kernel of oneDNN'}"
-        )
+        yield f"ISA limit: oneDNN uses {isa} in this process, and the weights are packed for {packed_for}"
 
 
 def _family(isa: str) -> str:
@@ -81,10 +63,10 @@ def _family(isa: str) -> str:
     return next((family for family in ("AVX512", "AVX2", "AVX", "SSE4") if family in plain), plain)
 
 
-def onednn_verbose(serve: Callable[[], Any]) -> tuple[str | None, Counter[str]]:
-    """The instruction set that oneDNN uses in this process, and the kernels of one call with their counts.
+def onednn_isa(serve: Callable[[], Any]) -> str | None:
+    """The instruction set that oneDNN uses in this process, possibly under a limit that was set before torch was imported.
 
-    oneDNN prints to stdout of the process, which is redirected to a file meanwhile.
+    oneDNN prints it in a call, to stdout of the process, which is redirected to a file meanwhile.
     """
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
@@ -102,7 +84,7 @@ def onednn_verbose(serve: Callable[[], Any]) -> tuple[str | None, Counter[str]]:
         file.seek(0)
         text = file.read().decode(errors="replace")
     found = _ISA.search(text)
-    return found.group(1) if found else None, Counter(f"{kind} {name}" for kind, name in _EXECUTED.findall(text))
+    return found.group(1) if found else None
 
 
 def _threads(manifest: Manifest, judged: Mapping[str, Any], num_threads: int) -> Iterator[str]:
@@ -151,9 +133,3 @@ def _changed(names: tuple[str, ...], judged: Mapping[str, Any], topic: str) -> I
 
 def _setting(name: str, value: str | None) -> str:
     return f"{name} unset" if value is None else f"{name}={value}"
-
-
-def _environment_at_start() -> dict[str, str]:
-    """Environment that the process was started with."""
-    pairs = (pair.partition("=") for pair in Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0"))
-    return {name: value for name, equals, value in pairs if equals}

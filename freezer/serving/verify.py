@@ -61,7 +61,7 @@ def verify(
 
     Raises:
         IncompatibleError: no artifact serves this machine, thread count and torch; with `speed`, the best one does not.
-        IntegrityError, CanaryError: the bytes, or the outputs, are not what was published; or no trusted key signed them.
+        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones, or no trusted key signed them.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:

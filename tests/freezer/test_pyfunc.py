@@ -61,7 +61,15 @@ def columns() -> PyfuncModel:
 # Inputs
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"x": x}, torch.from_numpy, lambda x: {"x": torch.from_numpy(x)}])
+def read_only(array: np.ndarray) -> np.ndarray:
+    copied = array.copy()
+    copied.flags.writeable = False
+    return copied
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda x: x, lambda x: {"x": torch.from_numpy(x)}, read_only, lambda x: x.astype(">f4"), lambda x: x.T.copy().T]
+)
 def test_arrays_and_tensors_are_accepted(doubled: PyfuncModel, wrap: Callable[[Any], Any]) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     answer = doubled.predict(wrap(x))

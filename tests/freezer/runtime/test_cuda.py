@@ -92,7 +92,7 @@ def test_the_cpu_must_run_the_host_code() -> None:
 
 
 @pytest.mark.usefixtures("gpus")
-def test_a_freeze_aims_at_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_freeze_aims_at_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     monkeypatch.setattr(cuda, "this_host", lambda: HASWELL)
     monkeypatch.setattr("freezer.freezing.target.target.detect", lambda: HOST)

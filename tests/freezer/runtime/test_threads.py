@@ -53,7 +53,7 @@ def test_many_threads_set_their_own_counts() -> None:
     assert in_a_new_thread(torch.get_num_threads) == BEFORE
 
 
-def test_a_new_thread_does_not_keep_a_blocks_count() -> None:
+def test_new_threads_ignore_a_blocks_count() -> None:
     with threads(BEFORE + 3):
         assert in_a_new_thread(torch.get_num_threads) == BEFORE + 3, "torch's behavior that own_count corrects"
 
