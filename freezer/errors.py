@@ -1,31 +1,31 @@
-"""The exceptions of Coldpress, all of them.
+"""The exceptions of Coldpress.
 
     ColdpressError
-    ├── UsageError                what a person asked for cannot be done as asked
-    │   ├── SpecError             an input spec or a dim is wrong
+    ├── UsageError                a request cannot be carried out
+    │   ├── SpecError             an input spec, a dim or a sample is wrong
     │   ├── CatalogError          a catalog entry is wrong (names the entry and the field)
-    │   ├── MissingDependencyError  an optional package is needed (names the install command)
-    │   └── CudaGraphsError       calls of the artifact cannot be captured as CUDA graphs
+    │   ├── MissingDependencyError  an optional package is missing (names the install command)
+    │   └── CudaGraphsError       calls of an artifact cannot be captured as CUDA graphs
     ├── FreezeError               one model could not be frozen; `kind` is the type of the outcome
     │   ├── SourceError           the model or its samples could not be loaded
-    │   ├── CaptureError          no graph could be made of the model
+    │   ├── CaptureError          the model could not be captured as a graph
     │   ├── BuildError            a lowering could not turn the graph into a payload
-    │   │   └── LeakError         a payload holds instructions that its device class does not have
-    │   └── JudgeError            the candidates could not be compared at all
+    │   │   └── LeakError         a payload contains instructions that its device class lacks
+    │   └── JudgeError            the candidates could not be compared
     ├── StoreError
     │   ├── StoreUnreachableError the store cannot be read or written
-    │   └── NotPublishedError     no such model, version or device class in the store
-    ├── IntegrityError            bytes are not those that were published: tampering or damage
-    ├── IncompatibleError         no artifact can serve this machine; carries the ladder
-    ├── CanaryError               the artifact does not give its golden outputs on this machine
-    ├── SpeedError                the artifact is not as fast on this machine as its manifest promises
-    ├── ContractError             a call broke the input contract of a frozen model
-    │   └── NotPreservedError     an attribute or method that freezing did not keep
+    │   └── NotPublishedError     the store lacks the model, version or device class
+    ├── IntegrityError            bytes differ from what was published: tampering or damage
+    ├── IncompatibleError         no artifact can serve this machine; has the ladder of refusals
+    ├── CanaryError               the artifact does not reproduce its golden outputs here
+    ├── SpeedError                the artifact is much slower here than its manifest says
+    ├── ContractError             a call violates the input contract of a frozen model
+    │   └── NotPreservedError     freezing did not keep an attribute or method
     └── InfrastructureError       Ray or MLflow failed, not a model
 
-Tampering (IntegrityError), incompatibility (IncompatibleError) and misuse (UsageError, ContractError) are different types,
-so that a deployment can treat them differently. Every error survives pickling, and carries a code (`CP-…`), its class's own or a
-finer one, which docs/errors.md explains with cause and remedy.
+Tampering (IntegrityError), incompatibility (IncompatibleError) and misuse (UsageError, ContractError) are different types, so
+deployments can treat them differently. Every error survives pickling and has a code (`CP-…`), its class's own or a finer one;
+docs/errors.md lists causes and remedies by code.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from typing import Any
 
 
 class ColdpressError(Exception):
-    """What a person or a machine did wrong. The message says what, got, expected and the remedy.
+    """Base of all errors. The message says what happened, what was expected, and how to fix it.
 
     Args:
         message: one sentence.
-        code: where it says more than the class's own.
+        code: a finer code than the class's own.
 
     Attributes:
-        code: looked up in docs/errors.md.
+        code: listed in docs/errors.md.
     """
 
     code: str = "CP-ERROR"
@@ -55,8 +55,17 @@ class ColdpressError(Exception):
 
     @property
     def coded(self) -> str:
-        """The message behind its code: how people are shown the error."""
+        """The code and the message."""
         return f"{self.code}: {self}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[ColdpressError], args: tuple[Any, ...], attributes: dict[str, Any]) -> ColdpressError:
+    error = kind.__new__(kind, *args)  # without __init__, whose parameters differ between classes
+    error.__dict__.update(attributes)
+    return error
 
 
 def first_line(error: BaseException) -> str:
@@ -70,7 +79,7 @@ def last_line(error: BaseException) -> str:
 
 
 class UsageError(ColdpressError):
-    """Something was asked for that cannot be done as asked."""
+    """A request that cannot be carried out."""
 
     code = "CP-USAGE"
 
@@ -85,11 +94,11 @@ class CatalogError(UsageError):
     """A catalog entry is wrong.
 
     Args:
-        message: what is wrong, what was expected, and the remedy.
-        entry: the name of the entry, or its place in the catalog when it has no name.
-        field: the field that is wrong, in dotted form.
+        message: what is wrong, what was expected, and how to fix it.
+        entry: name of the entry, or its place in the catalog.
+        field: the wrong field, in dotted form.
         place: file and line, or row, of the entry.
-        code: where it says more than the class's own.
+        code: a finer code than the class's own.
     """
 
     code = "CP-CATALOG"
@@ -100,30 +109,23 @@ class CatalogError(UsageError):
         where = (place or "", f"entry {entry!r}" if entry else "", f"field {field!r}" if field else "")
         text = ", ".join(part for part in where if part)
         super().__init__(f"{text}: {message}" if text else message, code=code)
-        self._message, self.entry, self.field, self.place = message, entry, field, place
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_catalog_error, (self._message, self.entry, self.field, self.place, self.code)
-
-
-def _rebuild_catalog_error(message: str, entry: str | None, field: str | None, place: str | None, code: str) -> CatalogError:
-    return CatalogError(message, entry=entry, field=field, place=place, code=code)
+        self.entry, self.field, self.place = entry, field, place
 
 
 class MissingDependencyError(UsageError):
-    """A package that this use needs is not installed; the message holds the command that installs it."""
+    """An optional package is not installed; the message contains the install command."""
 
     code = "CP-DEPENDENCY"
 
 
 class CudaGraphsError(UsageError):
-    """Calls of an artifact cannot be captured as CUDA graphs, which `load(cuda_graphs=True)` asks for."""
+    """Calls of an artifact cannot be captured as CUDA graphs, as `load(cuda_graphs=True)` requires."""
 
     code = "CP-CUDA-GRAPHS"
 
 
 class FreezeError(ColdpressError):
-    """One model could not be frozen. `kind` becomes the type of the failed outcome."""
+    """One model could not be frozen; `kind` is the type of the failed outcome."""
 
     kind = "freeze"
     code = "CP-FREEZE"
@@ -137,7 +139,7 @@ class SourceError(FreezeError):
 
 
 class CaptureError(FreezeError):
-    """No graph could be made of the model by the captures that the recipe allows."""
+    """No capture of the recipe could make a graph of the model."""
 
     kind = "capture"
     code = "CP-CAPTURE"
@@ -151,7 +153,7 @@ class BuildError(FreezeError):
 
 
 class LeakError(BuildError):
-    """A payload holds instructions that CPUs of its device class do not all have."""
+    """A payload contains instructions that some CPUs of its device class lack."""
 
     kind = "isa_leak"
     code = "CP-ISA-LEAK"
@@ -165,7 +167,7 @@ class JudgeError(FreezeError):
 
 
 class StoreError(ColdpressError):
-    """Something about a store."""
+    """Base of errors of stores."""
 
     code = "CP-STORE"
 
@@ -177,13 +179,13 @@ class StoreUnreachableError(StoreError):
 
 
 class NotPublishedError(StoreError):
-    """The store holds no such model, version or device class."""
+    """The store lacks the model, version or device class."""
 
     code = "CP-NOT-PUBLISHED"
 
 
 class IntegrityError(ColdpressError):
-    """Bytes differ from those that were published: tampering, or damage."""
+    """Bytes differ from what was published: tampering or damage."""
 
     code = "CP-INTEGRITY"
 
@@ -192,8 +194,8 @@ class IncompatibleError(ColdpressError):
     """No artifact of the model can serve this machine.
 
     Args:
-        message: the model and the reason of every rung.
-        ladder: what was tried, in order, and why each rung was refused.
+        message: the model and all reasons.
+        ladder: the refusals, in the order tried.
     """
 
     code = "CP-INCOMPATIBLE"
@@ -202,22 +204,19 @@ class IncompatibleError(ColdpressError):
         super().__init__(message)
         self.ladder = tuple(ladder)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.ladder), {"code": self.code}
-
 
 class CanaryError(ColdpressError):
-    """The golden inputs do not give the golden outputs on this machine."""
+    """The golden inputs do not reproduce the golden outputs on this machine."""
 
     code = "CP-CANARY"
 
 
 class SpeedError(ColdpressError):
-    """An artifact is less than half as fast here as its manifest promises, or the machine is too busy to tell.
+    """An artifact is less than half as fast here as its manifest says, or the machine is too busy to measure it.
 
     Args:
         message: what was measured and expected, and what differs here.
-        check: the figures; None where it could not be told.
+        check: the measurements; None if it could not be measured.
     """
 
     code = "CP-SPEED"
@@ -226,24 +225,15 @@ class SpeedError(ColdpressError):
         super().__init__(message)
         self.check = check
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_speed_error, (str(self), self.check, self.code)
-
-
-def _rebuild_speed_error(message: str, check: SpeedCheck | None, code: str) -> SpeedError:
-    error = SpeedError(message, check=check)
-    error.code = code
-    return error
-
 
 class ContractError(ColdpressError, ValueError):
-    """A call broke the input contract of a frozen model: name, dtype, device, rank or a dim."""
+    """A call violates the input contract of a frozen model: name, dtype, device, rank or a dim."""
 
     code = "CP-CONTRACT"
 
 
 class NotPreservedError(ContractError, AttributeError):
-    """A frozen model lacks an attribute or method. It is an AttributeError too, so that `hasattr` answers."""
+    """A frozen model lacks an attribute or method; also an AttributeError, for `hasattr`."""
 
     code = "CP-NOT-PRESERVED"
 
@@ -256,13 +246,13 @@ class InfrastructureError(ColdpressError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """A rung that was not taken.
+    """An artifact that was not used, and why.
 
     Attributes:
-        rung: the device class.
+        rung: its device class.
         reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`, `torch_too_old`, `torch_untried`,
-            `unsigned`, `tampered`, `does_not_open`, `canary`; and of GPUs those of hardware/cuda_requirements.py.
-        got, expected: what was found and what the artifact needs.
+            `unsigned`, `tampered`, `does_not_open`, `canary`, or one of hardware/cuda_requirements.py.
+        got, expected: what was found, and what the artifact needs.
     """
 
     rung: str
@@ -276,13 +266,14 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedCheck:
-    """What was timed. A ratio is how many times as fast as the portable artifact.
+    """Measured speed, relative to the portable artifact.
 
     Attributes:
-        expected: by the manifests; `measured` here, with its 95% confidence interval from `low` to `high`.
-        num_threads, point: that both were timed with.
+        expected: ratio in the manifests.
+        measured, low, high: ratio here, with its 95% confidence interval.
+        num_threads, point: of both artifacts.
         median_ms: by device class.
-        num_rounds, num_dropped: that were timed undisturbed, and that others disturbed.
+        num_rounds, num_dropped: undisturbed rounds, and rounds dropped because other processes disturbed them.
     """
 
     device_class: str

@@ -1,4 +1,4 @@
-"""What a judge holds candidates to, and how it samples. Pure data; imports no torch."""
+"""Limits for candidates, and how a judge samples their latency. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What an entry may ask for.
+    """Limits that an entry may set.
 
     Attributes:
-        speedup_min: the least that the lower confidence bound of the speedup must exceed.
-        error_ratio_max: the drift gate.
-        timeout_s: wall time of each build and judge.
-        memory_gb: resident memory of each build and judge, in 1e9 bytes.
-        latency_ms_max: the largest median latency at the first point.
-        size_mb_max: the largest sum of payloads, in 1e6 bytes.
+        speedup_min: the lower confidence bound of the speedup must exceed it.
+        error_ratio_max: limit of the drift gate.
+        timeout_s: longest wall time of a build or judge.
+        memory_gb: most resident memory of a build or judge, in 1e9 bytes.
+        latency_ms_max: highest median latency at the first point.
+        size_mb_max: largest total size of payloads, in 1e6 bytes.
     """
 
     speedup_min: float = 1.05
@@ -28,18 +28,18 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPolicy:
-    """How long and how often to sample; part of a judge's key.
+    """Sampling of a judge; part of its key.
 
     Attributes:
-        time_limit_s: of sampling one judge, warm-up not counted.
-        warmup_s: at most, for each entrant.
-        block_ms: wall time of one entrant's block of calls in one round.
-        percentiles: to publish.
-        min_rounds: undisturbed rounds below which nothing can be told.
-        busy_limit: share of the CPUs' time that others may use in a round.
-        steal_limit: share of the CPUs' time that the hypervisor may take in a round.
+        time_limit_s: longest sampling of one judge, without warm-up.
+        warmup_s: longest warm-up of each entrant.
+        block_ms: wall time of an entrant's block of calls in a round.
+        percentiles: published ones.
+        min_rounds: undisturbed rounds needed for a result.
+        busy_limit: share of CPU time that other processes may use in a round.
+        steal_limit: share of CPU time that the hypervisor may take in a round.
         num_bootstrap: resamples of the confidence interval.
-        seed: of the order of blocks and of the bootstrap.
+        seed: for the order of blocks and the bootstrap.
     """
 
     time_limit_s: float = 10.0
