@@ -1,4 +1,4 @@
-"""Artifacts: the manifest, the folder, which payload serves a call, signatures, the freezing report, and rendering for people.
+"""Artifacts: manifest, folder, payload selection, signatures, freezing report, and rendering for people.
 
 May import: freezer.hardware and below. Imports no torch.
 Read first: manifest.py.

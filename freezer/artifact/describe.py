@@ -1,4 +1,4 @@
-"""A manifest in words, for people. Imports no torch."""
+"""Describe a manifest in words. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from freezer.spec.items import NestedSpec, TensorSpec
 
 
 def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """Names and values of what is worth knowing about an artifact, in order.
+    """Rows of names and values that describe an artifact.
 
     Args:
         manifest: of the artifact.
-        published: all device classes of its version, where it comes from a store.
+        published: all device classes of its version, if it comes from a store.
     """
     version = f"version {manifest.version}" if manifest.version is not None else "not published"
     yield "model", f"{manifest.model}, {version}"
@@ -98,16 +98,16 @@ def _speedup(figures: LatencyRecord | PointFigures) -> str:
 
 
 def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
-    """The code or the graph of every payload, each under its path where there are several.
+    """The code or graph of every payload, under its path if there are several.
 
     Args:
-        artifact: whose texts are verified before they are read.
+        artifact: whose texts are verified and read.
         kind: `code` or `graph`.
-        captured: of the model as it was captured, not as it was frozen.
+        captured: of the captured model instead of the frozen one.
 
     Raises:
         NotPublishedError: the artifact has no such text.
-        IntegrityError: a text is not what was published.
+        IntegrityError: a text is damaged.
     """
     parts = []
     for payload in artifact.manifest.payloads:
@@ -122,7 +122,7 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
     if not captured:
         names.insert(0, f"evidence/{stem}-{kind}.txt")
         if artifact.manifest.recipe.settings.get("freeze", True):
-            names.pop()  # only where nothing was frozen is the captured program what is served
+            names.pop()  # the captured program is served only if nothing was frozen
     held = {item.path: item for item in artifact.manifest.files}
     for name in names:
         if name in held:
@@ -130,6 +130,6 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
             return (artifact.folder / name).read_text()
     what = "captured" if captured else "frozen"
     raise NotPublishedError(
-        f"{artifact.manifest.model} for {artifact.manifest.device_class} holds no {kind} of the {what} model for {payload.path} "
-        f"({names[0]}); earlier releases wrote none, and not every recipe has one: freeze the model anew"
+        f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {kind} of the {what} model for {payload.path} "
+        f"({names[0]}); earlier releases and some recipes write none: freeze the model again"
     )

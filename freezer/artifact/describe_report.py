@@ -1,4 +1,4 @@
-"""What freezing did, in words, for people: the rows of `coldpress inspect`. Imports no torch."""
+"""Describe in words what freezing did: rows of `coldpress inspect`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from freezer.artifact.freezing_report import NOT_TRIED, Change, FreezingReport
 from freezer.artifact.sections import CandidateRecord, FreezingRecord, Migration, RecipeRecord
 
 MAX_KINDS = 8
-"""Kinds of operators that a row names; the others are counted together."""
+"""Kinds of operators in a row; the rest is counted."""
 
 MAX_NAMES = 8
-"""Names that a row lists."""
+"""Names in a row; the rest is counted."""
 
 _CUT = re.compile(r"`?and (\d+) more`?")
 
 
 def describe_freezing(freezing: FreezingRecord, recipe: RecipeRecord) -> Iterator[tuple[str, str]]:
-    """Names and values of what a manifest says of the freeze; nothing for one that an earlier release wrote.
-
-    Args:
-        freezing, recipe: of the manifest.
-    """
+    """Rows of names and values about a freeze, from two sections of a manifest."""
     for row in recipe.tried:
         if not row["outcome"].startswith(NOT_TRIED):
             yield "tried", tried_text(row)
@@ -41,7 +37,7 @@ def describe_freezing(freezing: FreezingRecord, recipe: RecipeRecord) -> Iterato
 
 
 def describe_report(report: FreezingReport) -> Iterator[tuple[str, str]]:
-    """Names and values of one payload's report."""
+    """Rows of names and values of one payload's report."""
     yield "operators", f"{operators_text(report)}: {_kinds(report)}"
     for name, changes in (("done", report.changes), ("done at load", report.changes_at_load)):
         if changes:
@@ -67,7 +63,7 @@ def describe_report(report: FreezingReport) -> Iterator[tuple[str, str]]:
 
 
 def _built(report: FreezingReport) -> Iterator[tuple[str, str]]:
-    """What the payload's code is made of, and what the build took."""
+    """Instructions of the payload, and time and memory of the build."""
     if report.instructions_of:
         yield "instructions", instructions_text(report)
     if report.phases_s:
@@ -77,7 +73,7 @@ def _built(report: FreezingReport) -> Iterator[tuple[str, str]]:
 
 
 def tried_text(row: Mapping[str, str]) -> str:
-    """A way that was tried, in a line."""
+    """One attempt, in a line."""
     return (
         f"{row['payload']}: {row['capture']} -> {row['lowering']}: {row['outcome']}"
         if "payload" in row
@@ -86,29 +82,29 @@ def tried_text(row: Mapping[str, str]) -> str:
 
 
 def operators_text(report: FreezingReport) -> str:
-    """How many operators there were and are."""
+    """Number of operators before and after."""
     before, after = sum(report.ops_before.values()), sum(report.ops_after.values())
     return f"{before}, as before" if report.ops_before == report.ops_after else f"{before} -> {after}"
 
 
 def change_text(change: Change) -> str:
-    """A change and its count, and its note where it has one."""
+    """A change with its count and note."""
     return f"{change.name} {change.count}" + (f" ({change.note})" if change.note else "")
 
 
 def constants_text(report: FreezingReport) -> str:
-    """How many parameters and buffers became constants, and what folding computed."""
+    """Number and size of constants, and size of folded ones."""
     folded = f"; folding computed {size_text(report.folded_bytes)} of new constants" if report.folded_bytes else ""
     return f"{report.num_constants} parameters and buffers, {size_text(report.constants_bytes)}{folded}"
 
 
 def instructions_text(report: FreezingReport) -> str:
-    """The families of instructions that the payload's code uses, and the class that has them."""
-    return f"{' '.join(sorted(report.instructions)) or 'none beyond the least CPU'} (of {report.instructions_of})"
+    """Instruction families of the payload, and the class they were checked against."""
+    return f"{' '.join(sorted(report.instructions)) or 'baseline only'} (of {report.instructions_of})"
 
 
 def phases_text(report: FreezingReport) -> str:
-    """The seconds of each phase; the capture comes first and the report last, as JSON keeps no order."""
+    """Seconds of each phase, capture first and report last; JSON keeps no order."""
     phases = sorted(report.phases_s.items(), key=lambda item: (item[0] == "report", item[0] != "capture", item[0]))
     return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases)
 
@@ -130,28 +126,28 @@ def migration_text(migration: Migration) -> str:
 
 
 def strides_text(equal: bool | None) -> str:
-    """Whether outputs had eager's strides."""
+    """Whether outputs have eager's strides."""
     if equal is None:
         return "not compared with eager's"
     return "of all outputs equal to eager's" if equal else "of an output differ from eager's"
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes for people."""
+    """A size in a fitting unit."""
     if num_bytes < 1e3:
         return f"{num_bytes} bytes"
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names, and how many more there are; the last may say how many a report leaves out."""
+    """The first names and the number of the others, including those that a shortened report counts in its last item."""
     cut = _CUT.fullmatch(names[-1]) if names else None
     hidden = max(len(names) - MAX_NAMES, 0) + (int(cut[1]) - 1 if cut else 0)
     return ", ".join(names[:MAX_NAMES]) + (f" and {hidden} more" if hidden else "")
 
 
 def kinds_by_number(report: FreezingReport) -> list[tuple[str, int, int]]:
-    """Kind of operator, how many before and after; the most frequent first."""
+    """Kind, number before and number after of operators; most frequent first."""
     before, after = report.ops_before, report.ops_after
     found = [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in {**before, **after}]
     return sorted(found, key=lambda item: (-max(item[1:]), item[0]))
@@ -159,13 +155,13 @@ def kinds_by_number(report: FreezingReport) -> list[tuple[str, int, int]]:
 
 def _kinds(report: FreezingReport) -> str:
     kinds = kinds_by_number(report)
-    told = [f"{kind} {one}" + (f" -> {other}" if other != one else "") for kind, one, other in kinds[:MAX_KINDS]]
+    parts = [f"{kind} {one}" + (f" -> {other}" if other != one else "") for kind, one, other in kinds[:MAX_KINDS]]
     rest = kinds[MAX_KINDS:]
     if rest:
         before, after = sum(one for _, one, _ in rest), sum(other for _, _, other in rest)
         changed = f" -> {after}" if after != before else ""
-        told.append(f"{len(rest)} other kind{'s' if len(rest) > 1 else ''} {before}{changed}")
-    return ", ".join(told)
+        parts.append(f"{len(rest)} other kind{'s' if len(rest) > 1 else ''} {before}{changed}")
+    return ", ".join(parts)
 
 
 def _other(candidate: CandidateRecord) -> str:
@@ -175,6 +171,6 @@ def _other(candidate: CandidateRecord) -> str:
 
 
 def figures_text(speedup: float | None, error_ratio: float | None) -> str:
-    """The figures of a candidate that passes the gate."""
+    """Figures of a candidate that passes the gate."""
     speed = "not timed" if speedup is None else f"speedup {speedup:.2f} over eager"
     return speed if error_ratio is None else f"{speed}, error ratio {error_ratio:.2f}"

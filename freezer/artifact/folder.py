@@ -1,7 +1,7 @@
-"""An artifact folder: manifest.json beside payloads/, golden/ and evidence/. Imports no torch.
+"""Artifact folders: manifest.json beside payloads/, golden/ and evidence/. Imports no torch.
 
-This is what `freeze --out` and `pull --dest` write, what MLflow holds, and what a C++ program reads. Every file but the manifest
-is named in the manifest with its digest; nothing is opened before its digest was verified.
+Written by `freeze --out` and `pull --dest`, stored in MLflow, and read by C++ programs. The manifest lists every other file with
+its digest; files are opened only after their digest was verified.
 """
 
 from __future__ import annotations
@@ -40,63 +40,60 @@ class Artifact:
 
     @classmethod
     def read(cls, folder: Path) -> Artifact:
-        """The artifact in a folder; reads the manifest alone.
+        """Read the manifest of an artifact folder.
 
         Raises:
-            NotPublishedError: the folder holds no manifest.json.
-            IntegrityError: the manifest cannot be read, or names a file outside the folder.
+            NotPublishedError: the folder contains no manifest.json.
+            IntegrityError: the manifest is damaged, or names a file outside the folder.
         """
         path = folder / MANIFEST
         try:
             data = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise NotPublishedError(f"{folder} holds no {MANIFEST}; expected a folder that freeze or pull wrote") from None
+            raise NotPublishedError(f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull") from None
         manifest = Manifest.from_bytes(data, origin=str(path))
         for item in manifest.contents:
             check_inside(item.path, origin=str(path))
         return cls(folder=folder, manifest=manifest)
 
     def verify(self, items: tuple[Payload | FileRef, ...] | None = None) -> None:
-        """Compare files with their digests.
-
-        Args:
-            items: the files to verify; all by default.
+        """Compare some files, by default all, with their digests.
 
         Raises:
-            IntegrityError: a file is missing, or is not what was published.
+            IntegrityError: a file is missing or differs.
         """
         for item in self.manifest.contents if items is None else items:
             verify_file(self.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
 
     def file(self, path: str) -> FileRef:
-        """The manifest's record of one of its files.
+        """The record of a file.
 
         Raises:
-            IntegrityError: the manifest names no such file.
+            IntegrityError: the manifest does not list it.
         """
         for item in self.manifest.files:
             if item.path == path:
                 return item
-        raise IntegrityError(f"{self.folder / MANIFEST} names no {path}")
+        raise IntegrityError(f"{self.folder / MANIFEST} does not list {path}")
 
 
 def folder_of(reference: str | Path) -> Path | None:
-    """The artifact folder that a reference names: a path, or a text that can only be one; None for the name of a model."""
+    """The folder that a reference names; None for the name of a model."""
     path = Path(reference)
     given = isinstance(reference, Path) or os.sep in reference or reference in (".", "..")
     return path if given or (path / MANIFEST).is_file() else None
 
 
 def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
-    """Write the manifest beside the files in `staging`, then move the whole folder to `dest` in one step.
+    """Write the manifest into `staging`, and move that folder to `dest` atomically.
 
     Args:
-        manifest: of the files that `staging` already holds.
-        staging: a folder on the same file system as `dest`; it is gone afterwards.
-        dest: a folder that does not exist yet, or an empty one.
+        manifest: of the files in `staging`.
+        staging: a folder on the file system of `dest`.
+        dest: a new or empty folder.
 
     Raises:
-        FileExistsError: `dest` holds something.
+        FileExistsError: `dest` is not empty.
     """
     for item in manifest.contents:
         sync(staging / item.path)
@@ -108,6 +105,6 @@ def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
 
 
 def file_ref(root: Path, path: str, media_type: str) -> FileRef:
-    """The record of a file that `root` holds at `path`."""
+    """Make the record of the file at `path` in `root`."""
     full = root / path
     return FileRef(path=path, digest=digest_file(full), size_bytes=full.stat().st_size, media_type=media_type)

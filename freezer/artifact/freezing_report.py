@@ -1,9 +1,8 @@
-"""What freezing did to one payload's graph, in counts that were taken from the graphs themselves. Pure data; imports no torch.
+"""Report of what freezing did to one payload's graph, counted in the graphs. Imports no torch.
 
-The JSON form is part of the manifest, under `freezing.reports` by payload and under `freezing.candidates` for those that lost.
-Operators are named as torch names them in that kind of graph: `aten::linear` in TorchScript, `aten.linear.default` in a graph of
-torch.export. Constants, reads of attributes, and what only puts values together or takes them apart (tuples, lists, `getitem`) are
-no operators.
+The manifest contains the reports of payloads in `freezing.reports`, and those of losing candidates in `freezing.candidates`.
+Operators have torch's names: `aten::linear` in TorchScript, `aten.linear.default` in torch.export. Constants, attribute reads, and
+building or unpacking of tuples and lists do not count as operators.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 
 MAX_LISTED = 100
-"""Names, reasons and sentences that a list of the manifest's form holds; one more says how many are left out."""
+"""Longest list of names, reasons or sentences in a manifest; one more item counts the rest."""
 
 
 NOT_TRIED = "not tried"
-"""How the outcome of a way begins that is not for this kind of model."""
+"""Prefix of the outcome of attempts that do not apply to the kind of model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Something that freezing did, by name, and how often."""
+    """A transformation, and how often freezing applied it."""
 
     name: str
     count: int
@@ -33,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptTensor:
-    """A parameter or buffer that did not become a constant, and why."""
+    """A parameter or buffer that was not made a constant, and why."""
 
     name: str
     reason: str
@@ -41,7 +40,7 @@ class KeptTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreservedName:
-    """An attribute or method that can still be read, set or called, and why: asked for, or changed by `forward` at a line."""
+    """An attribute or method that was kept, and why: requested, or changed by `forward` at a line."""
 
     name: str
     kind: Literal["attribute", "method"]
@@ -53,25 +52,24 @@ class FreezingReport:
     """What freezing did to one payload's graph.
 
     Attributes:
-        ops_before, ops_after: number of operators by kind, in the captured graph and in the one that the payload runs.
-        changes: what was folded, fused, merged and removed. Only what happened is there.
-        changes_at_load: what the loader's own optimization, which cannot be saved, does to the graph on the machine that built it.
-        num_constants, constants_bytes: parameters and buffers that became constants, and their size in the captured graph; tied
-            ones are counted once.
-        constants: their names, as the source model has them; of tied ones each name.
-        folded_bytes: of new constants that folding computed.
-        kept: parameters and buffers that did not become constants.
-        unused: parameters and buffers that no call reads, and that the payload does not hold.
-        preserved: attributes and methods that stay.
+        ops_before, ops_after: number of operators by kind, in the captured graph and in the payload's.
+        changes: what was folded, fused, merged and removed.
+        changes_at_load: the same by the loader's optimization, which is not saved, on the machine of the build.
+        num_constants, constants_bytes: number and captured size of parameters and buffers that became constants; tied ones
+            count once.
+        constants: their names in the source model, including all names of tied ones.
+        folded_bytes: size of new constants computed by folding.
+        kept: parameters and buffers that were not made constants.
+        unused: parameters and buffers that no call reads; the payload lacks them.
+        preserved: attributes and methods that were kept.
         size_before_bytes: of the captured graph's parameters and buffers.
         size_after_bytes: of the payload.
         phases_s: wall time of each phase of the build, in seconds.
-        memory_peak_bytes: the most resident memory that the build needed above what the process held before; None where the system
-            does not tell.
-        guards: what the capture found that inputs must hold to, in words.
-        instructions: number of the payload's instructions by family, of families that not every CPU of the architecture has.
-        instructions_of: the device class that they were held to; empty where the payload holds no machine code.
-        notes: what else is worth knowing, one sentence each.
+        memory_peak_bytes: peak resident memory that the build added; None if the system does not report it.
+        guards: conditions on inputs that the capture found, in words.
+        instructions: number of instructions by family, of families that some CPUs of the architecture lack.
+        instructions_of: device class that they were checked against; empty without machine code.
+        notes: further remarks, one sentence each.
     """
 
     ops_before: Mapping[str, int] = field(default_factory=dict)
@@ -115,7 +113,7 @@ class FreezingReport:
 
 
 def stored_as_captured(num_tensors: int) -> str:
-    """The note of a payload that holds the captured program itself."""
+    """The note of a payload that is the captured program itself."""
     return (
         "The payload is the captured program: nothing is folded, fused or made a constant, and its "
         f"{num_tensors} parameters and buffers stay what they are."

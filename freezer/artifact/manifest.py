@@ -1,7 +1,7 @@
-"""The manifest: what an artifact is, what it needs, and the evidence that it is right. Imports no torch.
+"""The manifest of an artifact: contract, payloads, requirements and evidence. Imports no torch.
 
-`manifest.json` is the JSON form of `Manifest`. Its `format_version` is raised when an old reader would misread it; a reader
-refuses versions that it does not know.
+`manifest.json` is the JSON form of `Manifest`. `format_version` increases when old readers would misread it; readers reject
+versions that they do not know.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ PayloadKind = Literal["inductor", "torchscript", "exported"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payload:
-    """One opened thing, made for one device class, one thread count and one shape or range of shapes.
+    """A program for one device class, one thread count and one shape or range of shapes.
 
     Attributes:
         path: in the artifact folder.
         digest: `sha256:` and 64 hex digits.
-        kind: which lowering opens it.
-        num_threads: the intra-op threads that its packed weights are laid out for; None where it is specialized on none.
-        dims: the sizes it accepts for every named dim; min equals max where the payload is for one size.
-        convention: `flat` takes the tensor inputs in order and gives the flat output tensors; `native` is called as the
-            source model is.
-        layouts: how its packed weights are laid out, by dtype, as oneDNN must expect them; empty where none are packed, None in
-            manifests of before that was recorded.
+        kind: which loader opens it.
+        num_threads: intra-op threads that its packed weights are laid out for; None: any.
+        dims: accepted sizes of every named dim; min equals max in a payload for one size.
+        convention: `flat` takes the tensor inputs in order and returns the flat output tensors; `native` is called like the source.
+        layouts: oneDNN's layout of its packed weights by dtype; empty if none are packed, None in manifests of earlier releases.
     """
 
     path: str
@@ -48,13 +46,13 @@ class Payload:
     layouts: Mapping[str, str] | None = None
 
     def accepts(self, point: Mapping[str, int]) -> bool:
-        """Whether the payload serves inputs of these sizes."""
+        """Whether the payload accepts inputs of these sizes."""
         return all(point[dim.name] in dim.sizes for dim in self.dims)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRef:
-    """A file of the artifact other than a payload."""
+    """A file of the artifact that is not a payload."""
 
     path: str
     digest: str
@@ -67,9 +65,9 @@ class GoldenSet:
     """One set of golden inputs and outputs: tensors `<index>/<name>` of golden/inputs.safetensors and outputs.safetensors.
 
     Attributes:
-        point: the sizes of the named dims in this set.
-        native_rmse: of each output, the eager model's root-mean-square distance from the float64 reference, and from itself
-            where it draws by chance; pooled over all judged sets there, and where an output has fewer than 64 elements.
+        point: sizes of the named dims.
+        native_rmse: by output, root-mean-square distance of the eager model from the float64 reference, or from itself if it draws
+            random numbers; pooled over all judged sets then, and for outputs of fewer than 64 elements.
     """
 
     point: Mapping[str, int]
@@ -78,22 +76,19 @@ class GoldenSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """All that is known about an artifact.
+    """Description of an artifact.
 
     Attributes:
-        model, device_class, verdict: what this is, for whom, and why it is published.
-        version: the version it was first published in; None in an artifact that was never published.
-        needs: `torch` (least version), `machine` (archspec's name) and, of a GPU's, `cuda` (see cuda_requirements.py), by name.
-        recipe: name, capture, lowering and settings, and for each capture that was tried its outcome.
+        verdict: why it is published.
+        recipe, needs, drift, gate, latency, freezing: see sections.py; latency is None if nothing was timed.
         inputs, outputs, structure: the contract of a call.
-        stateful: whether calls change what later calls answer.
-        payloads, files: everything in the folder besides this manifest, by digest.
-        golden: the golden sets, in the order of their indices.
-        reference: `float64`, or `eager` where float64 cannot run; settles which bounds the canary applies.
-        toolchain: versions that made it.
-        drift, latency: the judged figures; `gate` the limits they were held to.
+        payloads, files: all other files of the folder.
+        golden: the golden sets, by index.
+        reference: `float64`, or `eager` if float64 cannot run; determines the bounds of the canary.
+        stateful: whether calls change the results of later calls.
+        toolchain: versions of the tools that made it.
         provenance: source, weights digest, campaign, host.
-        freezing: what freezing did.
+        version: the version that first published it; None if never published.
     """
 
     model: str
@@ -120,23 +115,19 @@ class Manifest:
 
     @property
     def contents(self) -> tuple[Payload | FileRef, ...]:
-        """Every file of the artifact but the manifest itself."""
+        """Every file of the artifact except the manifest."""
         return (*self.payloads, *self.files)
 
     def to_bytes(self) -> bytes:
-        """manifest.json, byte for byte: sorted keys, no NaN."""
+        """The bytes of manifest.json: sorted keys, no NaN."""
         return (json.dumps(encode(self), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, origin: str) -> Manifest:
-        """The manifest that `to_bytes` wrote.
-
-        Args:
-            data: the content of a manifest.json.
-            origin: where it came from, for the message.
+        """Parse the content of a manifest.json, which came from `origin`.
 
         Raises:
-            IntegrityError: it is no manifest, or one of a later format.
+            IntegrityError: it is damaged, or of a later format.
         """
         try:
             parsed = json.loads(data)

@@ -1,4 +1,4 @@
-"""What freezing did to one candidate, as a Markdown page. Imports no torch."""
+"""Report of a freeze as a Markdown page. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from freezer.artifact.manifest import Manifest
 from freezer.artifact.sections import Migration
 
 MAX_KINDS = 40
-"""Kinds of operators in a table."""
+"""Kinds of operators in a table; the rest is counted."""
 
 
 FREEZING = "freezing.md"
-"""What the page is called among other files."""
+"""File name of the page."""
 
 
 def manifest_markdown(manifest: Manifest) -> str | None:
-    """The page of an artifact; None where an earlier release wrote its manifest, which says nothing of it."""
+    """The page of an artifact; None for a manifest of an earlier release without reports."""
     recipe, freezing = manifest.recipe, manifest.freezing
     if not freezing.reports:
         return None
@@ -58,9 +58,9 @@ def freezing_markdown(
     Args:
         title: model, device class and recipe.
         verdict: of the candidate, in a sentence.
-        tried: the ways that were tried, in order.
+        tried: the attempts, in order.
         reports: by payload path.
-        strides_equal: whether outputs had eager's strides; None where that was not compared.
+        strides_equal: whether outputs have eager's strides; None: not compared.
         migration: of a TorchScript model.
     """
     lines = [f"# What freezing did: {title}", "", verdict, ""]

@@ -1,9 +1,8 @@
-"""Signatures of artifacts, in the form that cosign gives images in a registry. Imports no torch.
+"""Signatures of artifacts, in the form of cosign. Imports no torch.
 
-What is signed is cosign's "simple signing" JSON, which names an artifact's image manifest by its digest; that names manifest.json,
-and manifest.json every other file. The key is an EC key on P-256, with SHA-256. In a store the signatures of the image `sha256:HEX`
-are an image under the tag `sha256-HEX.sig`, as cosign has it in registries. A pulled folder has them in signature.json, with the
-image manifest that they are of.
+The signed payload is cosign's "simple signing" JSON, which contains the digest of the artifact's OCI image manifest. That contains
+the digest of manifest.json, which lists every other file. Keys are EC keys on P-256, with SHA-256. A store keeps the signatures of
+the image `sha256:HEX` as an image with the tag `sha256-HEX.sig`; a pulled folder has them in signature.json, with the image.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 SIGNATURE = "signature.json"
-"""The file of an artifact folder that holds its signatures."""
+"""The file with the signatures of an artifact folder."""
 
 MEDIA_SIGNATURE = "application/vnd.dev.cosign.simplesigning.v1+json"
 ANNOTATION = "dev.cosignproject.cosign/signature"
@@ -32,7 +31,7 @@ _CURVE = "secp256r1"
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """One signature: the JSON that was signed, byte for byte, and its DER-encoded ECDSA signature."""
+    """The signed JSON, byte for byte, and its DER-encoded ECDSA signature."""
 
     payload: bytes
     signature: bytes
@@ -56,7 +55,7 @@ class Signatures:
 
     @classmethod
     def read(cls, folder: Path) -> Signatures | None:
-        """The signatures in an artifact folder; None where it has none.
+        """Read the signatures of an artifact folder; None without signature.json.
 
         Raises:
             IntegrityError: signature.json cannot be read.
@@ -73,18 +72,18 @@ class Signatures:
 
 
 def signed_with(key: Path, *, image_digest: str, model: str) -> Signed:
-    """A new signature of an image.
+    """Sign an image.
 
     Args:
-        key: a private EC key on P-256, PEM without a password.
+        key: file of a private EC key on P-256, PEM without a password.
         image_digest: `sha256:` and hex, of the image manifest.
         model: its name, for people.
 
     Raises:
-        UsageError: the key cannot be read, or is another kind of key.
+        UsageError: the key cannot be read, or is of another kind.
         MissingDependencyError: `cryptography` is not installed.
     """
-    private = _private(key)
+    private: EllipticCurvePrivateKey = _key(key, private=True)
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -94,15 +93,15 @@ def signed_with(key: Path, *, image_digest: str, model: str) -> Signed:
 
 
 def public_of(key: Path) -> bytes:
-    """The public half of a private key, in PEM: what `trusted_keys` takes a file of."""
-    private = _private(key)
+    """The public key of a private one, in PEM."""
+    private: EllipticCurvePrivateKey = _key(key, private=True)
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def problem_of(signatures: Signatures | None, manifest_bytes: bytes, trusted: Sequence[EllipticCurvePublicKey]) -> str | None:
-    """Why an artifact's signatures do not vouch for its manifest.json, in some words; None where one of them does."""
+    """Why no signature by a trusted key covers manifest.json, in a few words; None if one does."""
     if signatures is None or not signatures.signed:
         return "no signature"
     vouching = [one for one in signatures.signed if any(_made(key, one) for key in trusted)]
@@ -113,15 +112,15 @@ def problem_of(signatures: Signatures | None, manifest_bytes: bytes, trusted: Se
     try:
         config = json.loads(signatures.image)["config"]["digest"]
     except (ValueError, KeyError, TypeError):
-        return "a signature of something that is no artifact"
+        return "a signature of something else"
     return None if config == digest_bytes(manifest_bytes) else "a signature of another manifest.json"
 
 
 def read_keys(paths: Iterable[str | Path]) -> list[EllipticCurvePublicKey]:
-    """Public EC keys on P-256, from PEM files.
+    """Read public EC keys on P-256 from PEM files.
 
     Raises:
-        UsageError: one cannot be read, or is another kind of key.
+        UsageError: a key cannot be read, or is of another kind.
         MissingDependencyError: `cryptography` is not installed.
     """
     return [_key(Path(path), private=False) for path in paths]
@@ -129,12 +128,7 @@ def read_keys(paths: Iterable[str | Path]) -> list[EllipticCurvePublicKey]:
 
 def is_by(signed: Signed, key: Path) -> bool:
     """Whether a signature was made with a private key."""
-    return _made(_private(key).public_key(), signed)
-
-
-def _private(path: Path) -> EllipticCurvePrivateKey:
-    found: EllipticCurvePrivateKey = _key(path, private=True)
-    return found
+    return _made(_key(key, private=True).public_key(), signed)
 
 
 def _key(path: Path, *, private: bool) -> Any:

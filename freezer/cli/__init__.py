@@ -1,4 +1,4 @@
-"""Command line: the command `coldpress`. One module per group of commands.
+"""The command `coldpress`, with one module per group of commands.
 
 May import: all of freezer. Importing it imports neither torch nor freezer.freezing.
 Read first: app.py.

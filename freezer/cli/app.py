@@ -1,4 +1,4 @@
-"""The command `coldpress`. Exit codes: 0; 1 refused or verification failed; 2 usage; 3 store unreachable."""
+"""The command `coldpress`. Exit codes: 0 done, 1 refused or verification failed, 2 usage, 3 store unreachable."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Frozen PyTorch models, made for the hardware they serve on.",
+    help="Freeze PyTorch models for the hardware that serves them.",
 )
 for command in (freeze, pull, sign, verify, diff, inspect, run, classes):
     app.command()(command)
 
 
 def main() -> None:
-    """Run the command, and turn errors into a line on stderr and an exit code."""
+    """Run the command; print errors as one line on stderr and map them to exit codes."""
     try:
         app()
     except StoreUnreachableError as error:

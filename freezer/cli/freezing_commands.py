@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from freezer.cli.options import REFUSED, ClassOption, console
+from freezer.cli.options import REFUSED, ClassOption, console, say
 from freezer.errors import UsageError
 from freezer.files.paths import check_folder, made_parent
 from freezer.hardware.device_classes import device_class
@@ -29,47 +29,47 @@ def freeze(
             help="python:MODULE:FUNCTION, torchscript:FILE, export:FILE, pickle:FILE or transformers:NAME; FILE may be a URL."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
     inputs: Annotated[
         str | None,
         typer.Option(
-            help="""JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}'; or a samples file (.safetensors, .npz). An exported """
-            "program knows its own."
+            help="""JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}'; or a samples file (.safetensors, .npz). """
+            "Not needed for exported programs."
         ),
     ] = None,
     dims: Annotated[str, typer.Option(help="""Bounds of named dims: '{"batch": {"min": 1, "max": 16}}'.""")] = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
     args: Annotated[str, typer.Option(help="""Arguments of the source: '{"hidden": 256}'.""")] = "{}",
-    weights: Annotated[str | None, typer.Option(help="`random` makes a transformers model from a config class.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
-    method: Annotated[str | None, typer.Option(help="Of a file with several methods. Default: forward.")] = None,
-    sha256: Annotated[str | None, typer.Option(help="The digest that the file must have.")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Load pickles, which run code.")] = False,
+    weights: Annotated[str | None, typer.Option(help="`random` initializes a transformers model from its config class.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    method: Annotated[str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Allow pickles, which run code.")] = False,
     device_class_: ClassOption = "auto",
     threads: Annotated[
         list[int] | None,
         typer.Option(
-            help="A thread count to freeze for; the first decides. Repeatable. Default: torch's own, within this process's CPUs."
+            help="Thread count to freeze for; the first decides. Repeatable. Default: torch's setting, limited by the CPUs."
         ),
     ] = None,
     point: Annotated[
         list[str] | None,
-        typer.Option(help="Sizes to try a payload of its own for: batch=8,length=128; the first decides. Repeatable."),
+        typer.Option(help="Sizes to try a dedicated payload for: batch=8,length=128; the first decides. Repeatable."),
     ] = None,
     recipe: Annotated[
-        list[str] | None, typer.Option(help="A recipe, or all. Repeatable. Default: those worth a try on any model.")
+        list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: the recipes that suit any model.")
     ] = None,
     preserve: Annotated[
         list[str] | None,
-        typer.Option(help="An attribute or method that the frozen model still has: version, sub.version. Repeatable."),
+        typer.Option(help="Attribute or method to keep: version, sub.version. Repeatable."),
     ] = None,
-    reset: Annotated[str | None, typer.Option(help="The method that clears the model's state.")] = None,
+    reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="The GPU to freeze on: cuda, cuda:1; with --device-class auto, for its class. Default: the CPU."),
+        typer.Option(help="GPU to freeze on: cuda, cuda:1; with --device-class auto, for its class. Default: the CPU."),
     ] = None,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Run the eager model over the same inputs with the same checks, and write nothing.")
+        bool, typer.Option("--debug", help="Only run the eager model on the same inputs with the same checks; write nothing.")
     ] = False,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
@@ -78,9 +78,9 @@ def freeze(
     if out is not None and not debug:
         check_folder(out, "--out")
     if device_class_ != "auto":
-        os.environ.update(device_class(device_class_).limits)  # counts only before torch is imported, which is below
-    if debug and not source.startswith("torchscript:"):  # which could not even be loaded
-        os.environ["PYTORCH_JIT"] = "0"  # likewise
+        os.environ.update(device_class(device_class_).limits)  # must be set before torch is imported below
+    if debug and not source.startswith("torchscript:"):  # needs the JIT to load
+        os.environ["PYTORCH_JIT"] = "0"
     from freezer.freezing.freeze import freeze_source, load_subject
     from freezer.freezing.models.sources import fetched, parse_source
     from freezer.freezing.options import FreezeOptions
@@ -89,7 +89,7 @@ def freeze(
     here = Path.cwd()
     samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
     if weights not in (None, "random"):
-        raise UsageError(f"--weights {weights}: expected `random`, or nothing")
+        raise UsageError(f"--weights {weights}: expected `random` or no option")
     settings = {"args": _parsed(args, "args"), "weights": weights, "seed": seed, "method": method, "sha256": sha256, "trust": trust}
     spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
     options = FreezeOptions(
@@ -109,19 +109,19 @@ def freeze(
             return
         result = freeze_source(found, spec=spec, samples=samples, out=out, options=options)
     for failed, why in result.failures.items():
-        console.print(f"{failed} was not built: {why}", markup=False, soft_wrap=True)
-    console.print(f"{result.verdict}: {result.reason}", markup=False, soft_wrap=True)
+        say(f"{failed} was not built: {why}")
+    say(f"{result.verdict}: {result.reason}")
     if result.tracebacks:
         errors = made_parent(out.with_name(f"{out.name}.errors.txt"))
         errors.write_text("\n".join(f"{failed}\n{text}" for failed, text in result.tracebacks.items()))
-        console.print(f"the errors in full are in {errors}", markup=False, highlight=False, soft_wrap=True)
+        say(f"full errors: {errors}")
     if result.artifact is None:
         sys.exit(REFUSED)
-    console.print(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}", markup=False, soft_wrap=True)
+    say(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}")
 
 
 def _debug(subject: Subject) -> None:
-    """Print what the eager model does."""
+    """Print the outputs of the eager model."""
     from freezer.freezing.validation.eager_check import debug as debug_here
 
     found = debug_here(subject)
@@ -134,23 +134,23 @@ def _debug(subject: Subject) -> None:
         table.add_row(str(row.set_index), sizes, row.output, f"{row.dtype} {list(row.shape)}{not_finite}", *bounds, error)
     console.print(table, markup=False, highlight=False)
     for fact in found.facts:
-        console.print(fact, markup=False, highlight=False, soft_wrap=True)
+        say(fact)
     for warning in found.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-    console.print("debugged: the eager model ran; nothing was frozen and nothing was written", highlight=False, soft_wrap=True)
+        say(f"warning: {warning}", style="yellow")
+    say("debugged: the eager model ran; nothing was frozen and nothing was written")
 
 
 def _point(text: str) -> dict[str, int]:
-    """The sizes of `batch=8,length=128`."""
+    """Parse `batch=8,length=128`."""
     pairs = [part.partition("=") for part in text.split(",")]
     found = {name.strip(): int(size) for name, _, size in pairs if size.strip().isdecimal()}
     if len(found) != len(pairs):
-        raise UsageError(f"--point {text!r}: expected sizes of dims, each once: batch=8,length=128")
+        raise UsageError(f"--point {text!r}: expected one size per dim: batch=8,length=128")
     return found
 
 
 def _parsed(text: str, option: str) -> Any:
-    """The JSON of an option."""
+    """Parse the JSON of an option."""
     try:
         found = json.loads(text)
     except ValueError as error:

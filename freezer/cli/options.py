@@ -1,4 +1,4 @@
-"""Options and output that several commands of `coldpress` share."""
+"""Options, exit codes and output shared by the commands."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 
 console = Console()
 
+
+def say(line: str, style: str = "") -> None:
+    """Print one line without markup or wrapping."""
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 StoreOption = Annotated[str, typer.Option("--store", help="URI of the store.")]
 
-ClassOption = Annotated[str, typer.Option("--device-class", help="A device class, or auto for what this machine runs best.")]
+ClassOption = Annotated[str, typer.Option("--device-class", help="A device class, or auto for the best one of this machine.")]
 
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", help="Threads that calls may use. Default: torch's own, within this process's CPUs.")
+    int | None, typer.Option("--threads", help="Threads for calls. Default: torch's setting, limited by the CPUs of this process.")
 ]
 
 KeysOption = Annotated[
     list[Path] | None,
-    typer.Option("--key", help="A public key, PEM, that must have signed what is served. Repeatable: any."),
+    typer.Option("--key", help="Public key (PEM) of an accepted signature. Repeatable."),
 ]
 
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="Where to run: cpu, cuda or cuda:N. Default: what the artifact is made for.")
+    str | None, typer.Option("--device", help="Where to run: cpu, cuda or cuda:N. Default: the device of the artifact.")
 ]
 
 
 def folder_or_name(reference: str) -> Path | str:
-    """A path where there is an artifact folder or the text can only be a path; else the name of a model."""
+    """The path of an artifact folder, or the name of a model."""
     return folder_of(reference) or reference

@@ -1,4 +1,4 @@
-"""The commands `coldpress verify`, `diff` and `run`: check and call published artifacts on this machine."""
+"""The commands `coldpress verify`, `diff` and `run`, which check and call artifacts on this machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from freezer.cli.options import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, folder_or_name
+from freezer.cli.options import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, folder_or_name, say
 from freezer.errors import ColdpressError, UsageError
 from freezer.files.paths import check_file, made_parent
 
@@ -26,43 +26,49 @@ def verify(
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
     speed: Annotated[
-        bool, typer.Option("--speed", help="Time it against the portable artifact too, and hold it to what its manifest promises.")
+        bool, typer.Option("--speed", help="Also time it against the portable artifact, and check the speedup of its manifest.")
     ] = False,
     portable: Annotated[
-        Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: the store's.")
+        Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: from the store.")
     ] = None,
     device: DeviceOption = None,
     key: KeysOption = None,
 ) -> None:
-    """Compare every digest, and run the golden inputs on this machine."""
+    """Verify every digest, and run the golden inputs on this machine."""
     from freezer.serving.verify import verify as verify_here
 
-    asked: dict[str, Any] = {"device_class": device_class_, "threads": threads, "device": device, "trusted_keys": key or ()}
-    found = verify_here(folder_or_name(reference), store=store, speed=speed, portable=portable, **asked)
+    found = verify_here(
+        folder_or_name(reference),
+        store=store,
+        device_class=device_class_,
+        threads=threads,
+        speed=speed,
+        portable=portable,
+        device=device,
+        trusted_keys=key or (),
+    )
     for refusal in found.ladder:
-        console.print(f"passed over {refusal}", markup=False, highlight=False, soft_wrap=True)
+        say(f"skipped {refusal}")
     table = Table("golden set", "output", "error ratio", "max abs err", box=None, pad_edge=False)
     for figure in found.figures:
         ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
         table.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
     console.print(table)
-    console.print(
-        f"{reference}: {found.num_files} files are what was published, and {found.device_class} answers right here", soft_wrap=True
-    )
+    say(f"{reference}: {found.num_files} files match their digests, and {found.device_class} gives the golden outputs here")
     if speed and found.speed is None:
-        console.print("portable itself serves here, which is what others are timed against: nothing was timed", soft_wrap=True)
+        say("portable itself serves here, so there is no speed to compare")
     elif found.speed is not None:
-        console.print(f"speed: {found.speed}; by the manifests {found.speed.expected:.2f} times", highlight=False, soft_wrap=True)
+        say(f"speed: {found.speed}; by the manifests {found.speed.expected:.2f} times")
 
 
 def diff(
     model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
     store: StoreOption = "./store",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare what the device classes of a version answer to the golden inputs; exit code 1 if two are too far apart."""
+    """Compare the golden outputs of the device classes of a version; exit code 1 if two differ too much."""
     if isinstance(folder_or_name(model), Path):
-        raise UsageError(f"{model} is a folder, which holds one class; name a model of a store: MODEL or MODEL:VERSION")
+        raise UsageError(f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION")
     from freezer.serving.diff import diff as diff_here
     from freezer.serving.diff_result import matrix, problem, sentences
 
@@ -71,11 +77,11 @@ def diff(
         sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
     else:
         count = f"{len(found.sets)} golden set{'' if len(found.sets) == 1 else 's'}"
-        console.print(f"{found.model}:{found.version}, {count}", highlight=False, soft_wrap=True)
+        say(f"{found.model}:{found.version}, {count}")
         if found.classes:
             console.print(matrix(found), markup=False, highlight=False)
         for line in sentences(found):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(line)
     if found.apart:
         raise ColdpressError(problem(found), code="CP-APART")
 
@@ -90,7 +96,7 @@ def run(
 ) -> None:
     """Run a frozen model on a file of inputs."""
     if output.suffix not in (".safetensors", ".npz"):
-        raise UsageError(f"--output {output}: expected a name that ends in .safetensors or .npz")
+        raise UsageError(f"--output {output}: expected a .safetensors or .npz file")
     check_file(output, "--output")
     from freezer.runtime.devices import tensors_on
     from freezer.runtime.pytree import leaves_of
@@ -105,7 +111,7 @@ def run(
         leaves = [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
         tensors |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, leaves, strict=True)}
     _write_tensors(tensors, output)
-    console.print(f"wrote {', '.join(tensors)} to {output}", highlight=False, soft_wrap=True)
+    say(f"wrote {', '.join(tensors)} to {output}")
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The artifact folder: written in one step, read by its manifest, verified file by file."""
+"""Artifact folders: reading, verifying and writing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.folder import MANIFEST, Artifact, file_ref, write_artifact
+from freezer.artifact.folder import MANIFEST, Artifact, write_artifact
 from freezer.errors import IntegrityError, NotPublishedError
 from freezer.files.paths import check_inside
 from tests.steps import flip_a_byte, rewritten, write_plain_artifact
@@ -18,14 +18,14 @@ def artifact(tmp_path: Path) -> Artifact:
     return write_plain_artifact(tmp_path / "artifact")
 
 
-def test_a_folder_is_read_by_its_manifest(artifact: Artifact) -> None:
+def test_read_and_verify(artifact: Artifact) -> None:
     again = Artifact.read(artifact.folder)
     assert again == artifact
     again.verify()
 
 
 @pytest.mark.parametrize("name", ["payloads/all.pt2", "golden/inputs.safetensors"])
-def test_every_file_is_verified(artifact: Artifact, name: str) -> None:
+def test_verify_reports_changed_and_missing_files(artifact: Artifact, name: str) -> None:
     path = artifact.folder / name
     flip_a_byte(path)
     with pytest.raises(IntegrityError, match=f"{name} is sha256:.*, expected sha256:.*; it was changed or damaged"):
@@ -38,7 +38,7 @@ def test_every_file_is_verified(artifact: Artifact, name: str) -> None:
         artifact.verify()
 
 
-def test_only_the_named_files_are_verified_when_some_are_named(artifact: Artifact) -> None:
+def test_verify_some_files(artifact: Artifact) -> None:
     flip_a_byte(artifact.folder / "golden/inputs.safetensors")
     artifact.verify(artifact.manifest.payloads)
     with pytest.raises(IntegrityError):
@@ -46,7 +46,7 @@ def test_only_the_named_files_are_verified_when_some_are_named(artifact: Artifac
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../outside", "payloads/../../outside", "", "a\\..\\b"])
-def test_a_path_that_leaves_the_folder_is_refused(artifact: Artifact, path: str) -> None:
+def test_paths_outside_the_folder_are_rejected(artifact: Artifact, path: str) -> None:
     with pytest.raises(IntegrityError, match="outside the artifact's folder"):
         check_inside(path, origin="here")
     rewritten(artifact, payloads=(replace(artifact.manifest.payloads[0], path=path),))
@@ -54,21 +54,15 @@ def test_a_path_that_leaves_the_folder_is_refused(artifact: Artifact, path: str)
         Artifact.read(artifact.folder)
 
 
-def test_a_folder_without_a_manifest_is_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(NotPublishedError, match=f"holds no {MANIFEST}; expected a folder that freeze or pull wrote"):
+def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
+    with pytest.raises(NotPublishedError, match=f"contains no {MANIFEST}; expected a folder written by freeze or pull"):
         Artifact.read(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(NotPublishedError):
         Artifact.read(tmp_path / "file")
 
 
-def test_a_file_is_found_by_its_path(artifact: Artifact) -> None:
-    assert artifact.file("golden/inputs.safetensors").media_type == "application/vnd.safetensors"
-    with pytest.raises(IntegrityError, match="names no golden/none"):
-        artifact.file("golden/none")
-
-
-def test_writing_moves_the_whole_folder(artifact: Artifact, tmp_path: Path) -> None:
+def test_write_moves_the_folder(artifact: Artifact, tmp_path: Path) -> None:
     staging, dest = artifact.folder, tmp_path / "dest"
     dest.mkdir()
     written = write_artifact(artifact.manifest, staging, dest)
@@ -77,14 +71,9 @@ def test_writing_moves_the_whole_folder(artifact: Artifact, tmp_path: Path) -> N
     assert Artifact.read(dest).manifest == artifact.manifest
 
 
-def test_writing_never_takes_a_folder_that_holds_something(artifact: Artifact, tmp_path: Path) -> None:
+def test_write_keeps_foreign_folders(artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / "dest").mkdir()
     (tmp_path / "dest" / "mine").touch()
     with pytest.raises(FileExistsError, match="is not empty; name a new folder"):
         write_artifact(artifact.manifest, artifact.folder, tmp_path / "dest")
     assert [path.name for path in (tmp_path / "dest").iterdir()] == ["mine"]
-
-
-def test_a_file_is_recorded_as_it_is(artifact: Artifact) -> None:
-    found = file_ref(artifact.folder, "payloads/all.pt2", "type")
-    assert (found.digest, found.size_bytes) == (artifact.manifest.payloads[0].digest, 7)

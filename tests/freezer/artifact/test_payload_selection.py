@@ -1,4 +1,4 @@
-"""Which payloads serve a number of threads, and which is for single sizes."""
+"""Selection of payloads by threads and sizes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ ANY = payload("all", None)
         ([*FOUR, ANY], 4, [*FOUR, ANY]),
     ],
 )
-def test_the_count_itself_is_taken_or_the_largest_below(held: list[Payload], budget: int, expected: list[Payload]) -> None:
+def test_the_largest_count_within_the_budget(held: list[Payload], budget: int, expected: list[Payload]) -> None:
     assert list(set_within(held, budget)) == expected
 
 
-def test_what_is_laid_out_for_a_count() -> None:
+def test_counts_and_sets() -> None:
     assert counts_of([*BOTH, ANY]) == (1, 4)
     assert counts_of([ANY]) == ()
     assert list(set_for([*BOTH, ANY], 1)) == [*ONE, ANY]
 
 
-def test_the_most_special_that_accepts_the_sizes_serves() -> None:
+def test_the_most_specific_payload_serves() -> None:
     assert [getattr(serving(FOUR, {"batch": size}), "path", None) for size in (1, 2, 8, 9)] == [
         "batch1-threads4",
         "all-threads4",
@@ -53,9 +53,9 @@ def test_the_most_special_that_accepts_the_sizes_serves() -> None:
     ]
 
 
-def test_special_is_what_another_of_the_same_count_could_serve() -> None:
+def test_special_payloads() -> None:
     assert [item.path for item in BOTH if is_special(item, BOTH)] == ["batch1-threads4", "batch8-threads4", "batch1-threads1"]
     assert list(without_special(BOTH)) == [FOUR[-1], ONE[-1]]
     alone = payload("all", 2, (4, 4))
     assert without_special([alone]) == (alone,)
-    assert not is_special(FOUR[0], [FOUR[0], ONE[1]]), "the one for all sizes is laid out for another count"
+    assert not is_special(FOUR[0], [FOUR[0], ONE[1]]), "the one for all sizes has another count"

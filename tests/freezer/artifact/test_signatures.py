@@ -1,4 +1,4 @@
-"""Signatures: what is signed is served, and nothing else; damaged, moved, foreign and missing ones are refused by name."""
+"""Signatures: signed artifacts are served; missing, foreign, moved and damaged signatures are rejected."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def private_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
 
 @pytest.fixture
 def store(published: Store, tmp_path: Path) -> Store:
-    """A store of this test alone."""
+    """A store for one test."""
     shutil.copytree(published.root, tmp_path / "store")
     return Store(tmp_path / "store")
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """Files of a private key and its public one."""
+    """Files of a private and a public key."""
     return make_pair(tmp_path, "own")
 
 
@@ -57,7 +57,7 @@ def sign_all(store: Store, key: Path) -> list[bool]:
     return [store.sign(version, name, key) for name in sorted(version.images)]
 
 
-def test_what_is_signed_is_served_and_what_is_not_is_refused(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_load_requires_a_trusted_signature(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
     private, public = pair
     where = str(store.root)
     with pytest.raises(IncompatibleError, match="unsigned: got no signature, expected one by the trusted key") as refused:
@@ -77,7 +77,7 @@ def test_what_is_signed_is_served_and_what_is_not_is_refused(store: Store, pair:
     freezer.load("mlp", store=where, trusted_keys=[foreign, public], canary=False)
 
 
-def test_a_rung_without_a_signature_is_passed_over_for_one_that_has_it(store: Store, pair: tuple[Path, Path]) -> None:
+def test_load_skips_unsigned_artifacts(store: Store, pair: tuple[Path, Path]) -> None:
     private, public = pair
     store.sign(store.version("mlp"), "portable", private)
     model = freezer.load("mlp", store=str(store.root), trusted_keys=[public])
@@ -86,7 +86,7 @@ def test_a_rung_without_a_signature_is_passed_over_for_one_that_has_it(store: St
     assert [(item.rung, item.reason) for item in model.ladder] == [(HERE, "unsigned")]
 
 
-def test_a_pulled_folder_has_the_signatures_of_both_keys(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_pulled_folders_have_all_signatures(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
     private, public = pair
     second, second_public = make_pair(tmp_path, "second")
     version = store.version("mlp")
@@ -96,14 +96,19 @@ def test_a_pulled_folder_has_the_signatures_of_both_keys(store: Store, pair: tup
         freezer.load(folder, trusted_keys=[public])
     sign_all(store, private)
     sign_all(store, second)
-    store.pull(version, HERE, folder)  # what is there already is kept, and its signatures come
+    store.pull(version, HERE, folder)  # keeps the folder and adds the signatures
     for key in (public, second_public):
         freezer.load(folder, trusted_keys=[key], canary=False)
     assert len(json.loads((folder / SIGNATURE).read_text())["signed"]) == 2
 
 
+def other_artifact(folder: Path) -> None:
+    """The signature of another artifact by the same key."""
+    shutil.copy(folder.with_name("portable") / SIGNATURE, folder / SIGNATURE)
+
+
 def edited(field: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """Changes one field of signature.json."""
+    """Change one field of signature.json."""
 
     def edit(folder: Path) -> None:
         found = json.loads((folder / SIGNATURE).read_text())
@@ -115,7 +120,7 @@ def edited(field: str, change: Callable[[bytes], bytes]) -> Callable[[Path], Non
 
 
 def other_manifest(folder: Path) -> None:
-    """An attacker who can write the folder: a manifest with a wider gate."""
+    """A changed manifest."""
     found = json.loads((folder / "manifest.json").read_text())
     found["model"] = "another"
     (folder / "manifest.json").write_text(json.dumps(found))
@@ -125,6 +130,7 @@ def other_manifest(folder: Path) -> None:
     ("attack", "reason"),
     [
         (other_manifest, "a signature of another manifest.json"),
+        (other_artifact, "a signature of another manifest.json"),
         (edited("image", lambda data: data.replace(b"mlp", b"mlq")), "a signature of another artifact"),
         (edited("payload", lambda data: data.replace(b"sha256:", b"sha256:0")), "signatures by other keys"),
         (edited("signature", lambda data: data[:-1]), "signatures by other keys"),
@@ -132,30 +138,20 @@ def other_manifest(folder: Path) -> None:
         (lambda folder: (folder / SIGNATURE).write_text("{"), "cannot be read"),
     ],
 )
-def test_a_changed_folder_is_refused(
+def test_load_rejects_changed_folders(
     store: Store, pair: tuple[Path, Path], tmp_path: Path, attack: Callable[[Path], None], reason: str
 ) -> None:
     private, public = pair
     sign_all(store, private)
     folder = tmp_path / "pulled"
     store.pull(store.version("mlp"), HERE, folder)
+    store.pull(store.version("mlp"), "portable", tmp_path / "portable")
     attack(folder)
     with pytest.raises(IncompatibleError, match=reason):
         freezer.load(folder, trusted_keys=[public])
 
 
-def test_a_signature_of_one_artifact_does_not_vouch_for_another(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
-    private, public = pair
-    sign_all(store, private)
-    version = store.version("mlp")
-    for name in (HERE, "portable"):
-        store.pull(version, name, tmp_path / name)
-    shutil.copy(tmp_path / "portable" / SIGNATURE, tmp_path / HERE / SIGNATURE)
-    with pytest.raises(IncompatibleError, match=r"a signature of another manifest\.json"):
-        freezer.load(tmp_path / HERE, trusted_keys=[public])
-
-
-def test_a_damaged_artifact_is_not_vouched_for(store: Store, pair: tuple[Path, Path]) -> None:
+def test_sign_rejects_a_damaged_artifact(store: Store, pair: tuple[Path, Path]) -> None:
     version = store.version("mlp")
     payload = store.manifest(version, HERE).payloads[0]
     path = store.root / "mlp" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:")
@@ -166,7 +162,7 @@ def test_a_damaged_artifact_is_not_vouched_for(store: Store, pair: tuple[Path, P
     assert store.signatures(version, HERE) is None
 
 
-def test_the_image_in_the_store_is_as_cosign_has_it(store: Store, pair: tuple[Path, Path]) -> None:
+def test_the_signature_image_follows_cosign(store: Store, pair: tuple[Path, Path]) -> None:
     private, public = pair
     version = store.version("mlp")
     store.sign(version, HERE, private)
@@ -191,7 +187,7 @@ def test_the_image_in_the_store_is_as_cosign_has_it(store: Store, pair: tuple[Pa
     key.verify(signature, payload, ec.ECDSA(SHA256()))
 
 
-def test_keys_that_are_none_are_usage_errors(tmp_path: Path) -> None:
+def test_bad_keys_are_usage_errors(tmp_path: Path) -> None:
     remedy = "expected a public EC key on P-256, PEM"
     with pytest.raises(UsageError, match=f"cannot be read: No such file or directory; {remedy}"):
         read_keys([tmp_path / "absent"])
@@ -204,7 +200,7 @@ def test_keys_that_are_none_are_usage_errors(tmp_path: Path) -> None:
         public_of(other)
 
 
-def test_the_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None:
+def test_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None:
     private, public = map(str, pair)
     where = str(store.root)
     refused = CliRunner().invoke(app, ["verify", "mlp", "--store", where, "--key", public])
@@ -219,7 +215,7 @@ def test_the_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> 
     assert verified.exit_code == 0, verified.output
 
 
-def test_loading_without_keys_needs_no_cryptography(store: Store) -> None:
+def test_load_without_keys_needs_no_cryptography(store: Store) -> None:
     script = (
         "import sys; sys.modules['cryptography'] = None\n"
         f"import freezer; freezer.load('mlp', store={str(store.root)!r}, canary=False)\n"

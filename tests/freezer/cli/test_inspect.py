@@ -1,4 +1,4 @@
-"""What an artifact tells of its freeze: the record in the manifest, the texts beside it, and `coldpress inspect`."""
+"""Records of a freeze: in the manifest, in the evidence, and in `coldpress inspect`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact.folder import MEDIA_TEXT, Artifact
+from freezer.artifact.folder import Artifact
 from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.cli.app import main
 from freezer.freezing.freeze import FreezeResult, freeze
@@ -41,7 +41,7 @@ def inspected(*arguments: object, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 @pytest.fixture(scope="module")
 def two_recipes(tmp_path_factory: pytest.TempPathFactory) -> FreezeResult:
-    """A convnet that two recipes were tried on, and a third that cannot work, since the model keeps state."""
+    """A stateful convnet, frozen with two recipes that work and one that cannot."""
 
     class Counting(ConvNet):
         def __init__(self) -> None:
@@ -65,7 +65,7 @@ def two_recipes(tmp_path_factory: pytest.TempPathFactory) -> FreezeResult:
     )
 
 
-def test_the_manifest_says_what_was_done_of_every_candidate(two_recipes: FreezeResult) -> None:
+def test_the_manifest_records_every_candidate(two_recipes: FreezeResult) -> None:
     assert two_recipes.artifact is not None
     manifest = two_recipes.artifact.manifest
     freezing = manifest.freezing
@@ -79,7 +79,7 @@ def test_the_manifest_says_what_was_done_of_every_candidate(two_recipes: FreezeR
         assert set(found.phases_s) >= {"capture", "freeze", "save", "report"}
         assert found.size_before_bytes == 3 * (4 * (81 + 3 + 4 * 3) + 8) + 4
         assert found.size_after_bytes > 0
-        assert [item.name for item in found.kept] == ["calls"], "named as the source model names it"
+        assert [item.name for item in found.kept] == ["calls"]
     assert freezing.strides_equal is True
     assert other.strides_equal is True
     assert (other.problem, other.capture, other.lowering) == (None, "trace", "torchscript")
@@ -87,7 +87,7 @@ def test_the_manifest_says_what_was_done_of_every_candidate(two_recipes: FreezeR
     assert "freezing would bake" in freezing.failures["inductor-frozen"]
 
 
-def test_docs_name_every_key_of_the_record() -> None:
+def test_docs_list_every_field_of_the_record() -> None:
     page = (Path(__file__).parents[3] / "docs" / "contract.md").read_text()
     told = page.partition("The manifest's `freezing` holds")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", told))
@@ -95,14 +95,7 @@ def test_docs_name_every_key_of_the_record() -> None:
     assert {field.name for field in fields(Migration)} <= named
 
 
-def test_the_texts_are_files_of_the_artifact(scripted: Frozen) -> None:
-    texts = [item for item in scripted.artifact.manifest.files if item.media_type == MEDIA_TEXT]
-    assert [item.path for item in texts] == [f"evidence/{name}" for name in TEXTS]
-    scripted.artifact.verify(tuple(texts))
-    assert "CONSTANTS.c0" in (scripted.artifact.folder / "evidence/all-code.txt").read_text()
-
-
-def test_pulling_brings_the_texts_and_a_store_prints_them(
+def test_inspect_prints_code_and_graph(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pulled = store.pull(store.version("mlp"), HERE, tmp_path / "pulled")
@@ -114,7 +107,7 @@ def test_pulling_brings_the_texts_and_a_store_prints_them(
         assert (code, out) == (0, (pulled.folder / "evidence/all-captured-graph.txt").read_text())
 
 
-def test_of_a_payload_that_is_the_captured_program_that_is_printed(
+def test_inspect_prints_a_captured_program(
     portable: Frozen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = inspected(portable.artifact.folder, "--code", monkeypatch=monkeypatch, capsys=capsys)
@@ -145,22 +138,22 @@ def test_inspect_shows_what_freezing_did(
         assert part in words, part
 
 
-def test_what_an_artifact_does_not_hold_is_said(
+def test_inspect_reports_missing_and_damaged_texts(
     tmp_path: Path, scripted: Frozen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = write_plain_artifact(tmp_path / "old")
     code, _, err = inspected(old.folder, "--graph", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 1
-    assert "tiny for portable holds no graph of the frozen model for payloads/all.pt2 (evidence/all-graph.txt); earlier" in err
+    assert "tiny for portable contains no graph of the frozen model for payloads/all.pt2 (evidence/all-graph.txt); earlier" in err
     code, _, err = inspected(old.folder, "--captured", monkeypatch=monkeypatch, capsys=capsys)
-    assert (code, "--captured goes with --code or --graph" in err) == (2, True)
+    assert (code, "--captured needs --code or --graph" in err) == (2, True)
     damaged = copy_of(scripted.artifact, tmp_path / "damaged")
     flip_a_byte(damaged.folder / "evidence/all-code.txt")
     code, _, err = inspected(damaged.folder, "--code", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, "it was changed or damaged" in err) == (1, True)
 
 
-def test_without_pyarrow_the_texts_are_evidence_still(
+def test_evidence_without_pyarrow_is_json(
     scripted: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -168,17 +161,17 @@ def test_without_pyarrow_the_texts_are_evidence_still(
     assert judgement is not None
     with caplog.at_level("INFO", logger="coldpress"):
         assert write_evidence(judgement, tmp_path) == ("evidence/latency.json", "evidence/drift.json")
-    assert "raw evidence is written as JSON" in caplog.text
+    assert "writing evidence as JSON" in caplog.text
     written = json.loads((tmp_path / "evidence/latency.json").read_text())
     whole = pq.read_table(scripted.artifact.folder / "evidence/latency.parquet").to_pydict()
-    assert written == whole, "nothing is lost"
+    assert written == whole
     drift = json.loads((tmp_path / "evidence/drift.json").read_text())
     assert drift.keys() == pq.read_table(scripted.artifact.folder / "evidence/drift.parquet").to_pydict().keys()
     candidate = replace(judgement.trials[0].candidate, folder=scripted.artifact.folder)
     assert write_texts(candidate, tmp_path) == tuple(f"evidence/{name}" for name in TEXTS)
 
 
-def test_a_long_text_is_cut_and_says_so(scripted: Frozen, tmp_path: Path) -> None:
+def test_long_texts_are_cut(scripted: Frozen, tmp_path: Path) -> None:
     judgement = scripted.result.judgement
     assert judgement is not None
     source = tmp_path / "candidate"
@@ -207,7 +200,7 @@ def test_a_long_text_is_cut_and_says_so(scripted: Frozen, tmp_path: Path) -> Non
         ("shape [1], eager's is [2]", None),
     ],
 )
-def test_strides_are_told_as_far_as_they_were_compared(scripted: Frozen, problem: str | None, expected: bool | None) -> None:
+def test_strides_equal(scripted: Frozen, problem: str | None, expected: bool | None) -> None:
     judgement = scripted.result.judgement
     assert judgement is not None
     trial = judgement.trials[0]
@@ -217,7 +210,7 @@ def test_strides_are_told_as_far_as_they_were_compared(scripted: Frozen, problem
     assert strides_equal(Trial(candidate=trial.candidate, drift=None, problem="it broke")) is None
 
 
-def test_what_was_preserved_is_in_the_manifest(tmp_path: Path) -> None:
+def test_preserved_names_are_in_the_manifest(tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         model: nn.Module = torch.jit.script(Stateful().eval())
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"], preserve=["version"], reset="reset")
@@ -232,7 +225,7 @@ def test_what_was_preserved_is_in_the_manifest(tmp_path: Path) -> None:
     assert "def reset(self)" in (tmp_path / "out" / "evidence" / "all-code.txt").read_text()
 
 
-def test_the_errors_of_ways_that_were_tried_in_vain_are_files_too(tmp_path: Path) -> None:
+def test_errors_of_failed_attempts_are_files(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
     result = freeze(Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
     assert result.artifact is not None, result.failures

@@ -280,7 +280,7 @@ def test_the_exit_codes_of_the_command(
         assert (code, "CP-APART: mlp:1 answers differently on different device classes" in err) == (1, True)
         assert json.loads(out)["apart"] if as_json else " apart" in out
     code, _, err = coldpress(portable.artifact.folder)
-    assert (code, "is a folder, which holds one class" in err) == (2, True)
+    assert (code, "is a folder with one class" in err) == (2, True)
     code, _, err = coldpress("mlp:9", "--store", published.root)
     assert (code, "has no version '9'" in err) == (1, True)
     code, _, err = coldpress("mlp", "--store", tmp_path / "none")

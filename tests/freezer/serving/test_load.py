@@ -212,7 +212,7 @@ def test_a_folder_is_loaded_by_path(scripted: Frozen, tmp_path: Path, monkeypatc
 
 
 def test_missing_references_raise(tmp_path: Path, published: Store) -> None:
-    with pytest.raises(NotPublishedError, match=r"holds no manifest\.json"):
+    with pytest.raises(NotPublishedError, match=r"contains no manifest\.json"):
         freezer.load(tmp_path)
     with pytest.raises(NotPublishedError, match="model 'none' is not in store"):
         freezer.load("none", store=str(published.root))

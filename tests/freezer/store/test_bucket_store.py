@@ -191,7 +191,7 @@ def test_the_commands_work_from_a_bucket(mlp: str, tmp_path: Path) -> None:
     assert coldpress("inspect", "mlp", "--code")
     assert "signed" in coldpress("sign", "mlp", "--key", tmp_path / "key.pem")
     assert "signed by this key before" in coldpress("sign", "mlp", "--key", tmp_path / "key.pem")
-    assert f"{HERE} answers right here" in coldpress("verify", "mlp", "--key", tmp_path / "key.pub")
+    assert f"{HERE} gives the golden outputs here" in coldpress("verify", "mlp", "--key", tmp_path / "key.pub")
     assert not diff("mlp", store=mlp).apart
     assert served(freezer.load("mlp", store=mlp, trusted_keys=[tmp_path / "key.pub"])) == HERE
 

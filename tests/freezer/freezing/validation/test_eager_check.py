@@ -114,7 +114,7 @@ def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
     (tmp_path / "scripted_model.py").write_text(SCRIPTED)
     done = coldpress(tmp_path, "python:scripted_model:listing", "--out", "out", "--recipe", "torchscript-frozen")
     assert done.returncode == 1
-    assert "the errors in full are in out.errors.txt" in done.stdout
+    assert "full errors: out.errors.txt" in done.stdout
     text = (tmp_path / "out.errors.txt").read_text()
     assert "torchscript-frozen" in text
     assert "Traceback (most recent call last)" in text
