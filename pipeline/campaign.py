@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
 from freezer.store.store import Store
@@ -12,7 +13,7 @@ from pipeline.config import Config
 from pipeline.ledger.campaign_record import CampaignRecord, Continued, Member, members_of
 from pipeline.ledger.lease import LeaseLostError
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.item import Item, Plan
+from pipeline.planning.item import Plan
 from pipeline.publish import Publisher
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
@@ -22,19 +23,6 @@ from pipeline.scheduling.executor import Executor
 from pipeline.tracking.process import TrackerProcess
 from pipeline.tracking.projection import outcomes_digest
 from pipeline.tracking.tracker import Tracker, replay_command
-
-
-def planned_members(plan: Plan, continued: Continued) -> tuple[Member, ...]:
-    """Return the members that a campaign will have."""
-    return tuple(
-        Member(
-            judge_key=item.judge.digest,
-            model=item.entry.name,
-            device_class=item.device_class,
-            cached=item.finished is not None and continued.reached(item.finished).cached,
-        )
-        for item in plan.items
-    )
 
 
 class Campaign:
@@ -56,58 +44,47 @@ class Campaign:
         self._failures: list[str] = []
         self._interrupted = False
 
-    def start(self, problems: Sequence[Outcome], continued: Continued) -> None:
-        """Run all items. An interrupt keeps finished work; a broken store ends the campaign."""
-        self._continued = continued
-        self._planned = planned_members(self._plan, self._continued)
-        self._record(
-            CampaignRecord(
-                catalog=self._config.catalog,
-                started=self._continued.started,
-                members=self._planned,
-                problems=tuple(problems),
-                facts=self._plan.facts,
+    def run(self, skipped: Sequence[Outcome], continued: Continued, started: float) -> CampaignReport:
+        """Execute the plan, then write the record of the campaign and the summary in MLflow.
+
+        Args:
+            skipped: outcomes of bad entries, and of classes without a node.
+            continued: the campaign as an earlier start left it.
+            started: of this start, in seconds since the epoch.
+        """
+        members = tuple(
+            Member(
+                judge_key=item.judge.digest,
+                model=item.entry.name,
+                device_class=item.device_class,
+                cached=item.finished is not None and continued.reached(item.finished).cached,
             )
+            for item in self._plan.items
         )
-        self._display.plan(len(self._plan.items), self._executor.num_builds)
+        record = CampaignRecord(
+            catalog=self._config.catalog,
+            started=continued.started,
+            members=members,
+            problems=tuple(skipped),
+            facts=self._plan.facts,
+        )
+        self._record(record)
         try:
-            known = [item.finished for item in self._plan.items if item.finished is not None]
-            expected = outcomes_digest(known) if len(known) == len(self._plan.items) else None
-            self._tracker.start(self._config.catalog, self._continued.started, expected=expected)
-            for item in self._plan.items:
-                if item.finished is not None:
-                    self._take(item, item.finished)
-            for item, outcome in self._executor.outcomes():
-                self._take(item, outcome)
+            self._execute(continued)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
-
-    def _take(self, item: Item, outcome: Outcome) -> None:
-        """Publish a model after the last of its outcomes, then log and show them."""
-        final = [self._continued.reached(done) for done in self._publisher.add(item, outcome)]
-        self._final |= {(done.model, done.device_class): done for done in final}  # even if MLflow fails
-        if final:
-            self._tracker.log(final)
-        for done in final:
-            self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
-
-    def finish(self, problems: Sequence[Outcome], started: float) -> CampaignReport:
-        """Write the record of the campaign and the summary in MLflow, and return the report."""
-        planned = {(member.model, member.device_class): member for member in self._planned}
+        planned = {(member.model, member.device_class): member for member in members}
         reached = [self._final[key] for key in planned if key in self._final]
-        ended = self._report((*reached, *problems), started, time.time())
-        record = CampaignRecord(
-            catalog=self._config.catalog,
-            started=self._continued.started,
+        ended = self._report((*reached, *skipped), started, time.time())
+        record = replace(
+            record,
             finished=ended.finished,
             exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # without MLflow, which can be replayed
             interrupted=self._interrupted,
             members=members_of(reached),
             unreached=tuple(member for key, member in planned.items() if key not in self._final),
-            problems=tuple(problems),
-            facts=self._plan.facts,
         )
         try:
             self._record(record)
@@ -116,8 +93,26 @@ class Campaign:
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
+        self._finish_tracking(ended, record.exit_code or 0)
+        return self._report(ended.outcomes, started, ended.finished)
+
+    def _execute(self, continued: Continued) -> None:
+        """Publish, log and show the outcomes of earlier campaigns, then those of the executor."""
+        finished = [(item, item.finished) for item in self._plan.items if item.finished is not None]
+        self._display.plan(len(self._plan.items), self._executor.num_builds)
+        expected = outcomes_digest([outcome for _, outcome in finished]) if len(finished) == len(self._plan.items) else None
+        self._tracker.start(self._config.catalog, continued.started, expected=expected)
+        for item, outcome in chain(finished, self._executor.outcomes()):
+            final = [continued.reached(done) for done in self._publisher.add(item, outcome)]
+            self._final |= {(done.model, done.device_class): done for done in final}  # even if MLflow fails
+            if final:
+                self._tracker.log(final)
+            for done in final:
+                self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
+
+    def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
-            self._tracker.finish(ended.outcomes, record.exit_code or 0, interrupted=self._interrupted, finished=ended.finished)
+            self._tracker.finish(ended.outcomes, exit_code, interrupted=self._interrupted, finished=ended.finished)
         except KeyboardInterrupt:
             self._interrupted = True
             config = self._config
@@ -125,7 +120,6 @@ class Campaign:
             self._failures.append(
                 f"interrupted before MLflow was up to date; the store and the ledger are complete, and `{again}` updates it"
             )
-        return self._report(ended.outcomes, started, ended.finished)
 
     def _record(self, record: CampaignRecord) -> None:
         self._ledger.append("campaign", self._config.campaign, model="", device_class="", data=record.to_json())

@@ -89,8 +89,7 @@ def run(config: Config, display: Display) -> CampaignReport:
             tracker.may_work = executor.may_disturb
             try:
                 campaign = Campaign(config, plan, executor, store, ledger, tracker, display)
-                campaign.start(skipped, continued)
-                return campaign.finish(skipped, started)
+                return campaign.run(skipped, continued, started)
             finally:
                 remove_abandoned(str(store.root))
 

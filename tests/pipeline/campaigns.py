@@ -193,8 +193,7 @@ def run_judged(
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
             running = Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display)
-            running.start(problems, continued)
-            return running.finish(problems, started)
+            return running.run(problems, continued, started)
 
 
 def main(store: str, uri: str, campaign: str, num: str, *folders: str) -> None:

@@ -155,8 +155,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         materials = Materials(store.root, uri, digests)
         executor = Executor(plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show)
         campaign = Campaign(config, plan, executor, store, ledger, Tracker(uri, CAMPAIGN, store, mode="copy"), display)
-        campaign.start((), continued)
-        return campaign.finish((), started).exit_code
+        return campaign.run((), continued, started).exit_code
 
 
 def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[int, int]:
