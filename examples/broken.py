@@ -1,7 +1,7 @@
-"""The models of examples/broken.yaml: each is wrong, or hard, in a way of its own.
+"""The models of examples/broken.yaml: each is wrong, or hard to freeze, in a different way.
 
-What can stop a process really does: one dies of a segmentation fault, one takes memory, one never returns. They are harmless to
-whoever runs them as the catalog does, in a child process with limits.
+Some really stop a process: one segfaults, one takes memory, one never returns. They are harmless in a child process with limits,
+as the catalog runs them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDTH = 64
 
 
 def fine() -> nn.Module:
-    """Nothing is wrong here: what happens to the others must not touch this one."""
+    """A good model, which the failures of the others must not affect."""
     layers: list[nn.Module] = []
     for _ in range(4):
         layers += [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()]
@@ -28,7 +28,7 @@ def fine() -> nn.Module:
 
 
 class BranchesOnValues(nn.Module):
-    """Takes one of two ways by what its input holds: a trace would keep one of them, TorchScript's compiler keeps both."""
+    """Branches on the values of its input: a trace keeps one branch, TorchScript's compiler both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class BranchesOnValues(nn.Module):
         self.quiet = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [1, 64] of the same."""
+        """Float32 [1, 64] to [1, 64]."""
         if x.sum() > 0:
             y: Tensor = self.loud(x)
         else:
@@ -50,7 +50,7 @@ def branches_on_values() -> nn.Module:
 
 
 class RoutesToExperts(nn.Module):
-    """Asks one of its experts, which its input chooses: a list of modules and no constant index is beyond TorchScript too."""
+    """Calls the expert that its input chooses: TorchScript does not compile a variable index into a list of modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,26 +58,26 @@ class RoutesToExperts(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [1, 64] of the same."""
+        """Float32 [1, 64] to [1, 64]."""
         chosen = int(self.router(x).argmax())
         y: Tensor = self.experts[chosen](x)
         return y
 
 
 def routes_to_experts() -> nn.Module:
-    """A model with data-dependent control flow that no capture takes."""
+    """A model with data-dependent control flow that no capture supports."""
     return RoutesToExperts()
 
 
 class LoopsOverRows(nn.Module):
-    """A running mean over the rows: a trace unrolls the loop for the rows that it saw, and answers wrongly for any other number."""
+    """A running mean over the rows: a trace unrolls the loop, and is wrong for any other number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [n, 64] of the same."""
+        """Float32 [n, 64] to [n, 64]."""
         mean = torch.zeros_like(x[0])
         means: list[Tensor] = []
         for row in range(x.shape[0]):
@@ -88,19 +88,19 @@ class LoopsOverRows(nn.Module):
 
 
 def loops_over_rows() -> nn.Module:
-    """A model whose trace is right for the sizes of the example alone."""
+    """A model whose trace is correct only for the sizes of the example."""
     return LoopsOverRows()
 
 
 class TrainsOnly(nn.Module):
-    """Runs in training mode and in no other."""
+    """Runs only in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [n, 64] of the same."""
+        """Float32 [n, 64] to [n, 64]."""
         if not self.training:
             raise RuntimeError("this model can only be trained")
         y: Tensor = self.layer(x)
@@ -113,7 +113,7 @@ def trains_only() -> nn.Module:
 
 
 class TurnsNan(nn.Module):
-    """Takes the logarithm of what is never positive."""
+    """Takes the logarithm of negative values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,19 +125,19 @@ class TurnsNan(nn.Module):
 
 
 def turns_nan() -> nn.Module:
-    """A model that answers NaN to everything."""
+    """A model that always returns NaN."""
     return TurnsNan()
 
 
 class WritesItsInput(nn.Module):
-    """Normalizes its input in place: the caller's tensor is another one afterwards."""
+    """Normalizes its input in place, and so changes the caller's tensor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [n, 64] of the same."""
+        """Float32 [n, 64] to [n, 64]."""
         x.sub_(x.mean(dim=1, keepdim=True))
         y: Tensor = self.layer(x)
         return y
@@ -149,7 +149,7 @@ def writes_its_input() -> nn.Module:
 
 
 class DropsOutAlways(nn.Module):
-    """Keeps its dropout in eval mode, as models do whose spread over several calls is their uncertainty."""
+    """Keeps dropout in eval mode, as models do that estimate their uncertainty from several calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class DropsOutAlways(nn.Module):
         self.two = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [n, 64] of the same, another one at each call."""
+        """Float32 [n, 64] to [n, 64], different at each call."""
         hidden = functional.dropout(torch.relu(self.one(x)), 0.1, training=True)
         y: Tensor = self.two(hidden)
         return y
@@ -169,84 +169,84 @@ def drops_out_always() -> nn.Module:
 
 
 class Float32Only(nn.Module):
-    """Casts to float32 in its forward, so that no float64 reference can be had."""
+    """Casts to float32 in its forward, so that there is no float64 reference."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [n, 64] of the same."""
+        """Float32 [n, 64] to [n, 64]."""
         y: Tensor = self.layer(x.to(torch.float32))
         return y
 
 
 def float32_only() -> nn.Module:
-    """A model that float64 is impossible for."""
+    """A model that does not run in float64."""
     return Float32Only()
 
 
 class Names(nn.Module):
-    """Answers in words."""
+    """Returns text."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, 2)
 
     def forward(self, x: Tensor) -> dict[str, str]:
-        """`label`: yes or no."""
+        """Return `label`: yes or no."""
         return {"label": "yes" if self.layer(x).mean() > 0 else "no"}
 
 
 def names() -> nn.Module:
-    """A model that gives no tensor."""
+    """A model that does not return a tensor."""
     return Names()
 
 
 def other_weights() -> nn.Module:
-    """Other weights at every call: what is built and what is judged are not the same model."""
+    """Different weights at every call, so that build and judge see different models."""
     torch.seed()
     return nn.Linear(WIDTH, WIDTH)
 
 
 def raises() -> nn.Module:
-    """Raises: what it reads is not there."""
+    """Raises, because its file is missing."""
     raise FileNotFoundError("weights-of-last-week.bin is not there")
 
 
 def hangs() -> nn.Module:
-    """Never returns, and does not listen to SIGTERM."""
+    """Never returns, and ignores SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         time.sleep(60)
 
 
 def leaves() -> nn.Module:
-    """Ends the process, as some libraries do where they find no licence."""
+    """Ends the process, as some libraries do without a licence."""
     os._exit(7)
 
 
 def segfaults() -> nn.Module:
-    """Reads what lies at address 0."""
+    """Reads address 0."""
     ctypes.string_at(0)
     return nn.Identity()
 
 
 def eats_memory(at_most_gb: float) -> nn.Module:
-    """Takes 0.4 GB a second, slowly enough for the limit to strike.
+    """Takes 0.4 GB per second, slowly enough for the limit to be enforced.
 
     Args:
-        at_most_gb: where it stops, in 1e9 bytes, should no limit ever strike.
+        at_most_gb: stop here, in 1e9 bytes, if no limit is enforced.
     """
     kept = []
     for _ in range(int(at_most_gb * 100)):
         kept.append(bytearray(b"x") * 10_000_000)
         time.sleep(0.025)
-    raise MemoryError(f"took {len(kept) / 100:g} GB, and nothing stopped it")
+    raise MemoryError(f"took {len(kept) / 100:g} GB without being stopped")
 
 
 def talks() -> nn.Module:
-    """Prints 100 MB, and then gives a model in which nothing is wrong."""
+    """Prints 100 MB, then returns a good model."""
     line = "loading a shard of the weights …".ljust(99, ".") + "\n"
     for _ in range(100):
         sys.stdout.write(line * 10_000)

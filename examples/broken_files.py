@@ -1,4 +1,4 @@
-"""Writers of the files that examples/broken.yaml names; examples/prepare.py calls them."""
+"""Writers of the files of examples/broken.yaml; examples/prepare.py calls them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 
 class NamesAGpu(nn.Module):
-    """Makes a tensor on the first GPU, whatever the model was moved to."""
+    """Creates a tensor on the first GPU, regardless of the model's device."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 [n, 64] of the same."""
+        """Float32 [n, 64] to [n, 64]."""
         return x + torch.ones(x.shape[1], device="cuda:0")
 
 
 def write_names_a_gpu(path: Path) -> str:
-    """Script a model that names cuda:0; that needs no GPU."""
+    """Script a model that names cuda:0; this does not need a GPU."""
     _write_scripted(NamesAGpu(), path)
     return "a scripted model that names cuda:0"
 
@@ -45,4 +45,4 @@ BROKEN_FILES: Mapping[str, Callable[[Path], str]] = {
     "names-a-gpu.jit": write_names_a_gpu,
     "cut-short.jit": write_cut_short,
 }
-"""What writes each file, given a path; it gives a sentence for people."""
+"""The writer of each file; it takes a path and returns a description."""

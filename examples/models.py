@@ -1,6 +1,6 @@
-"""The models that the example catalog names: a convnet for digits, which is trained, and a voice-activity detector, which is not.
+"""The models of examples/catalog.yaml: a trained convnet for digits, and an untrained voice-activity detector.
 
-`python -m examples.prepare` writes the files that these read.
+`python -m examples.prepare` writes the files that they read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ DIGITS_TEST = DATA / "digits_test.safetensors"
 VAD = DATA / "vad.jit"
 
 TEST_BATCH = 64
-"""Images in one call of the task metric: the largest batch that the catalog allows. The last batch of the split is smaller."""
+"""Images per call of the task metric, the largest batch of the catalog; the last batch is smaller."""
 
 VAD_HIDDEN = 64
 
 
 class DigitsNet(nn.Module):
-    """Three convolutions, each with batch norm and ReLU, over images of 8 by 8 pixels; 10 logits."""
+    """Three convolutions with batch norm and ReLU, for images of 8 by 8 pixels; 10 logits."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ def _conv_bn_relu(num_in: int, num_out: int) -> tuple[nn.Module, nn.Module, nn.M
 
 
 def digits() -> nn.Module:
-    """The trained convnet, in eval mode.
+    """The trained convnet in eval mode.
 
     Raises:
-        FileNotFoundError: it has not been trained yet.
+        FileNotFoundError: its weights have not been prepared.
     """
     model = DigitsNet()
     model.load_state_dict(_prepared(DIGITS_WEIGHTS))
@@ -63,13 +63,13 @@ def digits() -> nn.Module:
 
 
 def digits_accuracy(predict: Callable[..., Any]) -> float:
-    """The share, 0..1, of the test split that a model gets right: the catalog's task metric.
+    """The accuracy of a model on the test split, 0..1: the task metric of the catalog.
 
     Args:
-        predict: called as `predict(image=…)` with float32 [n, 1, 8, 8]; gives logits [n, 10].
+        predict: called as `predict(image=…)` with float32 [n, 1, 8, 8]; returns logits [n, 10].
 
     Raises:
-        FileNotFoundError: the test split has not been written yet.
+        FileNotFoundError: the test split has not been prepared.
     """
     split = _prepared(DIGITS_TEST)
     images, labels = split["images"], split["labels"]
@@ -82,16 +82,16 @@ def digits_accuracy(predict: Callable[..., Any]) -> float:
 
 def _prepared(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there; make it with `python -m examples.prepare`")
+        raise FileNotFoundError(f"{path} is missing; make it with `python -m examples.prepare`")
     return dict(safetensors.torch.load_file(path))
 
 
 class VoiceActivity(nn.Module):
-    """A speech probability for each chunk of 512 audio samples, as published voice-activity detectors are built.
+    """A speech probability for each chunk of 512 audio samples, like published voice-activity detectors.
 
-    What makes it a model for TorchScript: the branch on `sr`, which is a number and not a tensor. Its LSTM's state goes in as `h`
-    and `c` and comes out again, so a call changes nothing in the model. State kept inside works too while it is a buffer
-    (`register_buffer`, written with `copy_`); in a plain attribute `.double()` leaves it in float32, and no float64 reference runs.
+    It needs TorchScript because of the branch on `sr`, a number and not a tensor. The state of its LSTM is passed in as `h` and `c`
+    and returned, so a call changes nothing in the model. State in a buffer (`register_buffer`, written with `copy_`) works as well;
+    `.double()` leaves a plain attribute in float32, so the float64 reference cannot run.
     """
 
     def __init__(self, hidden: int = VAD_HIDDEN) -> None:
@@ -109,8 +109,8 @@ class VoiceActivity(nn.Module):
 
         Args:
             audio: float32 [n, 512], in -1..1.
-            h: the LSTM's hidden state, [1, n, hidden]; zeros at first.
-            c: its cell state, likewise.
+            h: the LSTM's hidden state, [1, n, hidden]; zeros for the first chunk.
+            c: its cell state, the same.
             sr: the sampling rate in Hz, 16000 or 8000.
         """
         if sr == 16000:
@@ -126,7 +126,7 @@ class VoiceActivity(nn.Module):
 
 
 def voice_activity(seed: int = 0) -> VoiceActivity:
-    """The detector with random weights and batch-norm statistics that are not 0 and 1, so that folding them does something."""
+    """The detector with random weights, and batch-norm statistics other than 0 and 1, so that folding has an effect."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = VoiceActivity()

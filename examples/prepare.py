@@ -1,12 +1,12 @@
-"""Make the files that the example catalogs read: `python -m examples.prepare`. Some 10 seconds, once; what is there is kept.
+"""Make the files of the example catalogs: `python -m examples.prepare`. Takes about 10 seconds; existing files are kept.
 
 data/digits.safetensors           weights of a convnet, trained here on scikit-learn's bundled digits
 data/digits_samples.safetensors   real inputs for freezing it, `<index>/image`
 data/digits_test.safetensors      images and labels of the test split, for the task metric
-data/vad.jit                      a TorchScript file with a branch that no tensor decides
+data/vad.jit                      a TorchScript file with a branch on a number
 
-`python -m examples.prepare zoo broken` makes what these two catalogs need besides: the files of zoo_files.py and broken_files.py,
-and for the zoo a model in MLflow's registry.
+`python -m examples.prepare zoo broken` also makes the files of these catalogs (zoo_files.py, broken_files.py) and registers a model
+of the zoo in MLflow.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ NUM_EPOCHS = 12
 TRAIN_BATCH = 64
 PEAK_LEARNING_RATE = 4e-3
 SAMPLE_SIZES = (1, 1, 1, 8, 8, 8, 64, 64)
-"""Batches of the sample sets: the corners and the middle of the catalog's 1 to 64."""
+"""Batches of the sample sets, within the catalog's 1 to 64."""
 
 CATALOGS = ("zoo", "broken")
-"""The catalogs that need more than catalog.yaml does."""
+"""The catalogs with files of their own."""
 
 TRACKING_URI = "sqlite:///mlflow.db"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The digits: images float32 [n, 1, 8, 8] in 0..1, labels int64 [n]; a fifth is for testing."""
+    """The digits: images float32 [n, 1, 8, 8] in 0..1, labels int64 [n]; a fifth for testing."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -51,22 +51,22 @@ class Split:
 
 
 Maker = Callable[[Path], str]
-"""Writes a file or folder at a path; gives a sentence for people."""
+"""Writes a file or folder at a path and returns a description."""
 
 
 def prepare(
     folder: Path = DATA, *, catalogs: Sequence[str] = (), tracking_uri: str = TRACKING_URI, force: bool = False
 ) -> list[Path]:
-    """The files of the example catalog; those that are not there are made.
+    """Make the missing files of the example catalog.
 
     Args:
-        folder: where they lie; the catalogs know only the one beside them.
-        catalogs: `zoo` and `broken` make what these catalogs need besides.
-        tracking_uri: of the MLflow in which the zoo's model is registered.
-        force: make them all again.
+        folder: where to write them; the catalogs read the default folder.
+        catalogs: `zoo` and `broken` also make the files of these catalogs.
+        tracking_uri: the MLflow in which the zoo's model is registered.
+        force: make all of them again.
 
     Returns:
-        The paths of files and folders, the model in MLflow left out.
+        The paths of the files and folders.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -82,7 +82,7 @@ def prepare(
 
 
 def _makers(catalogs: Sequence[str]) -> dict[str, Maker]:
-    """What makes each file, by its name."""
+    """The maker of each file, by file name."""
     makers: dict[str, Maker] = {
         DIGITS_WEIGHTS.name: write_digits_weights,
         DIGITS_SAMPLES.name: write_digits_samples,
@@ -101,7 +101,7 @@ def _makers(catalogs: Sequence[str]) -> dict[str, Maker]:
 
 
 def _make(path: Path, make: Maker) -> str:
-    """Make a file or folder, whole or not at all."""
+    """Make a file or folder atomically."""
     unfinished = path.with_name(f".{os.getpid()}-{path.name}")
     try:
         said = make(unfinished)
@@ -125,11 +125,11 @@ def write_digits_weights(path: Path) -> str:
     with torch.no_grad():
         accuracy = (model(split.test_images).argmax(dim=1) == split.test_labels).double().mean().item()
     safetensors.torch.save_file(model.state_dict(), path)
-    return f"trained on {len(split.train_labels)} digits, right on {accuracy:.1%} of {len(split.test_labels)} others"
+    return f"trained on {len(split.train_labels)} digits, accuracy {accuracy:.1%} on {len(split.test_labels)} others"
 
 
 def write_digits_samples(path: Path) -> str:
-    """Write sets of test images, each image once."""
+    """Write sets of test images without repeating an image."""
     sets = digits_split().test_images[: sum(SAMPLE_SIZES)].split(list(SAMPLE_SIZES))
     safetensors.torch.save_file({f"{index}/image": images.contiguous() for index, images in enumerate(sets)}, path)
     return f"{len(sets)} sets of {', '.join(str(size) for size in sorted(set(SAMPLE_SIZES)))} images"
@@ -152,7 +152,7 @@ def write_vad(path: Path) -> str:
 
 @cache
 def digits_split() -> Split:
-    """The digits that come with scikit-learn, split for training and testing in equal shares of each class."""
+    """The digits of scikit-learn, split for training and testing, stratified by class."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -167,12 +167,12 @@ def digits_split() -> Split:
 
 
 def _as_images(pixels: object) -> Tensor:
-    """Float32 [n, 1, 8, 8] in 0..1, of scikit-learn's rows of 64 values in 0..16."""
+    """Scikit-learn's rows of 64 values in 0..16 as float32 [n, 1, 8, 8] in 0..1."""
     return (torch.as_tensor(pixels, dtype=torch.float32) / 16).reshape(-1, 1, 8, 8).contiguous()
 
 
 def train_digits(split: Split) -> nn.Module:
-    """The trained convnet, in eval mode; the same for the same seed, machine and thread count."""
+    """The trained convnet in eval mode; reproducible on one machine with one thread count."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = DigitsNet().train()
@@ -191,10 +191,10 @@ def train_digits(split: Split) -> nn.Module:
 
 def main() -> None:
     """Make the files."""
-    parser = argparse.ArgumentParser(prog="python -m examples.prepare", description="Make what the example catalogs read.")
-    parser.add_argument("catalogs", nargs="*", metavar="CATALOG", help="zoo, broken: make what these need besides")
-    parser.add_argument("--tracking-uri", default=TRACKING_URI, help="of the MLflow in which the zoo's model is registered")
-    parser.add_argument("--force", action="store_true", help="make everything again, even what is there")
+    parser = argparse.ArgumentParser(prog="python -m examples.prepare", description="Make the files of the example catalogs.")
+    parser.add_argument("catalogs", nargs="*", metavar="CATALOG", help="zoo, broken: also make the files of these catalogs")
+    parser.add_argument("--tracking-uri", default=TRACKING_URI, help="MLflow in which to register the zoo's model")
+    parser.add_argument("--force", action="store_true", help="make existing files again")
     given = parser.parse_args()
     unknown = [name for name in given.catalogs if name not in CATALOGS]
     if unknown:

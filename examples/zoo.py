@@ -1,7 +1,7 @@
-"""The models of examples/zoo.yaml that no library has at hand: a UNet, a recommender, recurrent and streaming models.
+"""The models of examples/zoo.yaml that are not in a library: a UNet, a recommender, recurrent and streaming models.
 
-Every factory gives a model in eval mode with seeded random weights; batch norm's statistics are not 0 and 1, so that folding them
-does something. Weights are random because nothing is downloaded: speed depends little on their values, and drift hardly.
+Every factory returns a model in eval mode with seeded random weights, and batch-norm statistics other than 0 and 1, so that folding
+has an effect. Random weights need no download; speed and drift depend little on their values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _DoubleConv(nn.Module):
 
 
 class UNet(nn.Module):
-    """A UNet for segmentation: it takes the bytes of an image and gives a map of scores for each class."""
+    """A UNet for segmentation: from the bytes of an image to a map of scores for each class."""
 
     def __init__(self, width: int, depth: int, num_classes: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def unet(width: int = 16, depth: int = 3, num_classes: int = 4) -> nn.Module:
 
 
 class Recommender(nn.Module):
-    """A click model as DLRM builds them: bags of ids are looked up, all vectors meet in pairs, and layers make a score of that."""
+    """A click model like DLRM: embedding bags, products of all pairs of vectors, and layers that compute a score."""
 
     def __init__(self, tables: list[int], width: int, hidden: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Recommender(nn.Module):
         )
 
     def forward(self, dense: Tensor, ids: list[Tensor]) -> Tensor:
-        """The chance of a click, float32 [n], of 13 figures, float32 [n, 13], and for each table int64 [n, ids in a bag]."""
+        """The probability of a click, float32 [n], from float32 [n, 13] and, for each table, int64 [n, ids in a bag]."""
         figures = self.bottom(dense)
         vectors = torch.stack([figures, *(bag(one) for bag, one in zip(self.bags, ids, strict=True))], dim=1)
         meetings = (vectors @ vectors.transpose(1, 2)).flatten(1)[:, self.pairs]
@@ -107,8 +107,8 @@ def recommender(tables: list[int], width: int = 64, hidden: int = 512) -> nn.Mod
     """A click model.
 
     Args:
-        tables: how many ids each table knows.
-        width: of a looked-up vector.
+        tables: number of ids in each table.
+        width: of an embedding.
         hidden: width of the layers.
     """
     with _seeded():
@@ -116,7 +116,7 @@ def recommender(tables: list[int], width: int = 64, hidden: int = 512) -> nn.Mod
 
 
 class LstmDecoder(nn.Module):
-    """A language model that is called again and again with a few tokens: its LSTM's state goes in and comes out."""
+    """A language model that is called with a few tokens at a time: the state of its LSTM is passed in and returned."""
 
     def __init__(self, vocab_size: int, hidden: int, num_layers: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class LstmDecoder(nn.Module):
 
         Args:
             tokens: int64 [n, length].
-            state: hidden and cell state, each float32 [layers, n, hidden]; zeros at first.
+            state: hidden and cell state, each float32 [layers, n, hidden]; zeros for the first call.
         """
         steps, state = self.lstm(self.embedding(tokens), state)
         return self.head(steps), state
@@ -142,7 +142,7 @@ def lstm_decoder(vocab_size: int = 2048, hidden: int = 384, num_layers: int = 2)
 
 
 class Ranker(nn.Module):
-    """Scores candidates for a user: a Transformer reads what the user did, and what is padding is masked."""
+    """Scores candidates for a user: a Transformer reads the user's history, in which padding is masked."""
 
     def __init__(self, num_items: int, width: int, num_layers: int) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ class Ranker(nn.Module):
         """`scores`, float32 [n, candidates], and `user`, float32 [n, width].
 
         Args:
-            features: `history`, int64 [n, length]; `mask`, bool of the same shape, False where there is nothing to read; and
-                `candidates`, int64 [n, candidates].
+            features: `history`, int64 [n, length]; `mask`, bool of the same shape, False for padding; and `candidates`,
+                int64 [n, candidates].
         """
         mask = features["mask"]
         read = self.reader(self.items(features["history"]), src_key_padding_mask=~mask)
@@ -168,13 +168,13 @@ class Ranker(nn.Module):
 
 
 def ranker(num_items: int = 5000, width: int = 128, num_layers: int = 3) -> nn.Module:
-    """A model that ranks items; examples/prepare.py writes it whole, by pickle."""
+    """A model that ranks items; examples/prepare.py pickles it."""
     with _seeded():
         return Ranker(num_items, width, num_layers).eval()
 
 
 class SpeakerEmbedder(nn.Module):
-    """A voice print of any number of recordings: dilated convolutions over the frames, then mean and spread over time."""
+    """Voice prints of recordings: dilated convolutions over the frames, then mean and deviation over time."""
 
     def __init__(self, num_bands: int, width: int, num_blocks: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class SpeakerEmbedder(nn.Module):
         self.head = nn.Linear(2 * width, 192)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Voice prints of length 1, float32 [n, 192], of log-mel frames, float32 [n, bands, length]."""
+        """Unit voice prints, float32 [n, 192], from log-mel frames, float32 [n, bands, length]."""
         x = self.stem(frames)
         for block in self.blocks:
             x = x + block(x)
@@ -201,7 +201,7 @@ def speaker_embedder(num_bands: int = 80, width: int = 192, num_blocks: int = 4)
 
 
 class AudioCodec(nn.Module):
-    """A neural audio codec: `encode` makes codes of a waveform, `decode` a waveform of codes. For TorchScript, which keeps both."""
+    """A neural audio codec: `encode` maps a waveform to codes, `decode` maps them back. TorchScript keeps both methods."""
 
     def __init__(self, width: int, num_codes: int) -> None:
         super().__init__()
@@ -223,20 +223,20 @@ class AudioCodec(nn.Module):
 
     @torch.jit.export
     def encode(self, audio: Tensor) -> Tensor:
-        """Codes, int64 [n, samples / 64], of a waveform, float32 [n, samples]."""
+        """Codes, int64 [n, samples / 64], from a waveform, float32 [n, samples]."""
         latent = self.encoder(audio.unsqueeze(1)).transpose(1, 2)
         latent = functional.layer_norm(latent, latent.shape[-1:])
-        # The nearest entry of the codebook; |latent|^2 is the same for all of them.
+        # The nearest entry of the codebook; |latent|^2 is the same for all entries.
         distances: Tensor = self.codebook.weight.square().sum(dim=1) - 2 * latent @ self.codebook.weight.t()
         return distances.argmin(dim=2)
 
     @torch.jit.export
     def decode(self, codes: Tensor) -> Tensor:
-        """A waveform, float32 [n, 64 * length], of codes, int64 [n, length]."""
+        """A waveform, float32 [n, 64 * length], from codes, int64 [n, length]."""
         return torch.tanh(self.decoder(self.codebook(codes).transpose(1, 2))).squeeze(1)
 
     def forward(self, audio: Tensor) -> Tensor:
-        """The waveform after a pass through the codec."""
+        """Encode and decode a waveform."""
         return self.decode(self.encode(audio))
 
 
@@ -246,20 +246,20 @@ def audio_codec(width: int = 96, num_codes: int = 1024) -> nn.Module:
         model = AudioCodec(width, num_codes)
         for module in model.modules():
             if isinstance(module, nn.Conv1d) and module.bias is not None:
-                nn.init.zeros_(module.bias)  # they would drown the waveform, and all codes be one
+                nn.init.zeros_(module.bias)  # biases would dominate the waveform, and all codes would be equal
         return model.eval()
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Random weights are the same every time; the caller's stream of random numbers goes on as if nothing had happened."""
+    """Seed random weights; the caller's random state is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         yield
 
 
 def _settled(model: nn.Module) -> nn.Module:
-    """The model in eval mode, with batch-norm statistics as training leaves them."""
+    """The model in eval mode, with batch-norm statistics as after training."""
     for module in model.modules():
         if (
             isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)

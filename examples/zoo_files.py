@@ -1,4 +1,4 @@
-"""Writers of the files that examples/zoo.yaml names, and of its registered model; examples/prepare.py calls them."""
+"""Writers of the files and of the registered model of examples/zoo.yaml; examples/prepare.py calls them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REGISTERED, ALIAS, EXPERIMENT = "digits", "champion", "examples"
 MAX_RECORDINGS = 16
-"""The largest batch that the exported program takes."""
+"""The largest batch of the exported program."""
 
 BERT = {
     "vocab_size": 8000,
@@ -34,7 +34,7 @@ EFFICIENTNET = {"image_size": 160, "width_coefficient": 0.75, "depth_coefficient
 
 
 def write_speaker(path: Path) -> str:
-    """Export the speaker embedder for 1 to 16 recordings, and write the program."""
+    """Export the speaker embedder for 1 to 16 recordings."""
     batch = torch.export.Dim("batch", min=1, max=MAX_RECORDINGS)
     model = speaker_embedder()
     program = torch.export.export(model, (), {"frames": torch.zeros(2, 80, 200)}, dynamic_shapes={"frames": {0: batch}})
@@ -43,35 +43,35 @@ def write_speaker(path: Path) -> str:
 
 
 def write_ranker(path: Path) -> str:
-    """Write the ranker whole, as `torch.save(model)` does: its class and its weights."""
+    """Pickle the ranker with `torch.save(model)`: its class and its weights."""
     torch.save(ranker(), path)
     return "a pickled model"
 
 
 def write_codec(path: Path) -> str:
-    """Script the codec and write it with both its methods."""
+    """Script the codec with both methods."""
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(audio_codec()), str(path))
     return "a scripted model with the methods encode and decode"
 
 
 def write_bert(path: Path) -> str:
-    """Write a BERT classifier as a folder that transformers reads."""
+    """Save a BERT classifier as a folder of transformers."""
     return _write_folder(path, "BertForSequenceClassification", BERT)
 
 
 def write_mobilenet(path: Path) -> str:
-    """Write a MobileNet likewise."""
+    """Save a MobileNet as a folder of transformers."""
     return _write_folder(path, "MobileNetV2ForImageClassification", MOBILENET, calibrated_on=(16, 3, 192, 192))
 
 
 def write_efficientnet(path: Path) -> str:
-    """Write an EfficientNet likewise."""
+    """Save an EfficientNet as a folder of transformers."""
     return _write_folder(path, "EfficientNetForImageClassification", EFFICIENTNET, calibrated_on=(16, 3, 160, 160))
 
 
 def _write_folder(path: Path, architecture: str, config: Mapping[str, Any], *, calibrated_on: tuple[int, ...] | None = None) -> str:
-    """Write a model of a class of transformers with random weights, batch norm's statistics taken from random images of a shape."""
+    """Save a model of transformers with random weights, and batch-norm statistics from random images of a shape."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -86,10 +86,10 @@ def _write_folder(path: Path, architecture: str, config: Mapping[str, Any], *, c
 
 
 def calibrate(model: nn.Module, images: Tensor) -> None:
-    """Give batch norm weights of 1, and take its statistics from images.
+    """Set the weights of batch norm to 1, and take its statistics from images.
 
-    With random weights and statistics of 0 and 1 the signal fades in deep narrow convnets, to 1e-22 or a plain 0, and nothing can
-    be told of drift. The figures depend on the machine's order of additions, so they belong into a file, not into a factory.
+    With random weights and statistics of 0 and 1 the signal fades to 1e-22 or 0 in deep narrow convnets, so that drift cannot be
+    measured. The statistics depend on the machine's order of additions, so they belong in a file and not in a factory.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
@@ -112,27 +112,27 @@ ZOO_FILES: Mapping[str, Callable[[Path], str]] = {
     "mobilenet": write_mobilenet,
     "efficientnet": write_efficientnet,
 }
-"""What writes each file or folder, given a path; it gives a sentence for people."""
+"""The writer of each file or folder; it takes a path and returns a description."""
 
 
 def register_digits(tracking_uri: str, *, force: bool = False) -> str:
-    """Register the trained digits in MLflow as `digits`, with the alias `champion`, unless there is such a version.
+    """Register the trained digits in MLflow as `digits` with the alias `champion`, unless such a version exists.
 
     Args:
-        tracking_uri: of MLflow, whose registry is taken too.
-        force: register one more version, and give it the alias.
+        tracking_uri: the MLflow server or database, which is also the registry.
+        force: register another version, and set the alias to it.
 
     Returns:
-        A sentence for people.
+        A description of the result.
 
     Raises:
         InfrastructureError: MLflow cannot be reached.
-        FileNotFoundError: the digits have not been trained yet.
+        FileNotFoundError: the weights of the digits have not been prepared.
     """
     uri = resolve(tracking_uri)
     client = connect(uri)
 
-    import mlflow  # with the settings that connecting made
+    import mlflow  # with the settings of the connection
 
     before = mlflow.get_tracking_uri()
     with reaching(uri):
@@ -142,7 +142,7 @@ def register_digits(tracking_uri: str, *, force: bool = False) -> str:
         if not known:
             client.create_registered_model(REGISTERED)
         try:
-            mlflow.set_tracking_uri(uri)  # what logs a model, and what registers it, asks for this alone
+            mlflow.set_tracking_uri(uri)  # logging and registering a model use only this
             version = client.create_model_version(REGISTERED, source=_log_digits(_experiment(client, uri))).version
         finally:
             mlflow.set_tracking_uri(before)
@@ -151,7 +151,7 @@ def register_digits(tracking_uri: str, *, force: bool = False) -> str:
 
 
 def _experiment(client: MlflowClient, uri: str) -> str:
-    """The id of the experiment `examples`, made if it does not exist; its files lie beside a database, whoever makes it."""
+    """The id of the experiment `examples`, which is created if needed; its files are beside the database."""
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         return str(found.experiment_id)
@@ -161,7 +161,7 @@ def _experiment(client: MlflowClient, uri: str) -> str:
 
 
 def _log_digits(experiment_id: str) -> str:
-    """The URI of the digits as a model that MLflow keeps: an exported program for any number of images."""
+    """Log the digits as an exported program for any number of images, and return the model's URI."""
     import mlflow
     import numpy as np
     from mlflow.models import ModelSignature

@@ -1,9 +1,8 @@
-/* A disk that fails: preloaded, a third of the steps that change something below FAILING_FOLDER end with EIO while FAILING_WHILE exists.
+/* A failing disk, to preload: while FAILING_WHILE exists, a third of the changes below FAILING_FOLDER fail with EIO.
 
-   Steps are: to open a file for writing, to write, cut or sync one, to copy into one within the kernel, to make or remove a file or
-   folder, to rename, to link. One write in nine is short: half of it is done. Which of them fail is drawn by chance, by the process's
-   id and its count of steps. What lies below FAILING_EXCEPT, where that is set, never fails. What libc writes for its own streams
-   (FILE) goes by here; no part of Coldpress writes so. */
+   Changes are: open a file for writing, write, truncate or sync it, copy into it within the kernel, create or remove a file or folder,
+   rename, link. One write in nine is short: only half of it is written. The process id and the number of earlier changes select which
+   fail. Nothing below FAILING_EXCEPT fails. Writes of libc's own streams (FILE) are not intercepted; Coldpress does not use them. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,7 +24,7 @@ static const char *folder, *except, *while_exists;
 
 static const char *kept(const char *name) {
     const char *value = getenv(name);
-    return value ? strdup(value) : NULL; /* Ray's titles of processes are written over the environment */
+    return value ? strdup(value) : NULL; /* Ray overwrites the environment with process titles */
 }
 
 __attribute__((constructor)) static void begin(void) {
@@ -88,7 +87,7 @@ static int fails_in(int handle, const char *path) {
     return fails(whole);
 }
 
-/* The function that this one hides, looked up once. */
+/* The intercepted function, looked up once. */
 #define NEXT(name)                                                                                                                 \
     ({                                                                                                                             \
         static typeof(&name) found;                                                                                                \
@@ -113,7 +112,7 @@ HIDES(fdatasync, (int handle), (handle), how_by(handle) == FAILED)
 HIDES(ftruncate, (int handle, off_t size), (handle, size), how_by(handle) == FAILED)
 HIDES(ftruncate64, (int handle, off64_t size), (handle, size), how_by(handle) == FAILED)
 
-/* Those that move bytes may also move fewer than they were asked to. */
+/* Functions that move bytes may also move too few. */
 #define MOVES(name, handle, size, parameters, arguments)                                                                           \
     ssize_t name parameters {                                                                                                      \
         int end = how_by(handle);                                                                                                  \

@@ -1,5 +1,5 @@
-/* Preloaded before libfaketime, whose 0.9.10 makes a sleep until a monotonic time one until a negative time, which the kernel
-   refuses with EINVAL (wolfcw/libfaketime#426): sleeps go to the kernel as they are. */
+/* Preload this before libfaketime: its 0.9.10 turns a sleep until a monotonic time into one until a negative time, which the kernel
+   rejects with EINVAL (wolfcw/libfaketime#426). Here sleeps go to the kernel unchanged. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/syscall.h>
