@@ -24,10 +24,10 @@ CODES = {
 """Codes of failures that no exception class of freezer.errors represents."""
 
 NODE_MEMORY = "CP-MEMORY-NODE"
-"""The machine had no more memory, whatever the item was allowed to use."""
+"""The machine ran out of memory, below the limit of the item."""
 
 GPU_MEMORY = "CP-MEMORY-GPU"
-"""A GPU had no more memory; limits of the machine's memory do not apply."""
+"""A GPU ran out of memory; limits of the machine's memory do not apply."""
 
 
 @dataclass(frozen=True, slots=True)

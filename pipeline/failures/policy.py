@@ -87,7 +87,7 @@ BY_CODE: Mapping[str, Decision] = {
     # The setup of a worker.
     "CP-OBJDUMP": Decision(),
     "CP-ENVIRONMENT": Decision(),
-    # The machine had no more memory, though the limit of the entry allowed it.
+    # The machine ran out of memory, below the limit of the entry.
     NODE_MEMORY: Decision(attempts=2, more_memory=True, kept="memory"),
     GPU_MEMORY: Decision(attempts=2, elsewhere=True, later=True),
 }

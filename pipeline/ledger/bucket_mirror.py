@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from freezer.errors import StoreUnreachableError
@@ -40,10 +41,8 @@ def send_part(remote: RemoteFiles, name: str, content: bytes) -> None:
     Raises:
         StoreUnreachableError: it cannot be written; then there is no part.
     """
-    try:
+    with _writing(remote):
         remote.write(f"{LEDGER}/{name}", content)
-    except OSError as error:
-        raise StoreUnreachableError(f"the ledger {remote.where(LEDGER)} cannot be written: {error}") from error
 
 
 def drop_part(remote: RemoteFiles, name: str) -> None:
@@ -52,8 +51,14 @@ def drop_part(remote: RemoteFiles, name: str) -> None:
     Raises:
         StoreUnreachableError: the bucket cannot be written.
     """
-    try:
+    with _writing(remote):
         remote.remove(f"{LEDGER}/{name}")
+
+
+@contextlib.contextmanager
+def _writing(remote: RemoteFiles) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StoreUnreachableError(f"the ledger {remote.where(LEDGER)} cannot be written: {error}") from error
 

@@ -162,12 +162,12 @@ def read_holder(path: Path | LeaseObject) -> Holder | None:
         return None
 
 
-def living_holder(path: Path | LeaseObject, tell: Callable[[str], None] = lambda _: None) -> Holder | None:
+def living_holder(path: Path | LeaseObject, notify: Callable[[str], None] = lambda _: None) -> Holder | None:
     """Return the holder of a lease if it lives: if its process cannot be checked, wait for a heartbeat.
 
     Args:
         path: of the lease.
-        tell: takes messages about the wait.
+        notify: takes messages about the wait.
 
     Raises:
         OSError: the lease cannot be read.
@@ -175,7 +175,7 @@ def living_holder(path: Path | LeaseObject, tell: Callable[[str], None] = lambda
     first = read_holder(path)
     if first is None or first.is_dead():
         return None
-    tell(f"watching up to {first.expiry_s:.0f} s for a heartbeat of {first.who}")
+    notify(f"watching up to {first.expiry_s:.0f} s for a heartbeat of {first.who}")
     until = time.monotonic() + first.expiry_s
     while time.monotonic() < until:
         time.sleep(min(POLL_S, first.heartbeat_s))
@@ -189,14 +189,14 @@ def living_holder(path: Path | LeaseObject, tell: Callable[[str], None] = lambda
 
 @contextlib.contextmanager
 def campaign_lock(
-    folder: Path, campaign: str, tell: Callable[[str], None] = lambda _: None, *, remote: RemoteFiles | None = None
+    folder: Path, campaign: str, notify: Callable[[str], None] = lambda _: None, *, remote: RemoteFiles | None = None
 ) -> Iterator[Lease]:
     """Hold the right to write for a campaign. One process at a time has it; it is free again when that process dies.
 
     Args:
         folder: of the ledger.
         campaign: name.
-        tell: takes messages about the wait for a driver of another machine.
+        notify: takes messages about the wait for a driver of another machine.
         remote: the bucket that contains the ledger. The lease is then advisory, and `folder` is this machine's.
 
     Raises:
@@ -217,7 +217,7 @@ def campaign_lock(
                 raise _running(campaign, folder, read_holder(path)) from None
             except OSError:
                 pass  # a file system without locks: only the lease counts
-            holder = living_holder(path, tell)
+            holder = living_holder(path, notify)
             if holder is not None:
                 raise _running(campaign, folder, holder)
             dead = read_holder(path)

@@ -86,7 +86,7 @@ class Ledger:
     Args:
         store: that contains it.
         campaign: to write for.
-        tell: takes messages about the wait for another driver.
+        notify: takes messages about the wait for another driver.
         read_only: take no lease. It can then be read while the campaign's driver runs, and not be written.
 
     Raises:
@@ -94,13 +94,13 @@ class Ledger:
     """
 
     def __init__(
-        self, store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None, *, read_only: bool = False
+        self, store: Store, campaign: str, notify: Callable[[str], None] = lambda _: None, *, read_only: bool = False
     ) -> None:
         check_campaign(campaign)
         self._store, self._remote = store, store.remote
         self.folder = ledger_folder(store)
         self.campaign = campaign
-        self._tell, self._read_only = tell, read_only
+        self._notify, self._read_only = notify, read_only
         self._of_keys: dict[tuple[str, str], dict[str, _Entry]] = {}  # by kind and key, then by model
         self._nearest: dict[tuple[str, str, str], _Entry] = {}  # by kind, model and device class
         self._own: dict[tuple[str, str, str], _Entry] = {}  # by kind, key and model
@@ -123,7 +123,7 @@ class Ledger:
             self.refresh()
             return self
         with ExitStack() as held:
-            self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._tell, remote=self._remote))
+            self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._notify, remote=self._remote))
             remove_partial(self.folder, self.campaign)
             self.refresh()
             self._held = held.pop_all()

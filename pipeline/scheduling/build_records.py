@@ -43,7 +43,7 @@ class BuildRecords:
         known = None if row is None else FinishedBuild.from_json(row.data)
         # A candidate that this campaign built before it was stopped, or whose row no driver wrote, counts as this campaign's work.
         own_s = known.wall_s if known and row and row.campaign == self._ledger.campaign else 0.0
-        if self._place.had("candidates", key):
+        if self._place.is_listed("candidates", key):
             wall_s = build_wall_s(self._store.uri, key) if known is None else own_s
             return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
         if known is None or known.failure is None:

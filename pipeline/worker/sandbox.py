@@ -167,7 +167,7 @@ def _start(process: ForkServerProcess) -> None:
         raise _did_not_start()
     if failed:
         why = f"{type(failed[0]).__name__}: {failed[0]}"
-        raise InfrastructureError(f"a child process could not be started ({why}); look at this node's memory") from failed[0]
+        raise InfrastructureError(f"a child process could not be started ({why}); check this node's memory") from failed[0]
 
 
 def _start_forkserver() -> None:
@@ -222,12 +222,12 @@ def _expect_start(supervisor: Connection) -> None:
     if _hear(supervisor, START_LIMIT_S) is None:
         if time.monotonic() - started >= START_LIMIT_S:
             raise _did_not_start()
-        raise InfrastructureError("a child process could not be started (it died at once); look at this node's memory")
+        raise InfrastructureError("a child process could not be started (it died at once); check this node's memory")
 
 
 def _did_not_start() -> InfrastructureError:
     return InfrastructureError(
-        f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; look at "
+        f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; check "
         "this node's disk and memory"
     )
 
@@ -283,7 +283,7 @@ def _is_of_another_session(pid: int) -> bool:
 def _ended(kept: SupervisorReport | None, *, timeout_s: float, memory: Memory, starved: bool) -> End:
     """Return the End of a child from its supervisor's report; `starved` if the kernel's OOM killer ran meanwhile."""
     if kept is None:
-        how = "the process that watches it was killed, by the kernel or by the model's own code"
+        how = "its supervisor was killed, by the kernel or by the model's own code"
         return End(failure=_starved(how, 0) if starved else _stopped("crash", how))
     if kept.stopped is not None:
         return End(failure=_passed(kept, timeout_s, memory))
@@ -292,12 +292,12 @@ def _ended(kept: SupervisorReport | None, *, timeout_s: float, memory: Memory, s
         if end.failure is not None and end.failure.kind == "memory":
             return End(failure=_without_memory(end.failure, memory))
         if end.failure is not None and starved:
-            return End(failure=_starved(f"the kernel ended one of its processes: {end.failure.message}", kept.peak_bytes))
+            return End(failure=_starved(f"the kernel killed one of its processes: {end.failure.message}", kept.peak_bytes))
         return end
     code = os.waitstatus_to_exitcode(kept.status) if kept.status is not None else None
     if code == -signal.SIGKILL and starved:
-        return End(failure=_starved("the kernel ended it", kept.peak_bytes))
-    how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"left with exit code {code}"
+        return End(failure=_starved("the kernel killed it", kept.peak_bytes))
+    how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with code {code}"
     return End(failure=_stopped("crash", f"the process {how} without a result; the end of its log may say why"))
 
 
@@ -317,7 +317,7 @@ def _passed(kept: SupervisorReport, timeout_s: float, memory: Memory) -> Failure
         case "supervisor":
             number, text = kept.error
             kind = "disk" if classify(OSError(number, text)).kind == "disk" else "infrastructure"
-            return _stopped(kind, f"the process that watches it could not go on ({text}); look at this node's disk and processes")
+            return _stopped(kind, f"its supervisor failed ({text}); check this node's disk and processes")
         case "disk":
             return _stopped(
                 "disk", "its temporary files filled the disk; make room, or let the model write less while it loads and runs"
@@ -330,14 +330,14 @@ def _without_memory(failure: Failure, memory: Memory) -> Failure:
     """Return the failure of a child whose request for memory was refused: beyond the machine's, or its limit plus spare."""
     if failure.code == GPU_MEMORY:
         return replace(
-            failure, message=f"{failure.message}; end what else runs on that GPU, or take a larger one or a smaller batch"
+            failure, message=f"{failure.message}; end other processes on that GPU, or use a larger GPU or a smaller batch"
         )
-    limit = f"asked for more memory than its {memory.limit_bytes / 1e9:.1f} GB and some spare ({failure.message})"
+    limit = f"requested more memory than its limit of {memory.limit_bytes / 1e9:.1f} GB plus spare ({failure.message})"
     return _over_memory(limit, memory)
 
 
 def _over_memory(what: str, memory: Memory) -> Failure:
-    remedy = "; raise limits.memory_gb" if memory.asked else ", what one item may have of this machine; take a larger worker"
+    remedy = "; raise limits.memory_gb" if memory.asked else ", the share of this machine for one item; use a larger worker"
     code = CODES["memory"] if memory.asked else NODE_MEMORY
     return Failure(kind="memory", code=code, message=what + remedy, tried_bytes=memory.limit_bytes)
 
@@ -345,7 +345,7 @@ def _over_memory(what: str, memory: Memory) -> Failure:
 def _starved(how: str, peak_bytes: int) -> Failure:
     """Return the failure of a child whose process the kernel's OOM killer took."""
     used = f"this machine ran out of memory when it used {peak_bytes / 1e9:.1f} GB ({how})"
-    message = f"{used}; run less beside it, or take a larger worker"
+    message = f"{used}; run less next to it, or use a larger worker"
     return Failure(kind="memory", code=NODE_MEMORY, message=message, tried_bytes=peak_bytes)
 
 

@@ -1,6 +1,6 @@
 """Staging folders for work in progress, in the store and in the machine's temporary folder.
 
-They are removed afterwards, whatever a model left in them. Folders of killed processes are removed by the next one.
+They are removed afterwards with everything in them. The next process removes the folders of killed ones.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import json
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -58,7 +59,7 @@ class Workplace:
             return self.folder(kind, key).is_dir()
         return self._marker(kind, key) is not None
 
-    def had(self, kind: Kind, key: str) -> bool:
+    def is_listed(self, kind: Kind, key: str) -> bool:
         """As `has`, but a bucket is listed once, at the first call: for thousands of keys.
 
         Raises:
@@ -67,10 +68,8 @@ class Workplace:
         if self.remote is None:
             return self.has(kind, key)
         if kind not in self._listed:
-            try:
+            with self._reaching():
                 names = self.remote.names(f"{WORK}/{kind}")
-            except OSError as error:
-                raise self._unreachable(error) from error
             self._listed[kind] = {name.removesuffix(".json") for name in names if name.endswith(".json")}
         return key in self._listed[kind]
 
@@ -91,10 +90,8 @@ class Workplace:
                 return None
         if self._marker(kind, key) is None:
             return None
-        try:
+        with self._reaching():
             return self.remote.read(f"{WORK}/{kind}/{key}/{name}")
-        except OSError as error:
-            raise self._unreachable(error) from error
 
     def keep(self, made: Path, kind: Kind, key: str) -> None:
         """Store a folder for all machines, atomically. One that is stored already stays.
@@ -113,12 +110,10 @@ class Workplace:
             return
         files = {str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()}
         record = {name: {"digest": digest_file(path), "size_bytes": path.stat().st_size} for name, path in files.items()}
-        try:
+        with self._reaching():
             for name, path in files.items():
                 self.remote.put(f"{WORK}/{kind}/{key}/{name}", path)
             self.remote.write(f"{WORK}/{kind}/{key}.json", json.dumps({"files": record}, indent=1).encode())
-        except OSError as error:
-            raise self._unreachable(error) from error
 
     def bring(self, kind: Kind, key: str, dest: Path) -> bool:
         """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such folder.
@@ -152,7 +147,7 @@ class Workplace:
 
         Args:
             kind, key: its name.
-            listed: in a bucket, remove it only if it was listed by `had`, or was fetched here.
+            listed: in a bucket, remove it only if it was listed by `is_listed`, or was fetched here.
         """
         here = self.folder(kind, key)
         known = here.is_dir()
@@ -166,7 +161,7 @@ class Workplace:
         if self.remote is None:
             return
         with contextlib.suppress(OSError, StoreUnreachableError, IntegrityError):
-            if listed and not known and not self.had(kind, key):
+            if listed and not known and not self.is_listed(kind, key):
                 return
             record = self._marker(kind, key)
             if record is not None:
@@ -194,29 +189,32 @@ class Workplace:
         assert self.remote is not None
         path = f"{WORK}/{kind}/{key}.json"
         try:
-            files: dict[str, Any] = json.loads(self.remote.read(path))["files"]
+            with self._reaching():
+                files: dict[str, Any] = json.loads(self.remote.read(path))["files"]
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise self._unreachable(error) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(
-                f"{self.remote.where(path)} is damaged ({error}); delete it, and the next campaign makes it again"
-            ) from None
+            raise IntegrityError(f"{self.remote.where(path)} is damaged ({error}); delete it, and it is written again") from None
         return files
 
     def _fetch(self, path: str, dest: Path) -> None:
         assert self.remote is not None
         try:
-            self.remote.fetch(path, dest)
+            with self._reaching():
+                self.remote.fetch(path, dest)
         except FileNotFoundError:
             raise IntegrityError(f"{self.remote.where(path)} is missing, but its marker names it") from None
-        except OSError as error:
-            raise self._unreachable(error) from error
 
-    def _unreachable(self, error: OSError) -> StoreUnreachableError:
-        where = self.remote.where() if self.remote is not None else self.root
-        return StoreUnreachableError(f"store {where} cannot be reached: {error}")
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Raise StoreUnreachableError for an error of the bucket, except FileNotFoundError."""
+        assert self.remote is not None
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreUnreachableError(f"store {self.remote.where()} cannot be reached: {error}") from error
 
 
 @functools.cache

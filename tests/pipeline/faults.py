@@ -25,21 +25,6 @@ def segfault() -> None:
     ctypes.string_at(0)
 
 
-def abort() -> None:
-    """Abort, as C++ does for an uncaught exception."""
-    os.abort()
-
-
-def save_beyond_the_disk() -> None:
-    """Save beyond a limit of file size: torch.jit.save ends the process, as on a full disk."""
-    import torch
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-    with tempfile.TemporaryDirectory() as folder:
-        torch.jit.save(torch.jit.script(torch.nn.Linear(200, 200)), f"{folder}/large.pt")
-
-
 def save_beyond_a_full_disk() -> None:
     """Save to a full device, whose error comes when the file is closed."""
     import torch
@@ -59,11 +44,6 @@ def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave() -> None:
-    """Exit without a result."""
-    os._exit(7)
-
-
 def become_another_program() -> None:
     """Replace the process by another program."""
     os.execvp("true", ["true"])
@@ -79,12 +59,6 @@ def spin() -> None:
 def stop_itself() -> None:
     """Stop by SIGSTOP."""
     os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def compile_for_ever() -> None:
-    """Run g++ on a source that does not end."""
-    source, _ = os.pipe()
-    subprocess.run(["g++", "-x", "c++", "-c", "-o", "never.o", "-"], stdin=source, check=True)
 
 
 def hang_in_a_compiler(compiler: str) -> None:

@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from freezer.store.store import Store
 from pipeline.failures.policy import is_kept
-from pipeline.ledger.ledger import Ledger
 from pipeline.records.failure import Failure
-from pipeline.scheduling.outcomes import failed_outcome
-from pipeline.worker.requests import BuildResult
-from tests.pipeline.campaigns import entry, plan_of
 from tests.steps import HERE, python
 
 BUILD = """
@@ -54,14 +49,7 @@ def test_foreign_instruction_fails_the_build(tmp_path: Path) -> None:
     shim.chmod(0o755)
     out = python(BUILD, tmp_path / "store", env={**os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}"}, timeout_s=500)
     failure = Failure(**json.loads(out.splitlines()[-1]))
-    result = BuildResult(key="b", recipe="inductor-frozen", failure=failure)
     assert (failure.kind, failure.code) == ("isa_leak", "CP-ISA-LEAK"), failure
     assert f"holds instructions outside of {HERE}" in failure.message
     assert "sha_ni: sha1msg1 xmm0,xmm0 in smuggled(long long __vector(2))" in failure.message
     assert is_kept(failure), "the next campaign would only fail again"
-    store = Store.open(str(tmp_path / "planned"), create=True)
-    with Ledger(store, "c") as ledger:
-        plan = plan_of([entry("good", tmp_path, tags={}, registered_name=None, speedup_min=1.05)], store, ledger)
-        outcome = failed_outcome(plan.items[0], {"inductor-frozen": result})
-    assert (outcome.verdict, outcome.failure_kind, outcome.code) == ("failed", "isa_leak", "CP-ISA-LEAK")
-    assert "sha_ni" in (outcome.reason or "")

@@ -65,7 +65,7 @@ def test_killed_worker_leaves_no_process(tmp_path: Path, number: signal.Signals)
 def test_temporary_files_are_removed_with_the_child(tmp_path: Path) -> None:
     end = isolated(tmp_path, faults.fill_its_temporary_folder, 3_000_000, str(tmp_path / "places"))
     assert end.failure is not None
-    assert end.failure.message.startswith("the process left with exit code 3")
+    assert end.failure.message.startswith("the process exited with code 3")
     places = [Path(line) for line in (tmp_path / "places").read_text().splitlines()]
     assert all(place.is_relative_to(places[0]) for place in places)
     assert len(str(places[0])) < 60, "the path of a socket has at most 108 characters"

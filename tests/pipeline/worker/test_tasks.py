@@ -18,6 +18,7 @@ from freezer.freezing.models.sources import parse_source
 from freezer.limits import Limits
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
+from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
 from pipeline.records.outcome import flat_json
 from pipeline.worker.child import End
@@ -151,3 +152,13 @@ def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pyte
     assert "of another worker" not in failed.failure.log_tail
     assert log_path(str(tmp_path), "b").read_text().splitlines()[-1] == failed.failure.log_tail.splitlines()[-1]
     assert not logs[0].exists()
+
+
+def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
+    (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04" + bytes(1000))
+    source = parse_source("torchscript:damaged.pt", folder=tmp_path)
+    common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path / "store")}
+    result = build(BuildRequest(key="b", entry=replace(entry(), source=source), recipe="torchscript-frozen", **common))
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.code) == ("source", "CP-SOURCE"), result.failure
+    assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []

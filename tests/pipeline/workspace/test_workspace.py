@@ -48,12 +48,12 @@ def made(folder: Path) -> Path:
 def test_folder_travels_whole(provider: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     bucket = request.getfixturevalue(provider)
     here, there = machine(bucket, tmp_path / "here"), machine(bucket, tmp_path / "there")
-    assert not there.had("candidates", "key")
+    assert not there.is_listed("candidates", "key")
     assert not there.bring("candidates", "key", tmp_path / "brought")
     here.keep(made(tmp_path / "made"), "candidates", "key")
     assert there.has("candidates", "key")
-    assert not there.had("candidates", "key"), "the listing is read once"
-    assert machine(bucket, tmp_path / "third").had("candidates", "key")
+    assert not there.is_listed("candidates", "key"), "the listing is read once"
+    assert machine(bucket, tmp_path / "third").is_listed("candidates", "key")
     assert there.read("candidates", "key", "wall_s") == b"1.5"
     assert there.read("candidates", "other", "wall_s") is None
     assert there.bring("candidates", "key", tmp_path / "brought")
