@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import platform
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -53,9 +52,6 @@ CAMPAIGN = "coldpress.campaign"
 
 LOGGED_MODEL = "models:/"
 """Prefix of a version's source, followed by the id of the logged model; MLflow leaves the version's `model_id` empty."""
-
-ABANDONED_S = 86_400.0
-"""Age at which another campaign's unfinished upload is considered broken."""
 
 DATA = "artifact"
 LOADER = "freezer.pyfunc"
@@ -152,13 +148,12 @@ class Registry:
         return True
 
     def _find_upload(self, digest: str) -> str | None:
-        """Return the id of a finished upload that lacks a version; delete broken uploads."""
+        """Return the id of a finished upload that lacks a version; delete broken uploads of this campaign."""
         complete: str | None = None
-        abandoned_ms = (time.time() - ABANDONED_S) * 1000
         for model in self.client.search_logged_models([self.experiment_id], f"tags.`{ARTIFACT}` = '{digest}'"):
             if str(model.status) == "READY":
                 complete = str(model.model_id)
-            elif model.tags.get(CAMPAIGN) == self.campaign or model.creation_timestamp < abandoned_ms:
+            elif model.tags.get(CAMPAIGN) == self.campaign:
                 self.client.delete_logged_model(model.model_id)
         return complete
 

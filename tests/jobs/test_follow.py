@@ -101,16 +101,3 @@ def test_a_broken_connection_is_restored(head: Head, line: Line, tmp_path: Path)
     lines = [text for text in terminal.said.splitlines() if text.strip()]
     assert len([text for text in lines if re.search("build slow_to_build portable", text)]) == 1, terminal.said
     assert "Traceback" not in terminal.said
-
-
-def test_a_lasting_disconnection_is_reported(head: Head, line: Line, tmp_path: Path) -> None:
-    write_catalog(tmp_path, HANGS)
-    command = head.command(tmp_path, "catalog.yaml", "--campaign", "c", address=line.address)
-    with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
-        terminal.until("build hangs portable")
-        line.cut()
-        assert terminal.ended(limit_s=120) == 3
-    assert re.search(r"CP-RAY: Ray's dashboard at \S+ does not answer .* may still be running", terminal.said)
-    assert "see `python -m jobs.status`" in terminal.said
-    assert "Traceback" not in terminal.said
-    assert job_of(head, tmp_path) == "RUNNING"

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,97 +159,6 @@ def test_a_lost_database_is_restored(
     assert without_ids(shown(again)) == without_ids(before)
     assert parent_of(again, "lost").info.end_time == parent_of(uri, "lost").info.end_time
     assert summary_of(again, "lost") == summary_of(uri, "lost")
-    delete_everything(uri)
-    assert not shown(uri)["versions"]
-    assert "6 outcomes logged, 0 already" in replayed(empty, uri, "lost").stdout
-    assert without_ids(shown(uri)) == without_ids(before)
-
-
-def delete_everything(uri: str) -> None:
-    with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        for name in tables:
-            if name not in ("alembic_version", "workspaces") and not name.startswith("sqlite_"):
-                connection.execute(f'DELETE FROM "{name}"')
-        connection.commit()
-
-
-@pytest.fixture
-def server(template: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A tracking server, its URI, and that of its database."""
-    database = empty_database(template, tmp_path / "server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    storage = ["--backend-store-uri", database, "--no-serve-artifacts", "--default-artifact-root", f"{tmp_path}/server/artifacts"]
-    command = [str(Path(sys.executable).with_name("mlflow")), "server", *place, *storage]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    with (
-        (tmp_path / "server.log").open("w") as log,
-        subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        ) as process,
-    ):
-        try:
-            for _ in range(1200):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert process.poll() is None, (tmp_path / "server.log").read_text()
-                time.sleep(0.1)
-            yield process, f"http://127.0.0.1:{port}", database
-        finally:
-            kill(process)
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """The server and its workers, which are of one group."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-
-
-@pytest.mark.slow
-def test_a_killed_server_stops_nothing(
-    empty: Store, artifacts: dict[str, Artifact], server: tuple[subprocess.Popen[str], str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process, address, database = server
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    killed_at: list[int] = []
-
-    def watch() -> None:
-        with closing(sqlite3.connect(f"{database.removeprefix('sqlite:///')}", timeout=30)) as connection:
-            while process.poll() is None:
-                (count,) = connection.execute("SELECT count(*) FROM runs").fetchone()
-                if count >= 3:
-                    killed_at.append(count)
-                    kill(process)
-                time.sleep(0.001)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    report = run_judged(empty, address, "dying", artifacts)
-    kill(process)
-    watching.join()
-    assert killed_at, "the server outlived the campaign"
-    assert report.exit_code == 3
-    assert "jobs.replay dying" in report.infrastructure[0]
-    assert empty.versions("first") == empty.versions("kept") == [1]
-    assert len(shown(database)["runs"]) < 7
-    done = replayed(empty, database, "dying")
-    assert done.exit_code == 0, done.output
-    found = shown(database)
-    assert len(found["runs"]) == 7
-    assert {run["info"]["status"] for run in found["runs"].values()} == {"FINISHED", "FAILED"}
-    assert {name: set(aliases) for name, aliases in found["aliases"].items()} == {
-        "first": {HERE, "portable"},
-        "kept": {HERE, "portable"},
-    }
-    assert len(found["versions"]) == len(found["uploads"]) == 3
-    assert summary_of(database, "dying") == ALL
-    assert "0 outcomes logged, 6 already there" in replayed(empty, database, "dying").stdout
-    assert shown(database) == found
 
 
 # The driver was killed or interrupted

@@ -113,20 +113,6 @@ def test_a_broken_upload_is_deleted_and_a_complete_one_reused(projection: Projec
     assert [found.model_id for found in uploads(projection, str(item.artifact))] == [upload.model_id]
 
 
-def test_another_campaigns_upload_is_kept_for_a_day(
-    projection: Projection, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    item = outcome("under.way", artifact="sha256:" + 32 * "17")
-    tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": "another"}
-    others = projection.client.create_logged_model(projection.experiment_id, name="others", tags=tags)
-    registered(projection, item, artifact)
-    assert others.model_id in {found.model_id for found in uploads(projection, str(item.artifact))}
-    projection.client.delete_registered_model("under.way")
-    monkeypatch.setattr("pipeline.tracking.registry.ABANDONED_S", -1.0)
-    registered(projection, item, artifact)
-    assert others.model_id not in {found.model_id for found in uploads(projection, str(item.artifact))}
-
-
 def test_concurrent_campaigns_register_one_version(projection: Projection, artifact: Artifact) -> None:
     item = outcome("together", artifact="sha256:" + 32 * "18")
     client, others = projection.client, []
