@@ -99,9 +99,15 @@ class Cluster:
             node: node to run on; None means any node of the class. The task dies with its node.
             num_cpus, memory_bytes: resources to reserve.
         """
-        selector = {} if device_class_ == PORTABLE or node else {f"{LABEL}{device_class_}": "true"}
-        num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
-        options = _options(num_cpus=num_cpus, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node, selector=selector)
+        options: dict[str, Any] = {"num_cpus": num_cpus}
+        if device_class(device_class_).kind == "cuda":
+            options["num_gpus"] = 1
+        if memory_bytes is not None:
+            options["memory"] = memory_bytes
+        if node is not None:
+            options["scheduling_strategy"] = _bound_to(node)
+        elif device_class_ != PORTABLE:
+            options["label_selector"] = {f"{LABEL}{device_class_}": "true"}
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
     def start_alone(
@@ -114,13 +120,20 @@ class Cluster:
         memory_bytes: int | None = None,
     ) -> Handle:
         """Start a task on all cores of a node; arguments as of `start`."""
-        num_gpus = 1 if device_class(device_class_).kind == "cuda" else 0
-        options = _options(num_cpus=node.num_cpus, num_gpus=num_gpus, memory_bytes=memory_bytes, node=node)
-        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
+        return self.start(
+            function,
+            *args,
+            name=name,
+            device_class_=device_class_,
+            node=node,
+            num_cpus=node.num_cpus,
+            memory_bytes=memory_bytes,
+        )
 
     def glance(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
         """Start a short task that reserves no core, so that it also runs beside a judge."""
-        return self._submit(function, args, name=name, device_class_=device_class_, options=_options(num_cpus=0, node=node))
+        options = {"num_cpus": 0, "scheduling_strategy": _bound_to(node)}
+        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
     def _submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], *, name: str, device_class_: str, options: Mapping[str, Any]
@@ -189,22 +202,6 @@ def _node(found: Mapping[str, Any]) -> Node:
     )
 
 
-def _options(
-    *,
-    num_cpus: int,
-    num_gpus: int = 0,
-    memory_bytes: int | None = None,
-    node: Node | None = None,
-    selector: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return Ray's options. A task bound to a dead node by its id fails; bound by a label it would wait."""
-    options: dict[str, Any] = {"num_cpus": num_cpus}
-    if num_gpus:
-        options["num_gpus"] = num_gpus
-    if memory_bytes is not None:
-        options["memory"] = memory_bytes
-    if node is not None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    elif selector:
-        options["label_selector"] = dict(selector)
-    return options
+def _bound_to(node: Node) -> NodeAffinitySchedulingStrategy:
+    """Bind a task to a node by its id: on a dead node it fails, while a task bound by a label would wait."""
+    return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
