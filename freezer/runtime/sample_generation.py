@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from freezer.errors import SpecError
-from freezer.runtime.input_set import InputSet
+from freezer.numerics import same_tensors
+from freezer.runtime.input_set import InputSet, resize
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import COMPLEX, FLOATING, INTEGRAL, TensorSpec
 
@@ -17,6 +18,9 @@ NUM_GENERATED_SETS = 8
 
 FULL_MASKS_EVERY = 4
 """One in this many generated sets has masks that mask nothing, the most common case in serving."""
+
+NUM_TIMED_INPUTS = 4
+"""Distinct inputs that rotate while timing."""
 
 
 def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
@@ -39,6 +43,21 @@ def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> Inpu
     return InputSet(
         point=dict(point), tensors={item.name: _tensor(item, item.at(point), generator, full=full) for item in spec.tensors}
     )
+
+
+def distinct_at(spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, int]) -> list[InputSet]:
+    """Distinct input sets at a point, for timing: those at the point, then others cut or repeated to size, then generated ones."""
+    own = [item for item in sets if dict(item.point) == dict(point)]
+    own += [resize(item, spec, point) for item in sets if dict(item.point) != dict(point)]
+    found: list[InputSet] = []
+    for item in own:
+        if len(found) < NUM_TIMED_INPUTS and not any(
+            all(same_tensors(tensor, other.tensors[name]) for name, tensor in item.tensors.items()) for other in found
+        ):
+            found.append(item)
+    if any(needs_range(item) for item in spec.tensors):
+        return found  # such inputs are never generated
+    return [*found, *(generate_at(spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
 
 
 def needs_range(item: TensorSpec) -> bool:

@@ -61,7 +61,7 @@ def refuse_by_device(manifest: Manifest, device: str | None) -> Refusal | None:
     if device is None or (kind == "cuda") == device.startswith("cuda"):
         return None
     got = f"an artifact for a {'GPU' if kind == 'cuda' else 'CPU'}"
-    return Refusal(rung=manifest.device_class, reason="device_mismatch", got=got, expected=f"device {device}")
+    return _refusal(manifest, "device_mismatch", got, f"device {device}")
 
 
 def refuse_by_cuda(manifest: Manifest, here: CudaHere) -> Refusal | None:
@@ -75,20 +75,17 @@ def refuse_by_cuda(manifest: Manifest, here: CudaHere) -> Refusal | None:
     needs = manifest.needs.cuda
     assert needs is not None, "an artifact for a GPU has needs.cuda"
 
-    def refused(reason: str, got: str, expected: str) -> Refusal:
-        return Refusal(rung=manifest.device_class, reason=reason, got=got, expected=expected)
-
     if not here.devices:
-        return refused("no_cuda", here.why_not or "no such GPU", f"a GPU of compute capability {needs.capability}")
+        return _refusal(manifest, "no_cuda", here.why_not or "no such GPU", f"a GPU of compute capability {needs.capability}")
     if all(capability != made_for.capability for _, capability in here.devices):
         seen = ", ".join(f"{name} of {capability // 10}.{capability % 10}" for name, capability in here.devices)
-        return refused("capability_mismatch", seen, f"a GPU of compute capability {needs.capability}")
+        return _refusal(manifest, "capability_mismatch", seen, f"a GPU of compute capability {needs.capability}")
     runtime, driver = needs.runtime, needs.driver
     compiled = any(payload.kind == "inductor" for payload in manifest.payloads)  # other kinds use torch's own kernels
     if compiled and runtime and cuda_version(here.runtime) < cuda_version(runtime):
-        return refused("cuda_too_old", f"a torch for CUDA {here.runtime}", f"a torch for CUDA {runtime} or newer")
+        return _refusal(manifest, "cuda_too_old", f"a torch for CUDA {here.runtime}", f"a torch for CUDA {runtime} or newer")
     if driver and here.driver and cuda_version(here.driver) < cuda_version(driver):
-        return refused("driver_too_old", f"driver {here.driver}", f"driver {driver} or newer")
+        return _refusal(manifest, "driver_too_old", f"driver {here.driver}", f"driver {driver} or newer")
     return None
 
 
@@ -96,19 +93,10 @@ def refuse_by_torch(manifest: Manifest, torch_version: str, *, canary: bool = Tr
     """Why a torch version does not open the payloads: it is older than theirs, or newer and no canary will check it."""
     here, made = version_tuple(torch_version), version_tuple(manifest.needs.torch)
     if here < made:
-        return Refusal(
-            rung=manifest.device_class,
-            reason="torch_too_old",
-            got=f"torch {torch_version}",
-            expected=f"torch >= {manifest.needs.torch}",
-        )
+        return _refusal(manifest, "torch_too_old", f"torch {torch_version}", f"torch >= {manifest.needs.torch}")
     if here > made and not canary and any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads):
-        return Refusal(
-            rung=manifest.device_class,
-            reason="torch_untried",
-            got=f"torch {torch_version}, and no canary",
-            expected=f"torch {manifest.needs.torch}, or load(..., canary=True)",
-        )
+        expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"
+        return _refusal(manifest, "torch_untried", f"torch {torch_version}, and no canary", expected)
     return None
 
 
@@ -116,12 +104,8 @@ def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
     """Why no payload serves a process that may use `num_threads`: all are made for more. None where one does."""
     if set_within(manifest.payloads, num_threads):
         return None
-    return Refusal(
-        rung=manifest.device_class,
-        reason="threads_mismatch",
-        got=f"{num_threads} threads",
-        expected=f"{' or '.join(str(count) for count in counts_of(manifest.payloads))} (load(..., threads=N))",
-    )
+    counts = " or ".join(str(count) for count in counts_of(manifest.payloads))
+    return _refusal(manifest, "threads_mismatch", f"{num_threads} threads", f"{counts} (load(..., threads=N))")
 
 
 def refuse_by_isa(manifest: Manifest, machine: Machine) -> Refusal | None:
@@ -135,13 +119,13 @@ def refuse_by_isa(manifest: Manifest, machine: Machine) -> Refusal | None:
     wrong = {dtype: layout for dtype, layout in wanted.items() if machine.layouts.get(dtype) != layout}
     limits = " ".join(f"{name}={value}" for name, value in made.limits.items())
     remedy = f" ({limits} before torch's first operation; load(..., limit_isa=True) sets it)" if limits else ""
-    return Refusal(
-        rung=manifest.device_class,
-        reason="isa_mismatch",
-        got=f"oneDNN packing for {_by_dtype({name: machine.layouts.get(name, 'nothing') for name in wrong})} here"
-        + (f" under {machine.limits}" if machine.limits else ""),
-        expected=f"weights packed for {_by_dtype(wrong)}{remedy}",
-    )
+    here = _by_dtype({dtype: machine.layouts.get(dtype, "nothing") for dtype in wrong})
+    got = f"oneDNN packing for {here} here" + (f" under {machine.limits}" if machine.limits else "")
+    return _refusal(manifest, "isa_mismatch", got, f"weights packed for {_by_dtype(wrong)}{remedy}")
+
+
+def _refusal(manifest: Manifest, reason: str, got: str, expected: str) -> Refusal:
+    return Refusal(rung=manifest.device_class, reason=reason, got=got, expected=expected)
 
 
 def _unrecorded_layouts(payload: Payload, made: DeviceClass) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import CPU
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_set import InputSet, on_device
+from freezer.runtime.sample_generation import distinct_at
 from freezer.runtime.tensor_files import load_tensors
 from freezer.runtime.threads import threads
 from freezer.serving.load import open_artifact
@@ -32,7 +33,6 @@ from freezer.serving.selection import LoadOptions
 from freezer.serving.speed_diagnosis import causes
 from freezer.spec.inputs import bind
 from freezer.store.store import Store
-from freezer.timing.distinct_inputs import distinct_at
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import sample, speedup
 
