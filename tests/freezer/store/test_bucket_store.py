@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import freezer
 from freezer.artifact.folder import Artifact
@@ -26,7 +24,6 @@ from freezer.errors import (
 )
 from freezer.files import buckets
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.serving.diff import diff
 from freezer.serving.verify import verify
 from freezer.store.oci_layout import Layout
 from freezer.store.store import Store, Version
@@ -171,29 +168,6 @@ def test_corrupted_blobs_are_rejected(mlp: str, s3_address: str, scripted: Froze
     assert payload_of("", scripted.artifact, "mlp").rpartition("/")[2] not in {
         path.name for path in cached_files(tmp_path / "cache")
     }
-
-
-def test_the_commands_work_from_a_bucket(mlp: str, tmp_path: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "key.pub").write_bytes(public)
-
-    def coldpress(*arguments: object) -> str:
-        command = [sys.executable, "-m", "freezer.cli", *map(str, arguments), "--store", mlp]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "mlp:1" in coldpress("pull", "mlp", "--dest", tmp_path / "pulled")
-    assert Artifact.read(tmp_path / "pulled").manifest.device_class == HERE
-    assert json.loads(coldpress("inspect", "mlp", "--json"))["model"] == "mlp"
-    assert coldpress("inspect", "mlp", "--code")
-    assert "signed" in coldpress("sign", "mlp", "--key", tmp_path / "key.pem")
-    assert "signed by this key before" in coldpress("sign", "mlp", "--key", tmp_path / "key.pem")
-    assert f"{HERE} gives the golden outputs here" in coldpress("verify", "mlp", "--key", tmp_path / "key.pub")
-    assert not diff("mlp", store=mlp).apart
-    assert served(freezer.load("mlp", store=mlp, trusted_keys=[tmp_path / "key.pub"])) == HERE
 
 
 # What cannot be reached
