@@ -66,9 +66,9 @@ def test_classes(coldpress: Run) -> None:
     assert code == 0
     assert [line for line in out.splitlines() if not line.startswith("not ")] == list(detect().classes)
     code, out, _ = coldpress("classes", "--json")
-    told, machine = json.loads(out), detect()
-    assert (tuple(told["classes"]), told["why_not"], told["layouts"]) == (machine.classes, machine.why_not, machine.layouts)
-    assert (told["hardware"], told["limits"]) == (machine.hardware, machine.limits)
+    shown, machine = json.loads(out), detect()
+    assert (tuple(shown["classes"]), shown["why_not"], shown["layouts"]) == (machine.classes, machine.why_not, machine.layouts)
+    assert (shown["hardware"], shown["limits"]) == (machine.hardware, machine.limits)
 
 
 def test_pull_selects_the_class_of_this_machine(coldpress: Run, published: Store, tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_freeze_makes_missing_folders_for_errors(coldpress: Run, tmp_path: Path)
     code, out, _ = coldpress(*arguments, "--recipe", "inductor-frozen", "--out", tmp_path / "frozen" / "counter")
     assert code == 1
     assert "inductor-frozen was not built: export: inductor: a call changes model.count" in out
-    verdict, told = out.splitlines()[-2:]
+    verdict, hint = out.splitlines()[-2:]
     assert verdict.startswith("failed: inductor-frozen: ")
-    assert told == f"full errors: {tmp_path}/frozen/counter.errors.txt"
+    assert hint == f"full errors: {tmp_path}/frozen/counter.errors.txt"
     assert "BuildError" in (tmp_path / "frozen" / "counter.errors.txt").read_text()
     assert not (tmp_path / "frozen" / "counter").exists()
 

@@ -89,8 +89,8 @@ def test_the_manifest_records_every_candidate(two_recipes: FreezeResult) -> None
 
 def test_docs_list_every_field_of_the_record() -> None:
     page = (Path(__file__).parents[3] / "docs" / "contract.md").read_text()
-    told = page.partition("The manifest's `freezing` holds")[2].partition("\n\n")[0]
-    named = set(re.findall(r"`(\w+)`", told))
+    section = page.partition("The manifest's `freezing` holds")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", section))
     assert {field.name for field in fields(FreezingRecord)} <= named
     assert {field.name for field in fields(Migration)} <= named
 

@@ -20,7 +20,7 @@ DOCKER = "733 722 0:26 /docker/abc /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\
 
 
 def tree(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
-    """A root folder with this process's groups, what is mounted, and files of the groups."""
+    """A root folder with the groups of this process, mounts and files."""
     for name, text in {"proc/self/cgroup": own, "proc/self/mountinfo": mounts, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -63,11 +63,11 @@ def test_kernels_of_torch_need_no_newer_cuda() -> None:
 def test_published_gpu_classes_that_do_not_serve() -> None:
     published = ("cpu-x86-64-v3", "cuda-sm80", "cuda-sm90", "cuda-sm999", "portable")
     ampere = describe_host(x86("haswell", INTEL, gpus=(A100,)), {})
-    (told,) = unserved_gpus(published, ampere)
-    assert str(told) == "cuda-sm90: capability_mismatch: got cuda-sm80, expected cuda-sm90"
+    (found,) = unserved_gpus(published, ampere)
+    assert str(found) == "cuda-sm90: capability_mismatch: got cuda-sm80, expected cuda-sm90"
     old_cpu = describe_host(x86("ivybridge", INTEL, gpus=(H100,)), {})
-    (told,) = unserved_gpus(["cuda-sm90"], old_cpu)
-    assert (told.reason, told.expected) == ("host_mismatch", "a CPU of cpu-x86-64-v3")
-    assert "its host code is made for cpu-x86-64-v3" in told.got
+    (found,) = unserved_gpus(["cuda-sm90"], old_cpu)
+    assert (found.reason, found.expected) == ("host_mismatch", "a CPU of cpu-x86-64-v3")
+    assert "its host code is made for cpu-x86-64-v3" in found.got
     assert unserved_gpus(published, describe_host(x86("haswell", INTEL), {})) == [], "without a GPU they are nothing to it"
     assert unserved_gpus(published, describe_host(x86("haswell", INTEL, gpus=(A100, H100)), {})) == []

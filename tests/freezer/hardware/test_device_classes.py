@@ -128,9 +128,9 @@ def test_layouts_follow_limits_of_onednn(host: Host, environ: dict[str, str], ex
     ],
 )
 def test_reasons_against_the_next_better_classes(host: Host, expected: dict[str, str]) -> None:
-    told = describe_host(host, {}).next_better
-    assert {name: told[name] for name in expected} == expected
-    assert set(told) <= {*expected, "cuda", "cpu-neoverse-v2"}
+    found = describe_host(host, {}).next_better
+    assert {name: found[name] for name in expected} == expected
+    assert set(found) <= {*expected, "cuda", "cpu-neoverse-v2"}
 
 
 def test_sve_length_must_match() -> None:

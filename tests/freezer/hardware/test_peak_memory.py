@@ -66,7 +66,7 @@ def test_lower_peaks_of_callers_are_sampled() -> None:
 def test_own_processes_reset_their_peak() -> None:
     peak, moved = peak_mb(own=True, before_mb=300, within_mb=100)
     assert 95 <= peak < 110
-    assert -205 < moved < -190, "its record begins anew"
+    assert -205 < moved < -190, "the record is reset"
 
 
 def test_earlier_memory_is_not_counted() -> None:

@@ -95,7 +95,7 @@ def test_pull_restores_what_was_published(bucket: str, one: Artifact, two: Artif
     pulled = again.pull(version, V4, tmp_path / "pulled")
     assert (pulled.folder / "payloads/all.pt2").read_bytes() == b"two" * 1000
     assert again.pull(version, V4, tmp_path / "pulled").folder == pulled.folder
-    assert cached_files(tmp_path / "cache") == [], "a pulled folder is no cache's"
+    assert cached_files(tmp_path / "cache") == [], "pulling does not fill the cache"
     assert again.file(version, two.manifest.files[0]).read_bytes() == (two.folder / two.manifest.files[0].path).read_bytes()
     with pytest.raises(NotPublishedError, match=rf"model 'other' is not in store {bucket}/; published are: tiny"):
         again.version("other")
@@ -126,7 +126,7 @@ def test_load_fetches_only_what_it_opens(mlp: str, tmp_path: Path, scripted: Fro
     needed = {item.digest.removeprefix("sha256:") for item in scripted.artifact.manifest.contents}
     kept = cached_files(tmp_path / "cache")
     assert 0 < len(kept) < len(needed)
-    assert {path.name for path in kept} <= needed, "only what is opened, and evidence is not"
+    assert {path.name for path in kept} <= needed, "no evidence"
     before = {path: path.stat().st_ino for path in kept}
     assert torch.equal(freezer.load("mlp:1", store=mlp)(x), expected)
     assert {path: path.stat().st_ino for path in cached_files(tmp_path / "cache")} == before, "nothing was fetched again"

@@ -139,7 +139,7 @@ def test_pull_restores_the_artifact(empty: Store, one: Artifact, tmp_path: Path)
     assert stat.S_IMODE(pulled.folder.stat().st_mode) == 0o755
     assert [path.name for path in pulled.folder.parent.iterdir()] == ["pulled"], "nothing else is left"
     (pulled.folder / "payloads/all.pt2").write_bytes(b"mine")
-    assert empty.pull(version, "portable", tmp_path / "again").folder.is_dir(), "a pulled file is no part of the store"
+    assert empty.pull(version, "portable", tmp_path / "again").folder.is_dir(), "pulled files are copies"
 
 
 def test_pulling_again_keeps_the_folder(empty: Store, one: Artifact, tmp_path: Path) -> None:
