@@ -7,8 +7,8 @@ import sys
 import typer
 from rich.console import Console
 
+from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE
 from freezer.cli.freezing_commands import freeze
-from freezer.cli.options import REFUSED, UNREACHABLE, USAGE
 from freezer.cli.serving_commands import diff, run, verify
 from freezer.cli.store_commands import classes, inspect, pull, sign
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError

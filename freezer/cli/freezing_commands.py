@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from freezer.cli.options import REFUSED, ClassOption, console, say
+from freezer.cli.arguments import REFUSED, ClassOption, console, say
 from freezer.errors import UsageError
 from freezer.files.paths import check_folder, made_parent
 from freezer.hardware.device_classes import device_class

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from freezer.cli.options import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, folder_or_name, say
+from freezer.cli.arguments import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, folder_or_name, say
 from freezer.errors import ColdpressError, UsageError
 from freezer.files.paths import check_file, made_parent
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from freezer.artifact.describe import describe, readable
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import Manifest
-from freezer.cli.options import ClassOption, StoreOption, console, folder_or_name, say
+from freezer.cli.arguments import ClassOption, StoreOption, console, folder_or_name, say
 from freezer.errors import IncompatibleError, UsageError
 from freezer.files.paths import check_folder
 from freezer.hardware.device_classes import device_class
