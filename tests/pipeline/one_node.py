@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,21 +35,21 @@ class Waiting:
 
 
 class NoRay(Cluster):
-    """The base of what takes tasks in place of a Ray: the driver stands elsewhere, alone."""
+    """Base of clusters that run tasks without Ray; the driver is on a machine of its own."""
 
     def __init__(self) -> None:
         self.joined, self.home = False, "elsewhere"
 
 
 class OneNode(Fleet):
-    """The one node, on which a cluster starts everything."""
+    """Nodes that need no check, and stay; one by default."""
 
-    def __init__(self, cluster: Cluster, store: Path, node: Node = NODE) -> None:
+    def __init__(self, cluster: Cluster, store: Path, *nodes: Node) -> None:
         super().__init__(cluster, lambda _: None, store=store, files=store, wait_s=None)
-        self._used = {node.node_id: node}
+        self.have(*(nodes or (NODE,)))
+
+    def have(self, *nodes: Node) -> None:
+        self._used = {node.node_id: node for node in nodes}
 
     def tick(self) -> None:
         """Nothing changes."""
-
-    def assemble(self, wanted: Collection[str]) -> None:
-        """It is there."""

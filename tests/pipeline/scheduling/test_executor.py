@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from freezer.freezing.models.sources import parse_source
 from freezer.store.store import Store
 from pipeline.cluster.coordination import BEAT_S, Turns
 from pipeline.cluster.nodes import Done, Handle, Node
-from pipeline.cluster.ray_cluster import Cluster
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.item import Item, Plan
@@ -25,18 +24,21 @@ from pipeline.publish import Publisher
 from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.executor import Executor
-from pipeline.scheduling.fleet import Fleet
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.workspace.layout import candidate_folder
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
-from tests.pipeline.one_node import NoRay
+from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE
 
 HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
+ROOMY = replace(HOME, memory_bytes=64 * 10**9)
 AWAY = Node(node_id="away", num_cpus=2, classes=("portable",))
+
+
+Request = BuildRequest | JudgeRequest
 
 
 class Workers(NoRay):
@@ -46,12 +48,16 @@ class Workers(NoRay):
         super().__init__()
         self.home = HOME.node_id
         self.said: list[str] = []
+        self.asked: list[tuple[Request, int | None]] = []
         self._damaged = list(damaged)
-        self._tasks: dict[Handle, BuildRequest | JudgeRequest] = {}
+        self._tasks: dict[Handle, Request] = {}
 
-    def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **__: object) -> Handle:  # type: ignore[override]
+    def start(  # type: ignore[override]
+        self, _: Any, request: Request, *, node: Node, memory_bytes: int | None = None, **__: object
+    ) -> Handle:
         kind = "build" if isinstance(request, BuildRequest) else "judge"
         self.said.append(f"{kind} {request.entry.name} {node.node_id}")
+        self.asked.append((request, memory_bytes))
         handle = Handle(len(self.said))
         self._tasks[handle] = request
         return handle
@@ -75,20 +81,6 @@ class Workers(NoRay):
         assert not handles
 
 
-class Standing(Fleet):
-    """Nodes that are there and stay."""
-
-    def __init__(self, cluster: Cluster, store: Path, nodes: Sequence[Node]) -> None:
-        super().__init__(cluster, lambda _: None, store=store, files=store, wait_s=None)
-        self._used = {node.node_id: node for node in nodes}
-
-    def tick(self) -> None:
-        """Nothing changes."""
-
-    def assemble(self, wanted: Collection[str]) -> None:
-        """They are there."""
-
-
 def planned(store: Store, ledger: Ledger, names: str) -> Plan:
     entries = [entry(name, store.root.parent) for name in names]
     return plan_of(entries, store, ledger, device_classes=("portable",), classes=("portable",))
@@ -99,7 +91,7 @@ def outcomes(
 ) -> Iterator[tuple[Item, Outcome]]:
     """Each outcome, as it is handed out to be published; that is noted too."""
     materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"), shipping=shipping)
-    executor = Executor(plan, Standing(workers, store.root, nodes), store, ledger, materials, lambda _: None)
+    executor = Executor(plan, OneNode(workers, store.root, *nodes), store, ledger, materials, lambda _: None)
     for item, outcome in executor.outcomes():
         assert executor.may_disturb()
         workers.said.append(f"outcome {item.entry.name}")
@@ -164,7 +156,7 @@ def test_outcomes_wait_for_the_turn_of_others(store: Store, ledger: Ledger, monk
     workers, other = Workers(), Turns(board, Clock())
     executor = Executor(
         plan,
-        Standing(workers, store.root, [HOME]),
+        OneNode(workers, store.root, HOME),
         store,
         ledger,
         Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json")),
@@ -192,73 +184,46 @@ def test_retry_doubles_the_memory_of_a_fetched_model(
     weights = tmp_path / "weights"
     with weights.open("wb") as file:
         file.truncate(3 * 10**9)
-    asked: list[object] = []
 
     class Short(Workers):
-        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **settings: object) -> Handle:  # type: ignore[override]
-            asked.append(settings["memory_bytes"])
-            return super().start(_, request, node=node)
-
         def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-            if len(asked) == 1:
+            if len(self.asked) == 1:
                 return [Done(handle=handles[0], failure="the node had too little memory", kind="node-memory")]
             return super().wait(handles, timeout_s)
 
-    fetched = Materials.ready
-    monkeypatch.setattr(Materials, "ready", lambda self, item: replace(fetched(self, item), files=(weights,)))
-    roomy = replace(HOME, memory_bytes=64 * 10**9)
-    plan = planned(store, ledger, "a")
-    assert len(list(outcomes(plan, store, ledger, Short(), [roomy]))) == 1
-    assert asked[:2] == [16 * 10**9, 32 * 10**9]
+    ready, workers = Materials.ready, Short()
+    monkeypatch.setattr(Materials, "ready", lambda self, item: replace(ready(self, item), files=(weights,)))
+    assert len(list(outcomes(planned(store, ledger, "a"), store, ledger, workers, [ROOMY]))) == 1
+    assert [memory_bytes for _, memory_bytes in workers.asked[:2]] == [16 * 10**9, 32 * 10**9]
 
 
 def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> None:
-    asked: list[tuple[str, object]] = []
-
     class Large(Workers):
-        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **settings: object) -> Handle:  # type: ignore[override]
-            asked.append((type(request).__name__, settings["memory_bytes"]))
-            return super().start(_, request, node=node)
-
-        start_alone = start
-
         def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-            ended = super().wait(handles, timeout_s)
-            return [
-                replace(done, value=replace(done.value, peak_bytes=20 * 10**9)) if isinstance(done.value, BuildResult) else done
-                for done in ended
-            ]
+            (done,) = super().wait(handles, timeout_s)
+            is_build = isinstance(done.value, BuildResult)
+            return [replace(done, value=replace(done.value, peak_bytes=20 * 10**9)) if is_build else done]
 
-    roomy = replace(HOME, memory_bytes=64 * 10**9)
-    made = entry("a", store.root.parent)
+    workers = Large()
     for recipe in ("portable", "torchscript-frozen"):
-        plan = plan_of([made], store, ledger, recipes=(recipe,), device_classes=("portable",), classes=("portable",))
-        list(outcomes(plan, store, ledger, Large(), [roomy]))
-    first, judged, *others = asked
-    assert (first, judged) == (("BuildRequest", 10**9), ("JudgeRequest", 32 * 10**9))
+        plan = plan_of([entry("a", store.root.parent)], store, ledger, recipes=(recipe,), device_classes=("portable",))
+        list(outcomes(plan, store, ledger, workers, [ROOMY]))
+    (first, asked_first), *others = workers.asked
+    assert (type(first), asked_first) == (BuildRequest, 10**9)
+    assert isinstance(others[0][0], JudgeRequest)
     assert {memory_bytes for _, memory_bytes in others} == {32 * 10**9}
-    assert others
+    assert len(others) > 1
 
 
 def test_file_changed_after_planning_is_rejected(store: Store, ledger: Ledger, tmp_path: Path) -> None:
-    model = tmp_path / "model.pt"
+    model, workers = tmp_path / "model.pt", Workers()
     model.write_bytes(b"as it was planned")
-    asked: list[BuildRequest | JudgeRequest] = []
-
-    class Keeping(Workers):
-        def start(self, _: Any, request: BuildRequest | JudgeRequest, *, node: Node, **__: object) -> Handle:  # type: ignore[override]
-            asked.append(request)
-            return super().start(_, request, node=node)
-
-        start_alone = start
-
-    made = entry("a", store.root.parent)
-    made = replace(made, source=parse_source(f"torchscript:{model}", folder=tmp_path))
+    made = replace(entry("a", store.root.parent), source=parse_source(f"torchscript:{model}", folder=tmp_path))
     plan = plan_of([made], store, ledger, device_classes=("portable",), classes=("portable",))
     model.write_bytes(b"as it is now")
-    assert len(list(outcomes(plan, store, ledger, Keeping(), [HOME]))) == 1
-    assert len(asked) == 2
-    for request in asked:
-        with pytest.raises(SourceError, match="or has changed") as caught:
+    assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 1
+    assert len(workers.asked) == 2
+    for request, _ in workers.asked:
+        with pytest.raises(SourceError) as caught:
             load_source(request.entry.source)
         assert caught.value.code == "CP-FETCH-DIGEST"

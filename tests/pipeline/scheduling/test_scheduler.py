@@ -13,12 +13,11 @@ from pipeline.cluster.coordination import BEAT_S, Turns
 from pipeline.cluster.nodes import Done, Handle, Node
 from pipeline.planning.memory_estimate import Demand
 from pipeline.records.events import Event
-from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.queue import Queue
 from pipeline.scheduling.scheduler import Places
 from pipeline.worker.requests import JudgeResult
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
-from tests.pipeline.one_node import DEMAND, NoRay, Waiting
+from tests.pipeline.one_node import DEMAND, NoRay, OneNode, Waiting
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 
@@ -31,18 +30,10 @@ def judge(demand: Demand = DEMAND) -> Waiting:
     return Waiting(V4, judge_cpus=4, demand=demand)
 
 
-class Some(Fleet):
-    """Nodes as a test has them, and what was asked for last."""
+class Some(OneNode):
+    """Records what was asked for last."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(NoRay(), lambda _: None, store=folder, files=folder, wait_s=None)
-        self.asked: Mapping[Ask, int] = {}
-
-    def have(self, *nodes: Node) -> None:
-        self._used = {node.node_id: node for node in nodes}
-
-    def tick(self) -> None:
-        """Nothing is examined."""
+    asked: Mapping[Ask, int] = {}
 
     def ask(self, wanted: Mapping[Ask, int]) -> None:
         self.asked = dict(wanted)
@@ -81,7 +72,9 @@ class Here:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Here:
-    return Here(Some(tmp_path))
+    fleet = Some(NoRay(), tmp_path)
+    fleet.have()
+    return Here(fleet)
 
 
 def test_builds_ask_for_at_most_twice_the_cores(here: Here) -> None:
