@@ -52,39 +52,23 @@ class Campaign:
             continued: the campaign as an earlier start left it.
             started: of this start, in seconds since the epoch.
         """
-        members = tuple(
-            Member(
-                judge_key=item.judge.digest,
-                model=item.entry.name,
-                device_class=item.device_class,
-                cached=item.finished is not None and continued.reached(item.finished).cached,
-            )
-            for item in self._plan.items
-        )
-        record = CampaignRecord(
-            catalog=self._config.catalog,
-            started=continued.started,
-            members=members,
-            problems=tuple(skipped),
-            facts=self._plan.facts,
-        )
-        self._record(record)
+        planned = self._planned(skipped, continued)
+        self._record(planned)
         try:
             self._execute(continued)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
-        planned = {(member.model, member.device_class): member for member in members}
-        reached = [self._final[key] for key in planned if key in self._final]
+        reached = [outcome for member in planned.members if (outcome := self._final.get((member.model, member.device_class)))]
         ended = self._report((*reached, *skipped), started, time.time())
         record = replace(
-            record,
+            planned,
             finished=ended.finished,
             exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # without MLflow, which can be replayed
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=tuple(member for key, member in planned.items() if key not in self._final),
+            unreached=tuple(member for member in planned.members if (member.model, member.device_class) not in self._final),
         )
         try:
             self._record(record)
@@ -95,6 +79,24 @@ class Campaign:
             self._failures.append(str(error))
         self._finish_tracking(ended, record.exit_code or 0)
         return self._report(ended.outcomes, started, ended.finished)
+
+    def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
+        members = tuple(
+            Member(
+                judge_key=item.judge.digest,
+                model=item.entry.name,
+                device_class=item.device_class,
+                cached=item.finished is not None and continued.reached(item.finished).cached,
+            )
+            for item in self._plan.items
+        )
+        return CampaignRecord(
+            catalog=self._config.catalog,
+            started=continued.started,
+            members=members,
+            problems=tuple(skipped),
+            facts=self._plan.facts,
+        )
 
     def _execute(self, continued: Continued) -> None:
         """Publish, log and show the outcomes of earlier campaigns, then those of the executor."""
