@@ -15,7 +15,7 @@ import torch
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.convert import convert
-from freezer.freezing.capture.equivalence import EagerAnswers, ask_eager
+from freezer.freezing.capture.equivalence import EagerAnswers, run_eager
 from freezer.freezing.capture.export import export, strict_may_help
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.capture.script import as_is, refuse_kept, script
@@ -46,7 +46,7 @@ class Attempt:
     @functools.cached_property
     def eager(self) -> EagerAnswers:
         """The eager model's answers."""
-        return ask_eager(self.subject)
+        return run_eager(self.subject)
 
     def unfit(self, name: CaptureName) -> str | None:
         """Why a capture cannot take such a model, in a few words; None if it is worth a try."""

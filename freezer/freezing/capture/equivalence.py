@@ -57,7 +57,7 @@ class EagerAnswers:
     deterministic: bool
 
 
-def ask_eager(subject: Subject) -> EagerAnswers:
+def run_eager(subject: Subject) -> EagerAnswers:
     """Run the eager model once on each set, and a few times more to learn whether it is stateful or random.
 
     Raises:
@@ -88,7 +88,7 @@ def ask_eager(subject: Subject) -> EagerAnswers:
     return EagerAnswers(first=[answers[0], *(fresh()(item.tensors) for item in sets[1:])], second=second, deterministic=True)
 
 
-def hold(
+def check_answers(
     what: str,
     fresh: Callable[[], Call],
     subject: Subject,
@@ -194,9 +194,9 @@ def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
     return (float(apart.max()), f"is off by up to {float(apart.max()):.3g}") if bool((apart > allowed).any()) else None
 
 
-def lost(said: Sequence[warnings.WarningMessage]) -> str:
+def kept_values(caught: Sequence[warnings.WarningMessage]) -> str:
     """Where the tracer warned that it keeps a value of its example, as the end of a sentence."""
-    warned = (warned_at(item) for item in said if issubclass(item.category, TracerWarning))
+    warned = (warned_at(item) for item in caught if issubclass(item.category, TracerWarning))
     lines = list(dict.fromkeys(line for line in warned if line))
     return f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
 

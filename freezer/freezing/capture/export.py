@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.equivalence import Call, EagerAnswers, answers_right, flat_call, hold
+from freezer.freezing.capture.equivalence import Call, EagerAnswers, answers_right, check_answers, flat_call
 from freezer.freezing.capture.export_guards import declare, guards_of, named, narrowed, sizes_of, unserved
 from freezer.freezing.capture.program import Captured, Flat, FlatModule, lines_of, other_layouts
 from freezer.freezing.diagnostics.messages import code_of, export_sentence
@@ -73,22 +73,22 @@ def export_flat(
     spec = subject.spec if point is None else subject.spec.at(point)
     exporter = _Exporter(fresh, name, subject, spec)
 
-    def held(examples: Sequence[InputSet], layouts: Mapping[int, torch.memory_format]) -> tuple[_Exported, tuple[str, ...]]:
+    def checked(examples: Sequence[InputSet], layouts: Mapping[int, torch.memory_format]) -> tuple[_Exported, tuple[str, ...]]:
         found = exporter.first(examples, layouts)
         if exporter.dynamic and (missing := unserved(found.program, spec)):
             raise CaptureError(f"torch.export: {missing}", code=DIMS)
-        return found, _hold(found.program, subject, eager(), found.example)
+        return found, _check_answers(found.program, subject, eager(), found.example)
 
-    found, unheld = held(_examples(subject, point), {})
+    found, unchecked = checked(_examples(subject, point), {})
     if layouts := _other_layouts(found.program, subject, eager(), found.example):
-        found, unheld = held([found.example], layouts)  # check the other program too: it is the one that serves
+        found, unchecked = checked([found.example], layouts)  # check the other program too: it is the one that serves
     outputs = ", ".join(f"output {subject.outputs[place].name!r}" for place in layouts)
     return Captured(
         name=name,
         program=found.program,
         convention="flat",
         mutates=_mutated(found.program),
-        warnings=(*lines_of(exporter.said), *unheld),
+        warnings=(*lines_of(exporter.caught), *unchecked),
         guards=guards_of(found.program, spec),
         notes=(f"The program gives {outputs} eager's layout.",) if layouts else (),
         owned=found.owned,
@@ -113,13 +113,13 @@ class _Exporter:
 
     Attributes:
         dynamic: torch's dims by name, of those that vary.
-        said: warnings so far.
+        caught: warnings so far.
     """
 
     def __init__(self, fresh: Callable[[], Flat], name: CaptureName, subject: Subject, spec: InputSpec) -> None:
         self._fresh, self._name, self._subject, self._spec = fresh, name, subject, spec
         self.dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
-        self.said: list[warnings.WarningMessage] = []
+        self.caught: list[warnings.WarningMessage] = []
 
     def first(self, examples: Sequence[InputSet], layouts: Mapping[int, torch.memory_format]) -> _Exported:
         """The program of the first example that torch.export takes; tries another only if a size came out as a constant."""
@@ -137,7 +137,7 @@ class _Exporter:
             or None
             for item in self._spec.tensors
         )
-        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             module = self._fresh()
             module.layouts = layouts
@@ -148,7 +148,7 @@ class _Exporter:
                 dynamic_shapes={"tensors": shapes} if self.dynamic else None,
                 strict=self._name == "export-strict",
             )
-        self.said.extend(said)
+        self.caught.extend(caught)
         owned = tuple(tensor for tensor in program_tensors(program) if address_of(tensor) in copies)
         return _Exported(program=program, example=example, owned=owned)
 
@@ -231,8 +231,10 @@ def _remedy(fix: str, spec: InputSpec, names: Sequence[str]) -> str | None:
     return None
 
 
-def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet) -> tuple[str, ...]:
-    """Compare a program's answers with the model's; see `hold`. The program keeps its state."""
+def _check_answers(
+    program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet
+) -> tuple[str, ...]:
+    """Compare a program's answers with the model's; see `check_answers`. The program keeps its state."""
     module = program.module()
 
     def fresh() -> Call:
@@ -248,7 +250,7 @@ def _hold(program: torch.export.ExportedProgram, subject: Subject, eager: EagerA
         names = " and ".join(dim.name for dim in ones)
         return f", since torch.export assumes {names} larger than 1; declare {remedies}, or do not read that size in forward"
 
-    return hold("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
+    return check_answers("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
 
 
 def _other_layouts(

@@ -96,10 +96,10 @@ def other_layouts(expected: Sequence[Tensor], got: Sequence[Tensor]) -> dict[int
     return found
 
 
-def lines_of(said: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+def lines_of(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """One line per warning, with the user's source line; without torch.jit's deprecations and repetitions."""
     seen: dict[str, None] = {}
-    for item in said:
+    for item in caught:
         text = str(item.message).strip().partition("\n")[0] or item.category.__name__
         if "torch.jit." not in text or "deprecated" not in text:
             place = warned_at(item)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.equivalence import Call, EagerAnswers, hold, native_call
+from freezer.freezing.capture.equivalence import Call, EagerAnswers, check_answers, native_call
 from freezer.freezing.capture.program import Captured, lines_of
 from freezer.freezing.diagnostics.messages import code_of, script_sentence
 from freezer.freezing.models.checks import PRESERVE
@@ -39,7 +39,7 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
             torchscript_deprecations_silenced(),
             _new_types(),
             _compiled_too(model, subject.kept_names),
-            warnings.catch_warnings(record=True) as said,
+            warnings.catch_warnings(record=True) as caught,
         ):
             warnings.simplefilter("always")
             program = torch.jit.script(model)
@@ -52,12 +52,12 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
         with torch.no_grad():  # see cloning.copied
             return native_call(program if answers.second is None else copy.deepcopy(program), subject)
 
-    unheld = hold("the script", fresh, subject, answers)
+    unchecked = check_answers("the script", fresh, subject, answers)
     return Captured(
         name="script",
         program=program,
         convention="native",
-        warnings=(*lines_of(said), *unheld),
+        warnings=(*lines_of(caught), *unchecked),
         preserve=subject.kept_names,
     )
 

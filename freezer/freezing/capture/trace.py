@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.equivalence import DIFFERS, Call, EagerAnswers, first_lines, flat_call, hold, lost, place_of
+from freezer.freezing.capture.equivalence import (
+    DIFFERS,
+    Call,
+    EagerAnswers,
+    check_answers,
+    first_lines,
+    flat_call,
+    kept_values,
+    place_of,
+)
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of
 from freezer.freezing.capture.trace_graph import Line, difference, lines_of_graph, shortened
 from freezer.freezing.capture.value_reads import Reads, values_read
@@ -46,7 +55,7 @@ def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[],
     example = subject.set_at(point if point is not None else subject.spec.first_point())
     tensors = tuple(example.tensors.values())
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             program = _traced(_flat(subject), tensors)
     except Exception as error:
@@ -54,9 +63,11 @@ def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[],
     _refuse_reads(_reads(subject, tensors))
     graphs = _Graphs(subject, example, program)
     _restore(program, FlatModule(subject.fresh(), subject.spec))
-    unheld = _hold(program, subject, eager(), said, graphs)
-    notes, texts = _compare(graphs, held=not unheld)
-    return Captured(name="trace", program=program, convention="flat", warnings=(*lines_of(said), *unheld), notes=notes, texts=texts)
+    unchecked = _check_answers(program, subject, eager(), caught, graphs)
+    notes, texts = _compare(graphs, compared=not unchecked)
+    return Captured(
+        name="trace", program=program, convention="flat", warnings=(*lines_of(caught), *unchecked), notes=notes, texts=texts
+    )
 
 
 def _flat(subject: Subject) -> nn.Module:
@@ -127,10 +138,10 @@ class _Graphs:
         return place_of(next(index for index, other in enumerate(self.subject.sets) if other is item), item)
 
 
-def _hold(
-    program: Any, subject: Subject, eager: EagerAnswers, said: Sequence[warnings.WarningMessage], graphs: _Graphs
+def _check_answers(
+    program: Any, subject: Subject, eager: EagerAnswers, caught: Sequence[warnings.WarningMessage], graphs: _Graphs
 ) -> tuple[str, ...]:
-    """Compare the trace's answers with the model's; see `hold`. The program keeps its state."""
+    """Compare the trace's answers with the model's; see `check_answers`. The program keeps its state."""
     diffs: list[str] = []
 
     def fresh() -> Call:
@@ -140,23 +151,23 @@ def _hold(
     def why(item: InputSet) -> str:
         if item is not graphs.example and (diff := graphs.difference(item)):
             diffs.append(diff)
-            return f"{lost(said)}; there the graph differs: {shortened(diff)}"
-        return lost(said)
+            return f"{kept_values(caught)}; there the graph differs: {shortened(diff)}"
+        return kept_values(caught)
 
     try:
-        return hold("the trace", fresh, subject, eager, why=why)
+        return check_answers("the trace", fresh, subject, eager, why=why)
     except CaptureError as error:
         for diff in diffs:
             error.add_note(diff)
         raise
 
 
-def _compare(graphs: _Graphs, *, held: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+def _compare(graphs: _Graphs, *, compared: bool) -> tuple[tuple[str, ...], dict[str, str]]:
     """Notes and texts on graphs that differ between sizes.
 
     Args:
         graphs: graphs of the trace.
-        held: whether the trace was compared with the model, and agrees.
+        compared: whether the trace was compared with the model, and agrees.
 
     Raises:
         CaptureError: two sets of the same sizes have different graphs, or Python reads values where a graph differs.
@@ -181,7 +192,7 @@ def _compare(graphs: _Graphs, *, held: bool) -> tuple[tuple[str, ...], dict[str,
         if diff := graphs.difference(item):
             differing[graphs.place(item)] = diff
             _refuse_reads(_reads(graphs.subject, tuple(item.tensors.values())))  # Python takes another path there
-    both = ", and both answer like the model" if held else ""
+    both = ", and both answer like the model" if compared else ""
     notes = tuple(
         f"the graph of {place} differs from that of {graphs.place(example)}{both}: {shortened(diff)}"
         for place, diff in differing.items()

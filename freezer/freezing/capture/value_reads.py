@@ -79,9 +79,9 @@ def values_read(
     found: list[Reads] = []
     for functions in (True, False):
         model, given = _Called(make()), [tensor.clone() for tensor in tensors]
-        with warnings.catch_warnings(record=True) as said, ExitStack() as modes:
+        with warnings.catch_warnings(record=True) as caught, ExitStack() as modes:
             warnings.simplefilter("always")
-            values = modes.enter_context(_Values(model, given, said))
+            values = modes.enter_context(_Values(model, given, caught))
             if functions:
                 modes.enter_context(_Functions(values))
             try:
@@ -146,9 +146,9 @@ def _storage(tensor: Tensor) -> StorageWeakRef | None:
 class _Values(TorchDispatchMode):
     """Follows the origins of values, and of sizes that depend on values, through all operations, and notes reads."""
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], said: Sequence[warnings.WarningMessage]) -> None:
+    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], caught: Sequence[warnings.WarningMessage]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
-        self._said, self._num_heard = said, 0
+        self._caught, self._num_seen = caught, 0
         self._values = _Origins()
         self._sizes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._scalar = 0
@@ -210,8 +210,8 @@ class _Values(TorchDispatchMode):
 
     def _is_pythons(self) -> bool:
         """Whether the tracer just warned that a number goes to Python; otherwise a traced operation takes it."""
-        new = self._said[self._num_heard :]
-        self._num_heard = len(self._said)
+        new = self._caught[self._num_seen :]
+        self._num_seen = len(self._caught)
         return any(str(item.message).startswith(_CONVERTED) for item in new)
 
     def _note_changes(self, schema: Any, args: Any, kwargs: Any, origins: int) -> None:

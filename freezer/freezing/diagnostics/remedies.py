@@ -132,14 +132,9 @@ SCRIPT: tuple[Remedy, ...] = (
         remedy="use torch's own operations in forward; move NumPy and Python code before or after the model",
     ),
     Remedy(
-        pattern=r"Python builtin <built-in (function|method) (?P<name>\w+)",
-        means="forward calls Python's own {name!r}, which TorchScript does not know",
+        pattern=r"(Python builtin <built-in (function|method)|undefined value) (?P<name>\w+)",
+        means="TorchScript does not know {name!r}",
         remedy="use torch's own operations (torch.rand for random numbers), or compute it in __init__",
-    ),
-    Remedy(
-        pattern=r"undefined value (?P<name>\w+)",
-        means="TorchScript does not know the name {name!r}",
-        remedy="use torch's own operations, or compute it in __init__",
     ),
     Remedy(
         pattern=r"Lambda aren't supported",

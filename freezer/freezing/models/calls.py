@@ -23,8 +23,8 @@ class SourceCall:
             self._copy = copied(model).eval()
         except Exception as error:
             raise JudgeError(
-                f"{name}: the model cannot be copied, which freezing requires: {said(error)}; move what cannot be copied out of "
-                "the model, or define __deepcopy__"
+                f"{name}: the model cannot be copied, which freezing requires: {described(error)}; move what cannot be copied out "
+                "of the model, or define __deepcopy__"
             ) from error
 
     def __call__(self, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
@@ -45,7 +45,7 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
     try:
         result = source(spec, given)
     except Exception as error:
-        raise JudgeError(f"{name}: the eager model fails on its inputs: {said(error)}", code="CP-EAGER") from error
+        raise JudgeError(f"{name}: the eager model fails on its inputs: {described(error)}", code="CP-EAGER") from error
     written = [
         path for path, tensor in given.items() if _version(tensor) != before[path] or not same_bytes(tensor, item.tensors[path])
     ]
@@ -64,7 +64,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def said(error: Exception) -> str:
+def described(error: Exception) -> str:
     """The type and message of an error."""
     return f"{type(error).__name__}: {error}"
 

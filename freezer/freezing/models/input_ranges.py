@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from freezer.errors import SpecError
-from freezer.freezing.models.calls import SourceCall, said
+from freezer.freezing.models.calls import SourceCall, described
 from freezer.runtime.sample_generation import generate, generate_at, needs_range, range_is_needed
 from freezer.spec.inputs import InputSpec
 
@@ -127,7 +127,11 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     }
     for item in wanted:
         if item.name not in found:
-            note = f"; with zeros the model fails: {said(problem)}" if problem else "; the model indexes none of its tables with it"
+            note = (
+                f"; with zeros the model fails: {described(problem)}"
+                if problem
+                else "; the model indexes none of its tables with it"
+            )
             raise range_is_needed(item, note)
     spec = spec.with_ranges(found)
     if problem is None:  # otherwise the first call reports the problem
@@ -144,5 +148,5 @@ def _check_found(name: str, model: nn.Module, spec: InputSpec, found: Mapping[st
             ranges = ", ".join(f"{path!r}: {list(bounds)}" for path, bounds in found.items())
             raise SpecError(
                 f"{name}: the tables that the model indexes allow {ranges}, but the model fails on such values at "
-                f"{dict(item.point)}: {said(error)}; declare `range: [low, high]` for them, or give samples"
+                f"{dict(item.point)}: {described(error)}; declare `range: [low, high]` for them, or give samples"
             ) from error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.equivalence import ask_eager
+from freezer.freezing.capture.equivalence import run_eager
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
 from tests.lines import place_of
@@ -127,7 +127,7 @@ def test_lost_state_shows_in_the_second_call(model: type[nn.Module]) -> None:
 
 
 def test_random_model_is_not_compared() -> None:
-    assert not ask_eager(subject(Random())).deterministic
+    assert not run_eager(subject(Random())).deterministic
     found = captured(Random(), "trace")
     assert found.warnings == ("the trace was not compared with the model, whose answers to the same inputs differ",)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.capture.equivalence import ask_eager
+from freezer.freezing.capture.equivalence import run_eager
 from freezer.freezing.freeze import freeze
 from freezer.freezing.models.randomness import NUM_MORE_CALLS, PROBLEM, baked_in
 from freezer.freezing.validation.drift import Call, Gate, assess
@@ -69,7 +69,7 @@ def test_equal_draws_do_not_look_deterministic() -> None:
     subject = subject_of(Calling(dropped), {"x": random_inputs(1, 1)})
     for seed in range(12):
         torch.manual_seed(seed)
-        assert not ask_eager(subject).deterministic, seed
+        assert not run_eager(subject).deterministic, seed
         assert not run_reference(subject).deterministic, seed
 
 
