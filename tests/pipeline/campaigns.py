@@ -67,7 +67,7 @@ class Judged:
         self._items, self._made, self._after = [item for item in plan.items if item.finished is None], made, after
 
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
-        """Each item's outcome; `after` is told how many were taken in."""
+        """Yield the outcome of each item; `after` receives the number so far."""
         for index, item in enumerate(self._items):
             yield item, self._made(item)
             self._after(index + 1)

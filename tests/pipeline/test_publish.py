@@ -246,7 +246,7 @@ def test_results_with_fewer_recipes_are_kept_apart(
         assert store.manifest(store.version("mlp"), "portable").provenance == {"without": []}
         assert (first.version, second.version, second.cached) == (1, 2, False)
     (third,) = Publisher(alone, store, ledger).add(item, reached(item, "torchscript-frozen"))
-    assert (third.version, third.cached) == (2, True), "what was reached with more stands for it"
+    assert (third.version, third.cached) == (2, True), "the result with more recipes replaces it"
     assert list((store.root / ".coldpress" / "judged").iterdir()) == []
 
 

@@ -340,7 +340,7 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db").exists()
 
 
-@pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4, to be told to be a lesser one")
+@pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4 to run as a lesser class")
 @pytest.mark.slow
 def test_lesser_class_runs_under_its_limits(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL)

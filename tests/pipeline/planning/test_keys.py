@@ -12,30 +12,18 @@ import pytest
 from freezer.freezing.models.sources import parse_source
 from freezer.freezing.recipes.recipes import RECIPES, Recipe
 from freezer.limits import Limits, SamplingPolicy
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import TensorSpec
 from pipeline.catalog.entry import Entry
 from pipeline.planning.file_digests import FileDigests
 from pipeline.planning.keys import BuildTarget, Key, build_key, differing, judge_key, make_key, source_key
+from tests.pipeline import campaigns
 
 POLICY = SamplingPolicy()
 TOOLCHAIN = {"torch": "2.13.0", "cxx": "g++ 12"}
 
 
 def make_entry(folder: Path, source: str = "python:mod:make", **settings: object) -> Entry:
-    (folder / "mod.py").write_text("def make(): ...\n")
-    return Entry(
-        name="m",
-        source=parse_source(source, folder=folder, search_path=(str(folder),), **settings),
-        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("n", 4)),), dims=(Dim(name="n", min=1, max=2),)),
-        samples=None,
-        task_metric=None,
-        limits=Limits(),
-        device_classes=("auto",),
-        recipes=("auto",),
-        files=(),
-        search_path=(str(folder),),
-    )
+    made = campaigns.entry("m", folder)
+    return replace(made, source=parse_source(source, folder=folder, search_path=(str(folder),), **settings))
 
 
 def source_digest(entry: Entry, folder: Path) -> str:

@@ -28,9 +28,9 @@ def test_file_lost_before_planning_is_a_problem(tmp_path: Path, suffix: str, fie
     store = Store.open(str(tmp_path / "store"), create=True)
     entries = [of_files(tmp_path, name) for name in ("first", "gone", "last")]
     (tmp_path / f"gone.{suffix}").unlink()
-    told = rf"entry 'gone', field '{field}': FileNotFoundError: .*gone\.{suffix}.*put it back, and start again"
+    message = rf"entry 'gone', field '{field}': FileNotFoundError: .*gone\.{suffix}.*put it back, and start again"
     with Ledger(store, "c") as ledger:
-        with pytest.raises(CatalogError, match=told) as caught:
+        with pytest.raises(CatalogError, match=message) as caught:
             plan_of(entries, store, ledger)
         assert caught.value.code == "CP-FETCH"
         plan = plan_of(entries, store, ledger, keep_going=True)

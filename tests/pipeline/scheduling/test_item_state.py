@@ -94,7 +94,7 @@ def subset(names: Sequence[str]) -> st.SearchStrategy[list[str]]:
 
 
 class LifeOfAModel(RuleBasedStateMachine):
-    """Both classes of a model, and an executor that reports whatever it likes about the tasks that were queued."""
+    """Both classes of a model, and an executor that reports random ends of the queued tasks."""
 
     def __init__(self) -> None:
         super().__init__()
