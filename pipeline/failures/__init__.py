@@ -1,4 +1,4 @@
-"""Failures: classify how a task ended, and decide what is retried.
+"""Failures: classify exceptions, and decide what is retried.
 
 May import: pipeline.records.
 Read first: policy.py.

@@ -1,4 +1,4 @@
-"""Records: outcomes, events and facts that every other package passes around.
+"""Records: outcomes, failures, figures and events that all other packages share.
 
 May import: freezer.
 Read first: outcome.py.

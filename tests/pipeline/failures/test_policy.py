@@ -209,18 +209,6 @@ def test_crash_is_retried_then_quarantined(place: Store) -> None:
         assert len(third.started) == 1
 
 
-def test_node_deaths_are_retried_twice(place: Store) -> None:
-    died = Done(handle=Handle(0), failure="NodeDiedError: it is gone", kind="node")
-    with Ledger(place, "c") as ledger:
-        [(_, outcome)], cluster, notes = executed(place, ledger, [died] * 3, plan_of(place, ledger))
-        assert len(cluster.started) == 3
-        assert [re.search(r"attempt \d of \d", note)[0] for note in notes[:2]] == ["attempt 2 of 3", "attempt 3 of 3"]  # type: ignore[index]
-        assert (outcome.failure_kind, outcome.code) == ("infrastructure", "CP-INFRASTRUCTURE")
-        assert outcome.reason == "NodeDiedError: it is gone; tried 3 times"
-        _, again, _ = executed(place, ledger, [ended("capture")], plan_of(place, ledger))
-        assert len(again.started) == 1, "never kept"
-
-
 def test_node_without_memory_is_retried_with_twice_as_much(place: Store) -> None:
     starved = ended("memory", "CP-MEMORY-NODE", peak_bytes=6 * 10**9, tried_bytes=10 * 10**9)
     with Ledger(place, "c") as ledger:

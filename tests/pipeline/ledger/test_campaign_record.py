@@ -40,12 +40,6 @@ def test_stopped_campaign_keeps_its_facts(tmp_path: Path) -> None:
     assert (continued(store, interrupted).facts, continued(store, interrupted).started) == (FACTS, 1.0)
 
 
-def test_ended_campaign_starts_another_pass(tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
-    ended = continued(store, replace(RECORD, finished=2.0, exit_code=0))
-    assert (ended.facts, ended.started) == ({}, 5.0)
-
-
 KILLED = """
 import os, signal, sys, time
 from freezer.store.store import Store

@@ -143,14 +143,6 @@ def test_reader_finds_rows_that_are_merged_meanwhile(store: Store) -> None:
     assert seen | {key for part in reading for key, *_ in part.heads()} == {"k0", "k1", "k2"}
 
 
-def test_refresh_reads_rows_of_other_campaigns(store: Store) -> None:
-    with Ledger(store, "one") as one, Ledger(store, "two") as two:
-        add(two, "k")
-        assert one.find("build", "k") is None
-        one.refresh()
-        assert one.find("build", "k") is not None
-
-
 def test_full_disk_adds_no_row(store: Store) -> None:
     script = """
 import resource, signal, sys

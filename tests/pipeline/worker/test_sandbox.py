@@ -22,7 +22,6 @@ from pipeline.worker.sandbox import Memory, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES
 from tests.pipeline import faults
 
-DAMAGED = "damaged.pt"
 FIRST_START_S = 60
 """The first child of a process waits until its forkserver has imported torch."""
 
@@ -90,9 +89,6 @@ def test_result_of_another_process(tmp_path: Path) -> None:
         (faults.recurse, "crash", "died of SIGSEGV"),
         (faults.kill_itself, "crash", "died of SIGKILL"),
         (faults.become_another_program, "crash", "exited with code 0 without a result"),
-        (faults.close_its_output, "error", "OSError: .*Bad file descriptor"),
-        (faults.open_everything, "error", "Too many open files"),
-        (faults.ask_for_input, "error", "EOFError"),
         (faults.return_a_lambda, "error", "its result cannot be pickled: .*lambda"),
         (faults.return_what_cannot_be_read, "error", "its result cannot be read: RuntimeError: not here"),
         (faults.return_much, "error", "a result of more than 67 MB"),
@@ -110,13 +106,6 @@ def test_failed_supervisor_is_not_a_crash(tmp_path: Path) -> None:
     failure = failed(tmp_path, add, 1, 2)
     assert (failure.kind, failure.code) == ("infrastructure", "CP-INFRASTRUCTURE")
     assert "[Errno 21] Is a directory: " in failure.message
-
-
-def test_damaged_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / DAMAGED).write_bytes(b"PK\x03\x04" + bytes(1000))
-    failure = failed(tmp_path, faults.load_damage, str(tmp_path / DAMAGED))
-    assert failure.kind == "error"
-    assert failure.log_tail.splitlines()[-1].startswith("RuntimeError: PytorchStreamReader")
 
 
 def test_failure_contains_the_log_tail(tmp_path: Path) -> None:
@@ -158,15 +147,6 @@ def test_hanging_compiler_is_named(tmp_path: Path) -> None:
     failure = failed(tmp_path, faults.hang_in_a_compiler, str(compiler), timeout_s=1)
     assert failure.kind == "timeout"
     assert f"still running: /bin/sh {compiler} -O2 x.cpp; sleep 1000; sleep 1000" in failure.log_tail
-
-
-@pytest.mark.parametrize(("then", "kind"), [("return", None), ("hang", "timeout"), ("crash", "crash")])
-def test_detached_processes_are_killed(tmp_path: Path, then: str, kind: str | None) -> None:
-    end = isolated(tmp_path, faults.detach, str(tmp_path / "pids"), then, timeout_s=1.5)
-    assert (end.failure and end.failure.kind) == kind
-    pids = (tmp_path / "pids").read_text().split()
-    assert len(pids) == 2
-    assert all(gone(int(pid)) for pid in pids)
 
 
 def test_child_that_kills_its_supervisor_is_a_crash(tmp_path: Path) -> None:
@@ -218,12 +198,6 @@ def test_forkserver_start(tmp_path: Path, imports: str, start_limit_s: float, ex
     """Its duration counts against no limit of the item; one that hangs or dies is an infrastructure error."""
     found = slowly_started(tmp_path, imports, start_limit_s)
     assert re.match(expected, found), found
-
-
-def test_parent_returns_the_result_of_a_fork(tmp_path: Path) -> None:
-    end = isolated(tmp_path, faults.return_twice)
-    assert end.failure is None
-    assert end.value > 0, "the parent's"
 
 
 @pytest.mark.parametrize("function", [faults.eat, faults.eat_in_children])
