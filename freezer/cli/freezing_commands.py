@@ -19,6 +19,7 @@ from freezer.hardware.device_classes import device_class
 from freezer.spec.parse import declared_spec
 
 if TYPE_CHECKING:
+    from freezer.freezing.freeze import FreezeResult
     from freezer.freezing.models.subject import Subject
 
 
@@ -90,7 +91,17 @@ def freeze(
     samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
     if weights not in (None, "random"):
         raise UsageError(f"--weights {weights}: expected `random` or no option")
-    settings = {"args": _parsed(args, "args"), "weights": weights, "seed": seed, "method": method, "sha256": sha256, "trust": trust}
+    parsed = parse_source(
+        source,
+        folder=here,
+        search_path=(str(here),),
+        args=_parsed(args, "args"),
+        weights=weights,
+        seed=seed,
+        method=method,
+        sha256=sha256,
+        trust=trust,
+    )
     spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
     options = FreezeOptions(
         name=name,
@@ -103,11 +114,18 @@ def freeze(
         device=device,
     )
     with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
-        found = fetched(parse_source(source, folder=here, search_path=(str(here),), **settings), Path(cache))
+        found = fetched(parsed, Path(cache))
         if out is None or debug:
             _debug(load_subject(found, name, spec, samples, options.for_subject(CPU)))
             return
         result = freeze_source(found, spec=spec, samples=samples, out=out, options=options)
+    _print_result(result, out)
+    if result.artifact is None:
+        sys.exit(REFUSED)
+
+
+def _print_result(result: FreezeResult, out: Path) -> None:
+    """Print the verdict and the failures, and write full errors beside `out`."""
     for failed, why in result.failures.items():
         say(f"{failed} was not built: {why}")
     say(f"{result.verdict}: {result.reason}")
@@ -115,9 +133,8 @@ def freeze(
         errors = made_parent(out.with_name(f"{out.name}.errors.txt"))
         errors.write_text("\n".join(f"{failed}\n{text}" for failed, text in result.tracebacks.items()))
         say(f"full errors: {errors}")
-    if result.artifact is None:
-        sys.exit(REFUSED)
-    say(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}")
+    if result.artifact is not None:
+        say(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}")
 
 
 def _debug(subject: Subject) -> None:

@@ -152,8 +152,6 @@ def test_exit_code_3_unreachable(coldpress: Run, tmp_path: Path) -> None:
 
 
 def test_exit_codes_reach_the_shell(tmp_path: Path) -> None:
-    assert in_a_process("classes").returncode == 0
-    assert in_a_process("inspect", tmp_path).returncode == 1
     assert in_a_process("inspect").returncode == 2
     assert in_a_process("inspect", "mlp", "--store", tmp_path / "none").returncode == 3
 
@@ -198,6 +196,7 @@ def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_pat
 # Freeze
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("cpu-x86-64-v3" not in detect({}).classes, reason="this machine is not x86-64-v3")
 def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     out = tmp_path / "v3"
