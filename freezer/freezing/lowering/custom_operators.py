@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import torch
@@ -17,21 +13,19 @@ from freezer.freezing.lowering.exported import fx_operators
 from freezer.freezing.lowering.torchscript.graph_analysis import inlined, operators
 
 CODE = "CP-CUSTOM-OPERATOR"
-TIMEOUT_S = 120
-
-_OF_TORCH = frozenset(("aten", "prim", "prims", "quantized", "sparse", "mkldnn", "mkldnn_prepacked", "onednn", "_quantized"))
-"""Operator namespaces of torch itself. Operators of other namespaces are looked up in a fresh process."""
+_OF_TORCH = frozenset(
+    (
+        *("aten", "prim", "prims", "quantized", "_quantized", "sparse", "mkl", "mkldnn", "mkldnn_prepacked", "onednn"),
+        *("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "rngprims", "inductor_prims", "profiler"),
+        *("prepacked", "xnnpack", "static_runtime", "inductor", "export", "quantization", "_native", "_dtensor"),
+    )
+)
+"""Namespaces of the operators that exist in every process that imports torch."""
 
 _COMPILED = frozenset(("quantized_decomposed",))
-"""Operator namespaces that Inductor compiles to its own code."""
+"""Namespaces of operators that Inductor compiles to its own code."""
 
 _TARGET = re.compile(r"^(\w+)\.(\w+)\.\w+$")
-
-_ASK = """
-import json, sys
-import torch
-print(json.dumps([name for name in json.load(sys.stdin) if not torch._C._jit_get_schemas_for_operator(name)]))
-"""
 
 
 def check_operators(program: Any, lowering: PayloadKind) -> None:
@@ -41,7 +35,7 @@ def check_operators(program: Any, lowering: PayloadKind) -> None:
         BuildError: it calls others; code CP-CUSTOM-OPERATOR.
     """
     known = _OF_TORCH | _COMPILED if lowering == "inductor" else _OF_TORCH
-    missing = _missing(tuple(sorted(name for name in operators_of(program) if name.partition("::")[0] not in known)))
+    missing = sorted(name for name in operators_of(program) if name.partition("::")[0] not in known)
     if missing:
         raise BuildError(
             f"{lowering}: the graph calls {', '.join(missing)}, which only the model's own code registers, so the artifact could "
@@ -57,20 +51,3 @@ def operators_of(program: Any) -> set[str]:
         return {f"{found[1]}::{found[2]}" for found in targets if found}
     script = program._c
     return {kind for method in script._method_names() for kind in operators(inlined(script, method))}
-
-
-@functools.cache
-def _missing(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The operators that are missing in a fresh process that only imports torch.
-
-    Raises:
-        BuildError: the process fails.
-    """
-    if not names:
-        return ()
-    command = [sys.executable, "-c", _ASK]
-    try:
-        done = subprocess.run(command, input=json.dumps(names), capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
-    except subprocess.SubprocessError as error:
-        raise BuildError(f"could not look up {', '.join(names)} in a fresh process: {error}") from error
-    return tuple(json.loads(done.stdout.splitlines()[-1]))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch import Tensor
 
 import freezer
 from freezer.artifact.describe import readable
@@ -23,7 +22,6 @@ from freezer.freezing.target.target import target_here
 from freezer.freezing.validation.judge import judge
 from freezer.freezing.validation.timed_cells import general
 from freezer.pyfunc import _load_pyfunc
-from freezer.runtime.payloads import OpenPayload
 from freezer.serving.canary import canary_figures
 from freezer.spec.inputs import Dim
 from tests.conftest import Several
@@ -104,7 +102,7 @@ def test_every_payload_is_judged_and_timed(several: Several) -> None:
 
 
 def test_wrong_payload_for_another_count_is_rejected(several: Several, tmp_path: Path) -> None:
-    """A payload of a model with another bias stands in for the one of a further thread count."""
+    """A payload of a model with another bias replaces the one of a further thread count."""
     other = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
     right = candidate_of(other, "torchscript-frozen", tmp_path / "right")
     changed = mlp()
@@ -202,7 +200,7 @@ def test_call_restores_the_threads_own_count(several: Several) -> None:
     one_by_one, all_set = threading.Lock(), threading.Barrier(4)
 
     def work(own: int) -> tuple[int, bool]:
-        with one_by_one:  # until a thread has used torch, its count is whatever was set last
+        with one_by_one:  # a thread that has not used torch yet inherits the last count
             torch.set_num_threads(own)
             assert torch.get_num_threads() == own
         all_set.wait(60)
@@ -212,30 +210,6 @@ def test_call_restores_the_threads_own_count(several: Several) -> None:
     with ThreadPoolExecutor(max_workers=4) as pool:
         assert list(pool.map(work, [1, 2, 3, 4])) == [(own, True) for own in (1, 2, 3, 4)]
     torch.set_num_threads(THREADS)  # what new threads start with was changed by those threads
-
-
-def test_requested_count_applies_to_portable_payloads(tmp_path: Path) -> None:
-    result = freezer.freeze(
-        mlp(),
-        {"x": random_inputs(2, 4)},
-        out=tmp_path / "out",
-        options=freezer.FreezeOptions(recipes=["torchscript-optimized"], device_class=HERE, limits=ANY_SPEED, policy=QUICK),
-    )
-    assert result.artifact is not None
-    asked, plain = freezer.load(result.artifact.folder, threads=THREADS + 2), freezer.load(result.artifact.folder)
-    seen: list[int] = []
-
-    def noting(opened: OpenPayload) -> OpenPayload:
-        def run(x: Tensor) -> object:
-            seen.append(torch.get_num_threads())
-            return opened.run(x)
-
-        return replace(opened, run=run)
-
-    for model in (asked, plain):
-        model._choice._exact = {(): noting(model._choice._payloads[0])}
-        model(random_inputs(2, 4))
-    assert seen == [THREADS + 2, THREADS]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ Inductor looks for a toolkit in CUDA_HOME or /usr/local/cuda. A torch from PyPI 
 from __future__ import annotations
 
 import contextlib
-import ctypes.util
 import os
 import re
 import shutil
@@ -84,8 +83,4 @@ def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> N
 def driver_library(folders: Sequence[str] = _DRIVER) -> Path | None:
     """The driver's libcuda.so.1, if it is found."""
     places = [*folders, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
-    found = next((path for place in places if place and (path := Path(place) / "libcuda.so.1").exists()), None)
-    if found is not None:
-        return found
-    name = ctypes.util.find_library("cuda")
-    return Path(name) if name and Path(name).is_absolute() else None
+    return next((path for place in places if place and (path := Path(place) / "libcuda.so.1").exists()), None)

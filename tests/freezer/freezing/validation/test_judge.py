@@ -12,28 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.target.target import target_here
-from freezer.freezing.validation.candidate_timing import inputs_at
 from freezer.freezing.validation.judge import _over_limit, _quality, judge
 from freezer.limits import Limits
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.timing.sampling import Speedup
 from tests.models import (
-    AttributeCounter,
     BakedCounter,
     Branching,
     Calling,
     Counter,
     Mlp,
     Random,
-    ReassignedCounter,
-    Writing,
     mlp,
     seeded,
 )
@@ -49,13 +43,6 @@ def mlp_candidate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Ca
     return subject, candidate_of(subject, "torchscript-frozen", tmp_path_factory.mktemp("mlp") / "c")
 
 
-class Written(Writing):
-    """Answers what Writing answers, and leaves its input alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.clone())
-
-
 def test_baked_in_counter_fails_in_the_sequence(tmp_path: Path) -> None:
     subject = subject_of(seeded(Counter), {"x": X})
     baked = candidate_of(subject_of(seeded(BakedCounter), {"x": X}), "torchscript-frozen", tmp_path / "baked")
@@ -65,18 +52,6 @@ def test_baked_in_counter_fails_in_the_sequence(tmp_path: Path) -> None:
     (trial,) = found.trials
     assert trial.drift is not None
     assert {row.kind for row in trial.drift.rows if row.problem} == {"sequence"}, "every single call is right"
-
-
-@pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter])
-def test_state_hidden_from_export_is_scripted(model: type[nn.Module], tmp_path: Path) -> None:
-    subject = subject_of(seeded(model), {"x": X})
-    candidate = candidate_of(subject, "portable", tmp_path / "c")
-    outcomes = {row["capture"]: row["outcome"] for row in candidate.tried}
-    assert candidate.capture in ("trace", "script")
-    assert "captured" not in outcomes["export"]
-    found = judgement_of(subject, [candidate])
-    assert found.verdict == "published", found.reason
-    assert found.reference.stateful
 
 
 def test_lost_branch_is_rejected(tmp_path: Path) -> None:
@@ -97,18 +72,6 @@ def test_random_model_is_judged_by_its_noise(tmp_path: Path) -> None:
     found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
     assert not found.reference.deterministic
     assert found.verdict == "published", found.reason
-
-
-def test_input_sets_survive_candidates_that_write(tmp_path: Path) -> None:
-    subject = subject_of(seeded(Written), {"x": X})
-    writing = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.trace(seeded(Writing), X.clone()), str(writing.folder / writing.payloads[0].path))
-    writing = replace(writing, payloads=(replace(writing.payloads[0], convention="native"),))
-    before = [item.cloned() for item in subject.sets]
-    found = judgement_of(subject, [writing])
-    assert found.verdict == "published", found.reason
-    assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
 
 
 def test_candidates_compete_with_eager(tmp_path: Path) -> None:
@@ -205,11 +168,3 @@ def test_stateful_candidate_is_published_with_its_task_metric(tmp_path: Path) ->
     assert (found.verdict, found.reference.stateful) == ("published", True)
     assert (found.task_metric, found.trials[0].task_metric) == (1.0, 1.0), "the metric starts from the initial state"
     assert weights_digest(model) == before
-
-
-def test_timed_inputs_are_distinct() -> None:
-    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
-    found = inputs_at(subject, {"batch": 3})
-    assert len(found) == 4
-    assert {tuple(item.tensors["x"].shape) for item in found} == {(3, 4)}
-    assert len({item.tensors["x"].numpy().tobytes() for item in found}) == 4

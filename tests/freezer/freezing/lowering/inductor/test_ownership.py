@@ -65,7 +65,7 @@ class Caching(nn.Module):
         return other.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x) - self.head(x * 0)  # whatever the bias of a copy is
+        out: Tensor = self.head(x) - self.head(x * 0)  # cancels the bias, which copies do not share
         return out
 
 

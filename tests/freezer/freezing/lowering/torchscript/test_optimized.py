@@ -19,8 +19,8 @@ from freezer.runtime.threads import threads
 from freezer.runtime.torchscript_loader import open_torchscript
 from tests.conftest import Frozen, frozen
 from tests.freezer.models_state import RunningMean
-from tests.models import Mlp, TinyConv, seeded
-from tests.steps import BATCH, HERE, candidate_of, copy_of, judgement_of, random_inputs, rewritten, subject_of
+from tests.models import TinyConv, seeded
+from tests.steps import HERE, candidate_of, copy_of, judgement_of, random_inputs, rewritten, subject_of
 
 SETTINGS = RECIPES["torchscript-optimized"].settings
 X = random_inputs(2, 3, 16, 16)
@@ -35,13 +35,6 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
 
 def payload_of(artifact: Artifact) -> Path:
     return artifact.folder / artifact.manifest.payloads[0].path
-
-
-class Doubling(nn.Module):
-    """Has nothing to fold, fuse or lay out."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
 
 
 class OnlyEncode(nn.Module):
@@ -79,16 +72,6 @@ def test_answers_equal_the_source_with_any_thread_count(optimized: Frozen, opene
             for _ in range(3):  # TorchScript's executor specializes on the first calls
                 torch.testing.assert_close(model(x), optimized.model(x).detach(), rtol=1e-4, atol=1e-5)
             assert torch.get_num_threads() == num_threads
-
-
-@pytest.mark.parametrize("model", [Doubling, Mlp])
-def test_model_with_nothing_to_optimize(model: type[nn.Module], tmp_path: Path) -> None:
-    x = random_inputs(2, 4)
-    subject = subject_of(seeded(model), {"x": x}, {"x": {0: BATCH}})
-    candidate = candidate_of(subject, "torchscript-optimized", tmp_path / "c")
-    found = judgement_of(subject, [candidate])
-    assert found.verdict == "published", found.reason
-    torch.testing.assert_close(candidate.open(subject)(x), seeded(model)(x).detach())
 
 
 def test_state_is_kept(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from freezer.artifact.freezing_report import FreezingReport, KeptTensor, PreservedName
-from freezer.freezing.diagnostics.source_lines import line_of_node, line_of_stack
 from freezer.freezing.lowering.torchscript.graph_analysis import operators
 from freezer.freezing.lowering.torchscript.pass_replay import (
     APPENDED,
@@ -51,7 +49,7 @@ IMAGE, ROW = random_inputs(2, 3, 8, 8), random_inputs(2, 4)
 
 
 def trained(model: nn.Module) -> nn.Module:
-    """The model with batch norms whose statistics are no identity, so that no two of its tensors are equal."""
+    """Give batch norms random statistics, so that no two tensors of the model are equal."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for module in model.modules():
@@ -75,7 +73,7 @@ def frozen(
 
 
 def counts(report: FreezingReport) -> dict[str, int]:
-    assert report.notes == (), "everything can be told by name"
+    assert report.notes == (), "all changes are counted"
     return {change.name: change.count for change in report.changes}
 
 
@@ -117,7 +115,7 @@ def test_linear_batch_norms_and_changes_at_load() -> None:
     assert {change.name: change.count for change in report.changes_at_load} == {TRANSPOSED: 4}
     with torchscript_deprecations_silenced(), torch.no_grad():
         optimized = torch.jit.optimize_for_inference(after)
-    assert operators(optimized.graph)["aten::matmul"] == 4, "what was told is what torch does"
+    assert operators(optimized.graph)["aten::matmul"] == 4, "torch does what the report predicts"
 
 
 @pytest.mark.parametrize("x", [ROW, None], ids=["traced", "scripted"])
@@ -213,20 +211,6 @@ def test_report_of_an_unfrozen_module() -> None:
         PreservedName(name="version", kind="attribute", why="asked for"),
     )
     assert "its 4 parameters and buffers stay what they are" in report.notes[0]
-
-
-def test_line_of_a_node_is_the_users() -> None:
-    assert line_of_node("") is None
-    assert line_of_stack(None) is None
-    here = place_of(Adding.forward, "add_")
-    file, number, code = here.split(":", 2)
-    folder = Path(inspect.getfile(Adding)).parent
-    stack = (
-        f'  File "{folder / file}", line {number}, in forward\n    {code.strip()}\n  File "{torch.__file__}", line 1, in f\n    x\n'
-    )
-    assert line_of_stack(stack) == here
-    assert line_of_node(f"{torch.__file__}(1): forward\n{folder / file}({number}): forward\n") == here
-    assert line_of_node("/elsewhere/gone.py(12): forward\n") == "gone.py:12"
 
 
 @pytest.mark.parametrize("missing", ["_jit_pass_cse", "_freeze_module"])
