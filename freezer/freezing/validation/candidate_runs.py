@@ -13,8 +13,8 @@ from freezer.artifact.payload_selection import serving, set_for, without_special
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.target.target import Target
-from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, joined
-from freezer.freezing.validation.reference import CallKind, Reference, Runner, run_calls
+from freezer.freezing.validation.drift import CallKind, DriftReport, Gate, assess, joined
+from freezer.freezing.validation.reference import Reference, Runner, run_calls
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.pytree import leaves_of
 from freezer.runtime.threads import threads
@@ -75,17 +75,7 @@ def runner(model: FrozenModel, subject: Subject) -> Runner:
 
 
 def _drift(subject: Subject, candidate: Candidate, run: Run, reference: Reference, results: Results, gate: Gate) -> DriftReport:
-    calls = [
-        Call(
-            kind=call.kind,
-            set_index=call.set_index,
-            reference=call.reference,
-            eager=call.eager,
-            candidate=leaves,
-            noise_rmse=call.noise_rmse,
-        )
-        for call, (_, _, leaves) in zip(reference.calls, results, strict=True)
-    ]
+    calls = [replace(call, candidate=leaves) for call, (_, _, leaves) in zip(reference.calls, results, strict=True)]
     names = [output.name for output in subject.outputs]
     found = assess(candidate.recipe, names, calls, gate, float64=reference.float64)
     served = [serving(run.payloads, item.point) for item in subject.sets]

@@ -40,6 +40,8 @@ from freezer.numerics import (
 
 NOTHING_COMPARED = "no output was compared"
 
+CallKind = Literal["single", "sequence", "after-reset"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
@@ -59,7 +61,7 @@ class DriftRow:
     """
 
     recipe: str
-    kind: Literal["single", "sequence", "after-reset"]
+    kind: CallKind
     set_index: int
     output: str
     num_elements: int
@@ -107,18 +109,18 @@ class DriftReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The output tensors of one call by the reference, by eager and by the candidate.
+    """The output tensors of one call by the reference, by eager, and by the candidate once it has run.
 
     Attributes:
         noise_rmse: for each output, the largest difference between runs of eager; 0 for a deterministic model.
     """
 
-    kind: Literal["single", "sequence", "after-reset"]
+    kind: CallKind
     set_index: int
     reference: Sequence[Tensor]
     eager: Sequence[Tensor]
-    candidate: Sequence[Tensor]
     noise_rmse: Sequence[float]
+    candidate: Sequence[Tensor] = ()
 
 
 def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate, *, float64: bool) -> DriftReport:

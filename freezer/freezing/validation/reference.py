@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from freezer.freezing.models.cloning import overlapping
 from freezer.freezing.models.randomness import same_each_time
 from freezer.freezing.models.state import attributes_of, same_values, tensors_of
 from freezer.freezing.models.subject import Subject
+from freezer.freezing.validation.drift import Call, CallKind
 from freezer.freezing.validation.float64_mode import Widening, own_dtype, widen_attributes, widening
 from freezer.numerics import comparable, finite_difference, rms, same_tensors
 from freezer.runtime.pytree import flatten
@@ -27,23 +28,6 @@ SEQUENCE_CALLS = 4
 
 NUM_RERUNS = 4
 """Further runs of a model that draws random numbers, to measure its noise."""
-
-CallKind = Literal["single", "sequence", "after-reset"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceCall:
-    """One call, by the reference and by eager.
-
-    Attributes:
-        noise_rmse: for each output, the largest difference between runs of eager; 0 for a deterministic model.
-    """
-
-    kind: CallKind
-    set_index: int
-    reference: Sequence[Tensor]
-    eager: Sequence[Tensor]
-    noise_rmse: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +42,7 @@ class Reference:
         note: which casts were widened for that, and which roundings of the model remain.
     """
 
-    calls: tuple[ReferenceCall, ...]
+    calls: tuple[Call, ...]
     stateful: bool
     deterministic: bool
     float64: bool
@@ -66,7 +50,7 @@ class Reference:
     note: str | None = None
 
     @property
-    def singles(self) -> tuple[ReferenceCall, ...]:
+    def singles(self) -> tuple[Call, ...]:
         """The single calls, in the order of the subject's sets."""
         return tuple(call for call in self.calls if call.kind == "single")
 
@@ -142,7 +126,7 @@ def run_reference(subject: Subject) -> Reference:
         apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
         noise = [max(differences) for differences in zip(*apart, strict=True)] if apart else [0.0] * len(e)
         kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
-        calls.append(ReferenceCall(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
+        calls.append(Call(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
     return Reference(
         calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not, note=note
     )
