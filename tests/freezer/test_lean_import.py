@@ -62,9 +62,6 @@ def test_reading_commands_import_no_torch(command: str, published: Store, tmp_pa
 def test_freezer_needs_no_ray_mlflow_or_pydantic(scripted: Frozen) -> None:
     found = imported_by("import freezer, sys; freezer.load(sys.argv[1]); freezer.verify(sys.argv[1])", scripted.artifact.folder)
     assert found == "['numpy', 'torch']"
-    for module in ROOT.joinpath("freezer").rglob("*.py"):
-        text = module.read_text()
-        assert not any(f"import {name}" in text for name in ("ray", "mlflow", "pydantic")), module
 
 
 def test_public_names_exist() -> None:

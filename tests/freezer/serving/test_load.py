@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +43,12 @@ def packed(artifact: Artifact, folder: Path, device_class: str, num_threads: int
     copied = copy_of(artifact, folder)
     payloads = tuple(replace(payload, num_threads=num_threads, layouts=None) for payload in artifact.manifest.payloads)
     return rewritten(copied, device_class=device_class, payloads=payloads)
+
+
+def store_of(folder: Path, artifacts: Mapping[str, Artifact]) -> Store:
+    store = Store.open(str(folder / "store"), create=True)
+    store.publish("mlp", source_key="key", artifacts=artifacts, carried={})
+    return store
 
 
 def test_the_requested_class_serves(published: Store) -> None:
@@ -113,8 +119,7 @@ def test_a_damaged_artifact_falls_back_to_the_next(
 
 def test_strict_raises_with_every_refusal(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
     newer = copy_of(portable.artifact, tmp_path / "newer", needs=Needs(torch="99.0"))
-    store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact, "portable": newer}, carried={})
+    store = store_of(tmp_path, {HERE: scripted.artifact, "portable": newer})
     flipped_payload(store)
     with pytest.raises(
         IncompatibleError, match=r"the best artifact for this machine .* is refused, and strict=True takes no"
@@ -139,16 +144,14 @@ def test_a_payload_that_does_not_open_falls_back(scripted: Frozen, portable: Fro
     path.write_bytes(b"PK no TorchScript")
     changed = replace(broken.manifest.payloads[0], digest=digest_file(path), size_bytes=17, kind="exported")
     broken = rewritten(broken, payloads=(changed,))
-    store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts={HERE: broken, "portable": portable.artifact}, carried={})
+    store = store_of(tmp_path, {HERE: broken, "portable": portable.artifact})
     model = freezer.load("mlp", store=str(store.root))
     assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "does_not_open")]
 
 
 def test_payloads_for_more_threads_are_refused(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
     other = packed(scripted.artifact, tmp_path / "other", HERE, num_threads=THREADS + 1)
-    store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts={HERE: other, "portable": portable.artifact}, carried={})
+    store = store_of(tmp_path, {HERE: other, "portable": portable.artifact})
     model = freezer.load("mlp", store=str(store.root))
     assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "threads_mismatch")]
     asked = freezer.load("mlp", store=str(store.root), threads=THREADS + 1)
@@ -174,8 +177,7 @@ def test_weights_packed_for_v3_are_refused_on_v4(scripted: Frozen, portable: Fro
     lesser = packed(scripted.artifact, tmp_path / "v3", V3)
     with pytest.raises(IncompatibleError, match=r"isa_mismatch: got oneDNN packing for avx512 \(float32\) here.*limit_isa=True"):
         freezer.load(lesser.folder)
-    store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts={V3: lesser, "portable": portable.artifact}, carried={})
+    store = store_of(tmp_path, {V3: lesser, "portable": portable.artifact})
     model = freezer.load("mlp", store=str(store.root))
     assert model.manifest is not None
     assert model.manifest.device_class == "portable"

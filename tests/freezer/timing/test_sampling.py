@@ -65,6 +65,14 @@ def test_the_interval_widens_with_more_candidates() -> None:
     assert many.value == one.value
 
 
+def test_rounds_are_paired() -> None:
+    # The machine's speed varies 10-fold; the ratio in each round is exactly 2.
+    machine = [1.0 + 0.5 * i for i in range(20)]
+    paired = sampling_of(eager=[[2 * m] for m in machine], candidate=[[m] for m in machine])
+    found = speedup(paired, "candidate", eager="eager", num_candidates=1, policy=ALL)
+    assert [found.low, found.value, found.high] == pytest.approx([2, 2, 2])
+
+
 def entrants(log: list[tuple[str, int]], names: str = "abc", inputs: int = 3) -> dict[str, list[Callable[[], None]]]:
     def call(name: str, index: int) -> None:
         log.append((name, index))
