@@ -56,17 +56,6 @@ GROUPS = "sys/fs/cgroup"
             None,
             id="v1-none",
         ),
-        pytest.param(
-            "3:cpu,cpuacct:/x\n0::/a\n",
-            V1 + V2,
-            {
-                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "300000\n",
-                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
-                f"{GROUPS}/a/cpu.max": "max 100000\n",
-            },
-            3.0,
-            id="both",
-        ),
         pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "many 100000\n"}, None, id="unreadable"),
     ],
 )

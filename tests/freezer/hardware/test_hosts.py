@@ -13,7 +13,7 @@ from freezer.hardware.machine import describe_host
 from freezer.hardware.nvml import Gpu
 from freezer.serving.compatibility import refuse_by_isa, rungs
 from tests.freezer import hosts
-from tests.freezer.hosts import A100, AMD, H100, INTEL, x86
+from tests.freezer.hosts import A100, AMD, H100, x86
 from tests.steps import manifest_of
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -48,8 +48,6 @@ def taken(
     [
         pytest.param(hosts.IVY_BRIDGE, {}, "portable", id="AVX alone"),
         pytest.param(hosts.HASWELL, {}, V3, id="Haswell"),
-        pytest.param(hosts.ALDER_LAKE, {}, V3, id="AVX-VNNI without AVX-512"),
-        pytest.param(hosts.ZEN2, {}, V3, id="Zen 2"),
         pytest.param(hosts.SKYLAKE_SERVER, {}, V4, id="Skylake server"),
         pytest.param(hosts.CASCADE_LAKE, {}, "cpu-cascadelake", id="Cascade Lake"),
         pytest.param(hosts.CASCADE_LAKE_GUEST, {}, V4, id="v4 without VNNI"),
@@ -59,7 +57,6 @@ def taken(
         pytest.param(hosts.CASCADE_LAKE, {"ATEN_CPU_CAPABILITY": "avx2"}, "portable", id="ATen limited to AVX2"),
         pytest.param(hosts.CASCADE_LAKE, {"ONEDNN_MAX_CPU_ISA": "SSE41"}, "portable", id="oneDNN limited to SSE4.1"),
         pytest.param(hosts.COOPER_LAKE, {}, "cpu-cooperlake", id="Cooper Lake"),
-        pytest.param(hosts.ICE_LAKE, {}, "cpu-cascadelake", id="Ice Lake"),
         pytest.param(hosts.SAPPHIRE_RAPIDS, {}, "cpu-sapphirerapids", id="Sapphire Rapids"),
         pytest.param(hosts.OF_TOMORROW, {}, "cpu-sapphirerapids", id="newer than archspec"),
         pytest.param(hosts.ZEN4_GUEST, {}, "cpu-zen4", id="Zen 4 behind a hypervisor"),
@@ -80,7 +77,6 @@ def taken(
         ),
         pytest.param(x86("zen4", AMD, gpus=(A100, H100)), {"CUDA_VISIBLE_DEVICES": "1"}, "cpu-zen4", id="number of unknown order"),
         pytest.param(x86("zen4", AMD, gpus=(Gpu("GPU-new", 120),)), {}, "cpu-zen4", id="GPU of no class"),
-        pytest.param(x86("ivybridge", INTEL, gpus=(H100,)), {}, "portable", id="GPU beside a CPU without AVX2"),
     ],
 )
 def test_each_host_gets_the_best_class(host: Host, environ: dict[str, str], expected: str) -> None:
@@ -92,9 +88,7 @@ def test_each_host_gets_the_best_class(host: Host, environ: dict[str, str], expe
     [
         pytest.param(hosts.SAPPHIRE_RAPIDS, (V4, "portable"), "float32", V4, id="float32 is packed alike in all of AVX-512"),
         pytest.param(hosts.SAPPHIRE_RAPIDS, (V4, "portable"), "bfloat16", "portable", id="AMX packs bfloat16 otherwise"),
-        pytest.param(hosts.ZEN5, (V4, "portable"), "float32", V4, id="another vendor's AVX-512"),
         pytest.param(hosts.ZEN5, (V4, "portable"), "bfloat16", "portable", id="AVX-512 with bfloat16"),
-        pytest.param(hosts.CASCADE_LAKE, (V4, "portable"), "bfloat16", V4, id="VNNI does not change bfloat16"),
         pytest.param(hosts.CASCADE_LAKE, (V4, "portable"), "int8", "portable", id="VNNI packs int8 otherwise"),
         pytest.param(hosts.CASCADE_LAKE, (V3, "portable"), "float32", "portable", id="AVX2's layout on AVX-512"),
         pytest.param(hosts.ALDER_LAKE, (V3, "portable"), "int8", "portable", id="AVX-VNNI packs int8 otherwise"),

@@ -361,15 +361,6 @@ def test_objects_replaced_while_reading_are_read_whole(bucket: str, s3_address: 
     assert len(set(found)) > 1
 
 
-def test_sizes_that_never_match_are_an_error(bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that decompresses objects reports another size than it sends."""
-    store = Store.open(bucket)
-    publish(store, one)
-    monkeypatch.setattr("freezer.store.bucket.RemoteFiles._size", lambda *_: 1)
-    with pytest.raises(OSError, match=rf"{bucket}/tiny/index\.json: 50 reads .* upload it without Content-Encoding"):
-        store._files.read("tiny/index.json")
-
-
 # Google
 
 
