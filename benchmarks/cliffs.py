@@ -147,33 +147,33 @@ def plan() -> list[Table]:
 
 def isa_table(builds: Sequence[Build], num_threads: int, missing: str | None) -> Table:
     """Each class's payload under the limits of each class."""
-    names = [build.device_class for build in builds]
-    served = [Process(build=build, limits_of=build.device_class, num_threads=num_threads) for build in builds]
-    cells = [[_cell(process, build) for process in served] for build in builds]
-    return Table(
-        title=f"Instruction set: resnet18, {threads_text(num_threads)}",
-        columns=["built for", *(f"run under the limits of `{name}`" for name in names)],
-        rows={f"`{name}`": row for name, row in zip(names, cells, strict=True)},
-        served={
-            f"under the limits of `{name}`": (process, column)
-            for name, process, column in zip(names, served, zip(*cells, strict=True), strict=True)
-        },
-        missing=missing,
-    )
+    served = {
+        f"under the limits of `{build.device_class}`": Process(build=build, limits_of=build.device_class, num_threads=num_threads)
+        for build in builds
+    }
+    rows = {f"`{build.device_class}`": [_cell(process, build) for process in served.values()] for build in builds}
+    return _grid(f"Instruction set: resnet18, {threads_text(num_threads)}", "built for", rows, served, missing)
 
 
 def threads_table(build: Build, missing: str | None) -> Table:
     """Each thread count's payload with each thread count, for a class: its kernels decide whether there is a cliff."""
-    served = [Process(build=build, limits_of=build.device_class, num_threads=num) for num in build.counts]
-    names = [threads_text(num) for num in build.counts]
-    cells = [[_cell(process, build, num) for process in served] for num in build.counts]
+    served = {
+        f"with {threads_text(num)}": Process(build=build, limits_of=build.device_class, num_threads=num) for num in build.counts
+    }
+    rows = {threads_text(num): [_cell(process, build, num) for process in served.values()] for num in build.counts}
+    return _grid(f"Threads: mobilenet-v2, `{build.device_class}`", "built with", rows, served, missing)
+
+
+def _grid(
+    title: str, corner: str, rows: Mapping[str, Sequence[Process]], served: Mapping[str, Process], missing: str | None
+) -> Table:
+    """A table with a column for each process of the loader."""
+    columns = zip(served.items(), zip(*rows.values(), strict=True), strict=True)
     return Table(
-        title=f"Threads: mobilenet-v2, `{build.device_class}`",
-        columns=["built with", *(f"run with {name}" for name in names)],
-        rows=dict(zip(names, cells, strict=True)),
-        served={
-            f"with {name}": (process, column) for name, process, column in zip(names, served, zip(*cells, strict=True), strict=True)
-        },
+        title=title,
+        columns=[corner, *(f"run {name}" for name in served)],
+        rows=rows,
+        served={name: (process, column) for (name, process), column in columns},
         missing=missing,
     )
 

@@ -34,7 +34,6 @@ from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, sample
 
 POLICY = SamplingPolicy(time_limit_s=8.0, percentiles=("p50", "p90"))
-ANY_SPEED = Limits(speedup_min=0.0)
 NUM_INPUTS = 4
 _STATIC = Payload(path="eager", digest="", size_bytes=0, kind="exported", num_threads=None)
 
@@ -42,13 +41,13 @@ _STATIC = Payload(path="eager", digest="", size_bytes=0, kind="exported", num_th
 class ConvNet(nn.Module):
     """A convnet of ResNet's basic blocks: [batch, 3, 64, 64] to [batch, 100]."""
 
-    def __init__(self, width: int = 64, depth: int = 6) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-        parts = [
-            nn.Sequential(nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(depth)
-        ]
-        self.blocks, self.head = nn.ModuleList(parts), nn.Linear(width, 100)
+        self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(64, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(6)
+        )
+        self.head = nn.Linear(64, 100)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
@@ -59,37 +58,21 @@ class ConvNet(nn.Module):
         return out
 
 
-class Transformer(nn.Module):
+def transformer() -> nn.Module:
     """Six encoder layers: [batch, 128, 512] to the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True, activation="gelu")
-        self.encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return hidden states."""
-        out: Tensor = self.encoder(x)
-        return out
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True, activation="gelu")
+    return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
 
 
-class Perceptron(nn.Module):
+def mlp() -> nn.Module:
     """Eight layers: [batch, 1024] to [batch, 1024]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(1024, 1024), nn.GELU())))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features."""
-        out: Tensor = self.layers(x)
-        return out
+    return nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(1024, 1024), nn.GELU())))
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convnet": (ConvNet, (3, 64, 64)),
-    "transformer": (Transformer, (128, 512)),
-    "mlp": (Perceptron, (1024,)),
+    "transformer": (transformer, (128, 512)),
+    "mlp": (mlp, (1024,)),
 }
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -144,9 +127,9 @@ def measure(name: str, dtype: str, batch: int, recipes: Sequence[str], device: t
             try:
                 result = freezer.freeze(
                     model,
-                    {"x": inputs[0]},
+                    [inputs[0]],
                     out=out,
-                    options=freezer.FreezeOptions(recipes=[recipe], limits=ANY_SPEED, num_threads=1),
+                    options=freezer.FreezeOptions(recipes=[recipe], limits=Limits(speedup_min=0.0), num_threads=1),
                 )
                 if result.verdict != "published":
                     raise UsageError(result.reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.records.figures import Figures
 from pipeline.records.outcome import flat_json
-from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.run import run
 from pipeline.scheduling import executor, slots
 from pipeline.sources.materials import Materials
@@ -131,24 +129,21 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
         meter,
     )
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    _check(report)
+    failed = [outcome for outcome in report.outcomes if outcome.failed]
+    if failed or report.infrastructure:
+        raise RuntimeError(f"{len(failed)} outcomes failed, the first: {failed[:1]}; {report.infrastructure}")
+    tracker = resource.getrusage(resource.RUSAGE_CHILDREN)  # the ended child that wrote to MLflow
     return {
         "items": len(report.outcomes),
         "wall_s": wall_s,
         "cpu_s": cpu_s,
-        "tracker_cpu_s": children_cpu_s(),
+        "tracker_cpu_s": tracker.ru_utime + tracker.ru_stime,
         "peak_mb": peak_mb(),
         "in_flight": meter.in_flight,
         "verdicts": dict(sorted(meter.verdicts.items())),
         "builds": meter.num_builds,
         "build_phase_s": meter.last_build - (meter.first_build or 0.0),
     }
-
-
-def _check(report: CampaignReport) -> None:
-    failed = [outcome for outcome in report.outcomes if outcome.failed]
-    if failed or report.infrastructure:
-        raise RuntimeError(f"{len(failed)} outcomes failed, the first: {failed[:1]}; {report.infrastructure}")
 
 
 def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,17 +215,8 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
     manifest = replace(template.manifest, model=request.entry.name, device_class=request.device_class)
     (staging / "artifact" / MANIFEST).write_bytes(manifest.to_bytes())
     (staging / "result.json").write_text(json.dumps(flat_json(result)))
-    try:
-        os.replace(staging, done)
-    except OSError:
-        shutil.rmtree(staging, ignore_errors=True)
+    staging.replace(done)
     return result
-
-
-def children_cpu_s() -> float:
-    """CPU time of the ended child processes; a driver's is the one that writes to MLflow."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def peak_mb() -> float:

@@ -22,8 +22,6 @@ VAD = DATA / "vad.jit"
 TEST_BATCH = 64
 """Images per call of the task metric, the largest batch of the catalog; the last batch is smaller."""
 
-VAD_HIDDEN = 64
-
 
 class DigitsNet(nn.Module):
     """Three convolutions with batch norm and ReLU, for images of 8 by 8 pixels; 10 logits."""
@@ -94,7 +92,7 @@ class VoiceActivity(nn.Module):
     `.double()` leaves a plain attribute in float32, so the float64 reference cannot run.
     """
 
-    def __init__(self, hidden: int = VAD_HIDDEN) -> None:
+    def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.frames_16k = nn.Conv1d(1, 64, 128, stride=64, bias=False)
         self.frames_8k = nn.Conv1d(1, 64, 64, stride=32, bias=False)

@@ -296,7 +296,6 @@ class RayCluster:
         with self.popen(command) as process:
             try:
                 output = process.communicate(timeout=timeout_s)[0]
-            except subprocess.TimeoutExpired:
+            finally:
                 process.kill()
-                raise
         return subprocess.CompletedProcess(command, process.returncode, output, "")

@@ -97,21 +97,17 @@ class LocalMachines(NodeProvider):  # type: ignore[misc]
 
     def terminate_node(self, node_id: str) -> None:
         """End one machine with SIGTERM."""
-        with self._lock:
-            self._tags.pop(node_id)
-            process = self._started[node_id]
-        process.terminate()
-        process.wait(20)
+        self._tags.pop(node_id)
+        self._started[node_id].terminate()
+        self._started[node_id].wait(20)
 
     def non_terminated_nodes(self, tag_filters: Mapping[str, str]) -> list[str]:
         """The machines that exist, with the head."""
-        with self._lock:
-            return [name for name, tags in self._tags.items() if tag_filters.items() <= tags.items()]
+        return [name for name, tags in dict(self._tags).items() if tag_filters.items() <= tags.items()]
 
     def is_running(self, node_id: str) -> bool:
         """Whether a machine exists."""
-        with self._lock:
-            return node_id in self._tags
+        return node_id in self._tags
 
     def is_terminated(self, node_id: str) -> bool:
         """Whether a machine has ended."""
@@ -119,13 +115,11 @@ class LocalMachines(NodeProvider):  # type: ignore[misc]
 
     def node_tags(self, node_id: str) -> dict[str, str]:
         """The autoscaler's tags of a machine."""
-        with self._lock:
-            return dict(self._tags[node_id])
+        return dict(self._tags[node_id])
 
     def set_node_tags(self, node_id: str, tags: Mapping[str, str]) -> None:
         """Add tags to a machine."""
-        with self._lock:
-            self._tags[node_id] |= tags
+        self._tags[node_id] |= tags
 
     def internal_ip(self, node_id: str) -> str:
         """The address of a machine."""

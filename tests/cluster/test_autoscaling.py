@@ -1,4 +1,4 @@
-"""Ray's autoscaler: what it sees of a fleet's demand, and a campaign whose nodes it starts and ends."""
+"""A campaign on a cluster whose nodes Ray's autoscaler starts and ends."""
 
 from __future__ import annotations
 
@@ -8,48 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
-from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
-from pipeline.cluster.autoscaling import Ask
-from pipeline.cluster.ray_cluster import Cluster
-from pipeline.scheduling.fleet import Fleet
 from tests.cluster.conftest import V3, V4, write_slow_catalog
 from tests.cluster.local_machines import HEAD, identity, write_settings
 from tests.raylets import RayCluster, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-
-ZEN4 = "cpu-zen4"
-
-Demand = tuple[dict[str, float], dict[str, list[str]], int]
-
-
-def demand(address: str) -> list[Demand]:
-    """Resources, labels and count of each kind of task that waits for a node."""
-    found = []
-    for pending in get_cluster_resource_state(GcsClient(address)).pending_resource_requests:
-        labels = {
-            constraint.label_key: list(constraint.label_values)
-            for selector in pending.request.label_selectors
-            for constraint in selector.label_constraints
-        }
-        found.append((dict(pending.request.resources_bundle), labels, pending.count))
-    return sorted(found, key=lambda item: item[0]["CPU"])
-
-
-def test_the_autoscaler_sees_labels_cores_and_memory(joined: Cluster, cluster: RayCluster, tmp_path: Path) -> None:
-    fleet = Fleet(joined, lambda _: None, store=tmp_path, files=tmp_path, wait_s=60)
-
-    def check_demand(asked: dict[Ask, int], *expected: Demand) -> None:
-        fleet.ask(asked)
-        wait_until(lambda: demand(cluster.address) == list(expected), f"a demand of {expected}")
-
-    wide, core = Ask(device_class=ZEN4, num_cpus=8, memory_bytes=3 * 10**9), Ask(device_class=ZEN4)
-    label = {f"coldpress.dev/{ZEN4}": ["true"]}
-    check_demand({wide: 2, core: 3}, ({"CPU": 1.0}, label, 3), ({"CPU": 8.0, "memory": 3e9}, label, 2))
-    check_demand({wide: 2}, ({"CPU": 8.0, "memory": 3e9}, label, 2))
-    check_demand({Ask(device_class=V3): 1})
 
 
 def machines(folder: Path) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,15 +22,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @contextmanager
-def held(node: Node, num_cpus: int) -> Iterator[None]:
-    """Hold cores of a node with an actor."""
+def held(node: Node) -> Iterator[None]:
+    """Hold all cores of a node with an actor."""
 
     class Squatter:  # pickled by value: nodes do not have this module
         def here(self) -> bool:
             return True
 
     on_node = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    actor = ray.remote(Squatter).options(num_cpus=num_cpus, scheduling_strategy=on_node).remote()
+    actor = ray.remote(Squatter).options(num_cpus=node.num_cpus, scheduling_strategy=on_node).remote()
     ray.get(actor.here.remote())
     try:
         yield
@@ -58,7 +57,7 @@ def fleet(joined: Cluster, tmp_path: Path, notes: list[str], monkeypatch: pytest
 
 def test_a_held_node_is_used_once_it_is_free(joined: Cluster, fleet: Fleet, notes: list[str]) -> None:
     small = node_of(joined, V3)
-    with held(small, 1):
+    with held(small):
         fleet.assemble({V4})
         assert [node.classes for node in fleet.nodes] == [(V4, "portable")]
         assert any(small.node_id[:12] in note and "1 of its 1 CPUs" in note and "Squatter" in note for note in notes), notes
@@ -78,34 +77,7 @@ def test_a_held_node_is_used_once_it_is_free(joined: Cluster, fleet: Fleet, note
 def test_the_only_node_of_a_class_is_named_if_held(joined: Cluster, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 15.0)
     small = node_of(joined, V3)
-    with held(small, 1), pytest.raises(InfrastructureError, match="Squatter") as caught, assembled(fleet, {V3, V4}):
+    with held(small), pytest.raises(InfrastructureError, match="Squatter") as caught, assembled(fleet, {V3, V4}):
         pass
     assert caught.value.code == "CP-NO-NODE"
     assert re.search(rf"node {small.node_id[:12]}, .*{V3}, portable", str(caught.value))
-
-
-def test_a_waiting_judge_names_what_holds_its_node(joined: Cluster, tmp_path: Path) -> None:
-    large, begun = node_of(joined, V4), tmp_path / "begun"
-
-    def judge(path: Path, seconds: float) -> None:
-        path.touch()
-        time.sleep(seconds)
-
-    def reported() -> set[str | None]:
-        found = set()
-        for _ in range(10):
-            found.add(joined.held(large))
-            time.sleep(0.5)
-        return found
-
-    with held(large, 1):
-        handle = joined.start_alone(judge, begun, 20.0, name="judge", device_class_=V4, node=large)
-        (holder,) = reported()
-        assert holder is not None
-        assert "1 of its 2 CPUs" in holder
-        assert "Squatter" in holder
-        assert not begun.exists()
-    wait_until(begun.exists, "the judge begins")
-    time.sleep(1)
-    assert reported() == {None}
-    joined.cancel([handle])

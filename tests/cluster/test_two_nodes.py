@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import V3, V4, outcomes, watched, write_slow_catalog
 from tests.cluster.watched import Interval, intervals
-from tests.pipeline.test_whole_campaigns import built_in
+from tests.faults.sites import Driver
 from tests.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
@@ -26,11 +25,10 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     first, second = tmp_path / "first", tmp_path / "second"
     for folder, name in ((first, "a"), (second, "b")):
         write_slow_catalog(folder, name, seconds=0.0)
-    with cluster.popen(watched(first)) as one, cluster.popen(watched(second, f"device_classes={V4}")) as other:
-        for driver in (one, other):
-            output = driver.communicate(timeout=400)[0]
-            assert driver.returncode == 0, output
-            assert f"Ray has 2 node(s) for portable, {V3}, {V4}" in output
+    commands = [watched(first), watched(second, f"device_classes={V4}")]
+    for driver in [Driver(cluster.popen(command)) for command in commands]:
+        assert driver.end() == 0, driver.output
+        assert f"Ray has 2 node(s) for portable, {V3}, {V4}" in driver.output
     found = intervals(first / "first", second / "second")
     assert sorted(task.kind for task in found if task.kind != "probe") == ["build"] * 5 + ["judge"] * 5
     assert beside_judges(found) == []
@@ -41,17 +39,6 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     assert threads == {V3: 1, V4: 2, "portable": 1}
 
 
-def read_until(driver: subprocess.Popen[str], words: str) -> str:
-    """The output of a driver, up to a line with these words."""
-    assert driver.stdout is not None
-    output = ""
-    for line in driver.stdout:
-        output += line
-        if words in line:
-            return output
-    raise AssertionError(f"no {words!r}:\n{output}")
-
-
 @pytest.mark.slow
 def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_path: Path) -> None:
     """The v3 node dies in a build, and a second v4 node joins: v3 fails, the rest is published."""
@@ -59,14 +46,13 @@ def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_pa
     write_slow_catalog(folder, "abcd", seconds=4.0)
     private_cluster.start(num_cpus=1, classes=[V4])
     dying = private_cluster.start(num_cpus=1, classes=[V3])
-    with private_cluster.popen(watched(folder, "gone_s=10")) as driver:
-        output = read_until(driver, f"build a {V3}")
-        dying.kill()
-        private_cluster.start(num_cpus=1, classes=[V4])
-        output += driver.communicate(timeout=500)[0]
-    assert driver.returncode == 3, output
-    assert re.search(rf"node \w+ (left|does not answer \(.*\)); it served {V3}, portable", output), output
-    assert " joined, for " in output
+    driver = Driver(private_cluster.popen(watched(folder, "gone_s=10")))
+    driver.wait_for(f"build a {V3}")
+    dying.kill()
+    private_cluster.start(num_cpus=1, classes=[V4])
+    assert driver.end() == 3, driver.output
+    assert re.search(rf"node \w+ (left|does not answer \(.*\)); it served {V3}, portable", driver.output), driver.output
+    assert " joined, for " in driver.output
     found = outcomes(folder)
     assert {item["verdict"] for (_, name), item in found.items() if name == V3} == {"failed"}
     assert all(re.match("CP-(NO-NODE|INFRASTRUCTURE)", item["reason"]) for (_, name), item in found.items() if name == V3)
@@ -84,15 +70,14 @@ def test_keys_stay_when_the_smallest_node_is_gone(private_cluster: RayCluster, t
     private_cluster.start(num_cpus=2, classes=[V3])
     small = private_cluster.start(num_cpus=1, classes=[V3])
     command = watched(folder, f"device_classes={V3}")
-    with private_cluster.popen(command) as driver:
-        output = read_until(driver, " judged ")
-        driver.send_signal(signal.SIGINT)
-        output += driver.communicate(timeout=100)[0]
-    assert driver.returncode == 130, output
+    first = Driver(private_cluster.popen(command))
+    first.wait_for(" judged ")
+    first.process.send_signal(signal.SIGINT)
+    assert first.end(100) == 130, first.output
     small.kill()
-    done = private_cluster.run(command)
-    assert done.returncode == 0, output + done.stdout
-    assert {item["num_threads"] for item in outcomes(folder).values()} == {1}, output + done.stdout
-    assert built_in(output)
-    assert built_in(done.stdout).isdisjoint(built_in(output))
+    second = Driver(private_cluster.popen(command))
+    assert second.end() == 0, first.output + second.output
+    assert {item["num_threads"] for item in outcomes(folder).values()} == {1}
+    assert first.built
+    assert second.built.keys().isdisjoint(first.built)
     assert {item["version"] for item in outcomes(folder).values()} == {1}

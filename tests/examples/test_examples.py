@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import examples.models
-from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, VAD_HIDDEN, digits, digits_accuracy, voice_activity
+from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, digits, digits_accuracy
 from examples.prepare import SAMPLE_SIZES, prepare
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.sources import find_function
 from freezer.freezing.models.subject import Subject
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.pytree import leaves_of
 from pipeline.catalog.catalog import Catalog, read_catalog
 from pipeline.worker.tasks import load_subject
@@ -61,23 +58,6 @@ def test_digits_without_weights_name_the_remedy(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(examples.models, "DIGITS_WEIGHTS", tmp_path / "digits.safetensors")
     with pytest.raises(FileNotFoundError, match=r"digits\.safetensors.*`python -m examples\.prepare`"):
         digits()
-
-
-def test_the_torchscript_file_branches_as_its_source(files: list[Path]) -> None:
-    def audio(sr: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(1)
-        h, c = torch.randn(2, 1, 1, VAD_HIDDEN, generator=generator)
-        return {"audio": torch.rand(1, 512, generator=generator) * 2 - 1, "h": h, "c": c, "sr": sr}
-
-    with torchscript_deprecations_silenced(), torch.no_grad():
-        scripted, source = torch.jit.load(str(VAD)).eval(), voice_activity()
-        answers: dict[int, Tensor] = {}
-        for sr in (16000, 8000):
-            torch.testing.assert_close(scripted(**audio(sr)), source(**audio(sr)))
-            answers[sr] = scripted(**audio(sr))[0]
-        assert not torch.allclose(answers[16000], answers[8000])
-        with pytest.raises(torch.jit.Error, match="sr is 44100"):
-            scripted(**audio(44100))
 
 
 def test_every_entry_answers_as_its_comments_say(subjects: dict[str, Subject], catalog: Catalog) -> None:

@@ -25,44 +25,34 @@ def running(raylet: Raylet, words: str) -> list[psutil.Process]:
     return [process for process in raylet.processes() if words in " ".join(process.cmdline())]
 
 
-def children(raylet: Raylet) -> list[psutil.Process]:
-    """The isolated children on a node, forked by forkservers."""
-    return [child for server in running(raylet, "multiprocessing.forkserver") for child in server.children()]
-
-
 def test_nothing_happens(shared_site: Site) -> None:
     """The reference: the time from the first build to the end of an undisturbed campaign."""
     shared_site.check_recovery(shared_site.campaign_at(f"build a {V4}"))
 
 
-@pytest.mark.parametrize("task", ["build", "judge"])
-def test_a_worker_is_killed_during_a(shared_site: Site, task: str) -> None:
-    driver = shared_site.campaign_at(f"{task} a {V4}")
+def forkservers(raylet: Raylet) -> list[psutil.Process]:
+    return running(raylet, "multiprocessing.forkserver")
+
+
+@pytest.mark.parametrize(
+    ("words", "victims"),
+    [
+        (f"build a {V4}", lambda head: running(head, f"build a {V4}")),
+        (f"judge a {V4}", lambda head: running(head, f"judge a {V4}")),
+        (f"build a {V4}", lambda head: [child for server in forkservers(head) for child in server.children()]),
+        (f"built a {V4}", forkservers),
+    ],
+    ids=["worker-during-a-build", "worker-during-a-judge", "child-of-a-build", "forkserver-of-a-worker"],
+)
+def test_a_process_is_killed(shared_site: Site, words: str, victims: Callable[[Raylet], list[psutil.Process]]) -> None:
+    driver = shared_site.campaign_at(words)
     head = shared_site.cluster.raylets[0]
-    wait_until(lambda: running(head, f"{task} a {V4}"), "the worker runs")
+    wait_until(lambda: victims(head), "the process runs")
     shared_site.strike()
-    for process in running(head, f"{task} a {V4}"):
+    for process in victims(head):
         process.kill()
     shared_site.check_recovery(driver)
-    assert "attempt 2 of" in driver.output
-
-
-def test_the_child_of_a_build_is_killed(shared_site: Site) -> None:
-    driver = shared_site.campaign_at(f"build a {V4}")
-    head = shared_site.cluster.raylets[0]
-    wait_until(lambda: children(head), "a child runs")
-    shared_site.strike()
-    for child in children(head):
-        child.kill()
-    shared_site.check_recovery(driver)
-    assert "attempt 2 of" in driver.output
-
-
-def test_the_forkserver_of_a_worker_is_killed(shared_site: Site) -> None:
-    driver = shared_site.campaign_at(f"built a {V4}")
-    for process in running(shared_site.cluster.raylets[0], "multiprocessing.forkserver"):
-        process.kill()
-    shared_site.check_recovery(driver)
+    assert "attempt 2 of" in driver.output or victims is forkservers
 
 
 def kill_raylet_only(node: Raylet) -> None:
