@@ -34,7 +34,7 @@ from pipeline.planning.reuse import FinishedWork
 from pipeline.records.events import Event
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
-from pipeline.reporting.explain import explain
+from pipeline.reporting.explain import explain_plan
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.fleet import Fleet, assembled
 from pipeline.scheduling.outcomes import skipped_outcomes
@@ -83,7 +83,7 @@ def run(config: Config, display: Display) -> CampaignReport:
             plan = make_plan(_request(config, entries, fleet), finished, digests)
             skipped = skipped_outcomes((*problems, *plan.problems), plan.unplaced)
             if config.explain:
-                explain(plan, skipped, display)
+                explain_plan(plan, skipped, display)
                 return CampaignReport(campaign=config.campaign, started=started, finished=time.time(), outcomes=())
             executor = Executor(plan, fleet, store, ledger, materials, display.show)
             tracker.may_work = executor.may_disturb

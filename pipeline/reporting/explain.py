@@ -10,7 +10,7 @@ from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import Display
 
 
-def explain(plan: Plan, skipped: Sequence[Outcome], display: Display) -> None:
+def explain_plan(plan: Plan, skipped: Sequence[Outcome], display: Display) -> None:
     """Show a line for each item, and for each outcome that needs no work."""
     for item in plan.items:
         why = "" if item.why == "unchanged" else f" ({item.why})"

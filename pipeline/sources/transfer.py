@@ -85,15 +85,11 @@ def arrived(entry: Entry, place: Workplace) -> Entry:
     return _moved(entry, SHIPPED, place.root / WORK / "sources") if units else entry
 
 
-def _paths(entry: Entry) -> list[str]:
-    named = (entry.source.location, entry.samples, *entry.source.search_path, *entry.search_path)
-    return [str(path) for path in named if path is not None]
-
-
 def _units(entry: Entry, folder: Path) -> list[str]:
     """Return the names in a folder that contain the paths of an entry."""
-    inside = [Path(path).relative_to(folder).parts[0] for path in _paths(entry) if Path(path).is_relative_to(folder)]
-    return list(dict.fromkeys(inside))
+    named = (entry.source.location, entry.samples, *entry.source.search_path, *entry.search_path)
+    paths = [Path(path) for path in named if path is not None]
+    return list(dict.fromkeys(path.relative_to(folder).parts[0] for path in paths if path.is_relative_to(folder)))
 
 
 def _moved(entry: Entry, old: Path, new: Path) -> Entry:

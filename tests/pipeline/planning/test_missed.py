@@ -19,7 +19,7 @@ from pipeline.planning.item import Item, Plan
 from pipeline.records.failure import Failure
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import LineDisplay
-from pipeline.reporting.explain import explain
+from pipeline.reporting.explain import explain_plan
 from pipeline.worker.requests import BuildResult, JudgeResult
 from tests.pipeline import campaigns
 from tests.pipeline.failures.test_policy import Fake, executed
@@ -64,7 +64,7 @@ def in_store(store: Store, item: Item, recipe: str) -> None:
 def explained(plan: Plan) -> str:
     said = io.StringIO()
     display = LineDisplay(Console(file=said, width=300))
-    explain(plan, (), display)
+    explain_plan(plan, (), display)
     return said.getvalue()
 
 
