@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from freezer.codec import encode
 from pipeline.exit_codes import INFRASTRUCTURE
@@ -15,8 +15,7 @@ from pipeline.records.class_facts import ClassFacts
 from pipeline.records.outcome import Outcome
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One outcome of a campaign, which the ledger stores under its judge_key.
 
     Attributes:
@@ -68,8 +67,6 @@ class CampaignRecord:
     def to_json(self) -> dict[str, Any]:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
         return encode(self) | {
-            "members": [list(asdict(member).values()) for member in self.members],
-            "unreached": [list(asdict(member).values()) for member in self.unreached],
             "problems": [outcome.to_json() for outcome in self.problems],
             "facts": {
                 name: {"num_threads": facts.num_threads, "toolchain": dict(facts.toolchain)} for name, facts in self.facts.items()
@@ -80,13 +77,9 @@ class CampaignRecord:
     def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
         """Return the record that `to_json` wrote."""
         problems = tuple(Outcome.from_json(item) for item in data["problems"])
-        members = {"members": _members(data["members"]), "unreached": _members(data.get("unreached", ()))}
+        members = {name: tuple(Member(*row) for row in data.get(name, ())) for name in ("members", "unreached")}
         facts = {name: ClassFacts(**item) for name, item in data.get("facts", {}).items()}
         return cls(**{**data, **members, "problems": problems, "facts": facts})
-
-
-def _members(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
-    return tuple(Member(judge_key=key, model=model, device_class=name, cached=cached) for key, model, name, cached in rows)
 
 
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:

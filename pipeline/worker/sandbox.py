@@ -164,7 +164,10 @@ def _start(process: ForkServerProcess) -> None:
         if thread.is_alive():
             given_up.set()
     if given_up.is_set():
-        raise _did_not_start()
+        raise InfrastructureError(
+            f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; check "
+            "this node's disk and memory"
+        )
     if failed:
         why = f"{type(failed[0]).__name__}: {failed[0]}"
         raise InfrastructureError(f"a child process could not be started ({why}); check this node's memory") from failed[0]
@@ -218,18 +221,8 @@ def _expect_start(supervisor: Connection) -> None:
     Raises:
         InfrastructureError: it sent nothing within START_LIMIT_S, or died.
     """
-    started = time.monotonic()
     if _hear(supervisor, START_LIMIT_S) is None:
-        if time.monotonic() - started >= START_LIMIT_S:
-            raise _did_not_start()
-        raise InfrastructureError("a child process could not be started (it died at once); check this node's memory")
-
-
-def _did_not_start() -> InfrastructureError:
-    return InfrastructureError(
-        f"a child process did not start within {START_LIMIT_S:g} s: its forkserver hangs, most likely importing torch; check "
-        "this node's disk and memory"
-    )
+        raise InfrastructureError(f"a child process died or did not start within {START_LIMIT_S:g} s; check this node's memory")
 
 
 def _hear(supervisor: Connection, limit_s: float) -> Any:

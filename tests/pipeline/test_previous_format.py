@@ -23,6 +23,7 @@ from freezer.freezing.target.target import toolchain
 from freezer.hardware.machine import detect
 from freezer.store.store import Store
 from pipeline.ledger.ledger import Ledger
+from pipeline.records.outcome import Outcome
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "campaign.tgz"
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,10 @@ def test_mlflow_loads_the_registered_model(campaign: Path) -> None:
 def test_ledger_keeps_its_outcomes(campaign: Path) -> None:
     with Ledger(Store.open(str(campaign / "store")), "golden", print, read_only=True) as ledger:
         rows = [ledger.nearest("outcome", "tiny", device_class) for device_class in ("cpu-x86-64-v3", "portable")]
-    assert [row.data["outcome"]["verdict"] for row in rows if row is not None] == ["published", "published"]
+    stored = [row.data["outcome"] for row in rows if row is not None]
+    assert [outcome["verdict"] for outcome in stored] == ["published", "published"]
+    written = [Outcome.from_json(outcome).to_json() for outcome in stored]
+    assert json.loads(json.dumps(written)) == stored, "the layout is unchanged"
 
 
 def runs_of(folder: Path) -> list[tuple[Any, ...]]:

@@ -222,7 +222,7 @@ def test_cached_outcomes_are_shown_for_complete_models(empty: Store, artifacts: 
         done = ledger.find("campaign", "before")
     assert done is not None
     first, *_ = CampaignRecord.from_json(done.data).members
-    cached = [replace(member, cached=True) for member in CampaignRecord.from_json(done.data).members]
+    cached = [member._replace(cached=True) for member in CampaignRecord.from_json(done.data).members]
     planned = [*cached[:2], *cached[2:3], Member(judge_key="new", model="kept", device_class="portable", cached=False)]
     with Ledger(empty, "after") as ledger:
         record = CampaignRecord(catalog="c", started=1.0, members=tuple(planned))
