@@ -20,7 +20,7 @@ from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.options import FreezeOptions
 from freezer.freezing.packaging.assemble import assemble
-from freezer.freezing.target.target import Target, target_here
+from freezer.freezing.target.target import target_here
 from freezer.freezing.validation.judge import Judgement, judge
 from freezer.store.store import Store
 from tests.buckets import ENVIRONMENT, make_bucket, s3_server
@@ -111,7 +111,6 @@ class Several:
 
     model: nn.Module
     subject: Subject
-    target: Target
     candidate: Candidate
     judgement: Judgement
     artifact: Artifact
@@ -129,7 +128,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
     everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
     made = {"source": "tests.models.TinyConv", "weights": candidate.weights}
     artifact = assemble(subject, everything, target, dest=folder / "conv", provenance=made, failures={})
-    return Several(model=model, subject=subject, target=target, candidate=candidate, judgement=judgement, artifact=artifact)
+    return Several(model=model, subject=subject, candidate=candidate, judgement=judgement, artifact=artifact)
 
 
 @pytest.fixture(scope="session")

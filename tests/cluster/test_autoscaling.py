@@ -52,7 +52,6 @@ def test_machines_are_started_for_a_campaign_and_ended(private_cluster: RayClust
     assert machines(tmp_path) == set(), "a campaign does not wait for nodes unless --wait-for-nodes is given"
     done = private_cluster.run([*command, "--wait-for-nodes", "--wait-limit", "200"], timeout_s=500)
     assert done.returncode == 0, done.stdout
-    assert f"coldpress.dev/{V4}=true" in done.stdout
     outcomes = json.loads((models / "out.json").read_text())["outcomes"]
     found = {(item["model"], item["device_class"]) for item in outcomes if item["verdict"] != "failed"}
     assert found == {(name, at) for name in "abcd" for at in (V4, "portable")}
