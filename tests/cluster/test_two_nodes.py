@@ -28,7 +28,6 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     commands = [watched(first), watched(second, f"device_classes={V4}")]
     for driver in [Driver(cluster.popen(command)) for command in commands]:
         assert driver.end() == 0, driver.output
-        assert f"Ray has 2 node(s) for portable, {V3}, {V4}" in driver.output
     found = intervals(first / "first", second / "second")
     assert sorted(task.kind for task in found if task.kind != "probe") == ["build"] * 5 + ["judge"] * 5
     assert beside_judges(found) == []
@@ -52,7 +51,6 @@ def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_pa
     private_cluster.start(num_cpus=1, classes=[V4])
     assert driver.end() == 3, driver.output
     assert re.search(rf"node \w+ (left|does not answer \(.*\)); it served {V3}, portable", driver.output), driver.output
-    assert " joined, for " in driver.output
     found = outcomes(folder)
     assert {item["verdict"] for (_, name), item in found.items() if name == V3} == {"failed"}
     assert all(re.match("CP-(NO-NODE|INFRASTRUCTURE)", item["reason"]) for (_, name), item in found.items() if name == V3)

@@ -67,7 +67,6 @@ def test_a_pulled_artifact_runs_without_a_compiler(deployed: Path, inductor: Fro
     Store.open(str(store), create=True).publish("conv", source_key="test", artifacts={name: inductor.artifact}, carried={})
     pulled = run(deployed, tmp_path, "coldpress", "pull", "conv", "--store", str(store), "--dest", "pulled")
     assert pulled.returncode == 0, pulled.stderr
-    assert f"conv:1 for {name} is in pulled" in pulled.stdout
     threads = ("--threads", str(inductor.artifact.manifest.payloads[0].num_threads))
     verified = run(deployed, tmp_path, "coldpress", "verify", "pulled/", *threads)
     assert verified.returncode == 0, verified.stderr
