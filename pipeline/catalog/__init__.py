@@ -1,4 +1,4 @@
-"""Catalog: files, schema and entries, and a registry as a catalog.
+"""Catalog: files, schema and entries, and registries as catalogs.
 
 May import: pipeline.tracking and below.
 Read first: catalog.py.

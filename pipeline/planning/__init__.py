@@ -1,4 +1,4 @@
-"""Planning: keys, the plan, what earlier campaigns finished, memory estimates.
+"""Planning: keys, the plan, finished work of earlier campaigns, memory estimates.
 
 May import: pipeline.catalog and below.
 Read first: plan.py.

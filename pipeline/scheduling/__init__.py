@@ -1,5 +1,5 @@
-"""Scheduling: the queue, slots, the fleet and the executor.
+"""Scheduling: the state machine of items, queues, slots, the fleet and the executor.
 
 May import: pipeline.worker and below.
-Read first: executor.py.
+Read first: item_state.py, then executor.py.
 """

@@ -1,4 +1,4 @@
-"""Sources: resolve what an entry names, and bring it to the workers.
+"""Sources: resolve the sources of entries, and bring them to the workers.
 
 May import: pipeline.planning and below.
 Read first: materials.py.
