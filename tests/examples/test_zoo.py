@@ -55,6 +55,7 @@ def subject_of(tracking_uri: str, tmp_path_factory: pytest.TempPathFactory) -> S
     return cache(lambda name: load_subject(entries[name]))
 
 
+@pytest.mark.usefixtures("tracking_uri")  # which prepares the files
 def test_the_zoo_has_every_kind_of_source() -> None:
     catalog = read_catalog(ZOO)
     assert catalog.problems == ()

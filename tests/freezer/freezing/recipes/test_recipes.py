@@ -6,10 +6,12 @@ from typing import get_args
 
 import pytest
 
+from freezer.artifact.manifest import PayloadKind
 from freezer.errors import UsageError
 from freezer.freezing.lowering.lowerings import LOWERINGS
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName, select
 from freezer.runtime.payloads import LOADERS
+from freezer.serving.compatibility import NEWER_TORCH
 
 
 def names(*wanted: str, portable: bool = False) -> list[str]:
@@ -56,4 +58,4 @@ def test_recipes_differ_in_settings() -> None:
 
 
 def test_every_kind_of_payload_has_a_loader() -> None:
-    assert set(LOWERINGS) == set(LOADERS)
+    assert set(LOWERINGS) == set(LOADERS) == set(NEWER_TORCH) == set(get_args(PayloadKind))
