@@ -32,12 +32,12 @@ def load_source(source: Source) -> nn.Module:
         SourceError: it cannot be loaded, or is not an nn.Module.
         MissingDependencyError: the kind needs a package that is not installed.
     """
-    if source.kind not in LOADERS:
+    if source.kind not in SOURCE_LOADERS:
         raise SourceError(f"source {source}: {source.kind} sources are for catalogs; use `python -m jobs.optimize`")
     _check_digest(source)
     torch.manual_seed(source.seed)
     try:
-        model = LOADERS[source.kind](source)
+        model = SOURCE_LOADERS[source.kind](source)
     except (SourceError, MissingDependencyError):
         raise
     except Exception as error:
@@ -174,7 +174,7 @@ def _load_transformers(source: Source) -> Any:
     return found(found.config_class(**source.args))
 
 
-LOADERS: Mapping[str, Callable[[Source], Any]] = {
+SOURCE_LOADERS: Mapping[str, Callable[[Source], Any]] = {
     "python": _load_python,
     "torchscript": _load_torchscript,
     "export": _load_export,
