@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from io import FileIO
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,6 +41,8 @@ from pipeline.workspace.staging import remove_tree
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
 RESULT_LIMIT_BYTES = 64 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+"""Copied to the log at a time."""
 MAX_PROCESSES = 100
 """Limit of processes of one item at a time. A build runs a handful of compilers."""
 FREE_BYTES = 1_000_000_000
@@ -102,11 +104,10 @@ def supervise(payload: bytes, folder: str, log: str, bounds: Bounds, worker: Con
     kept: SupervisorReport | None = None
     try:
         with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(Path(folder)) as scratch:
-            watch = _ChildWatch(Path(folder), bounds, worker)
+            watch = _ChildWatch(Path(folder), file, bounds, worker)
             kept = watch.run(payload, scratch)
-            content = memoryview(watch.log())
-            while content:
-                content = content[retried(partial(file.write, content)) :]
+            while retried(watch.copy_log):
+                pass
     except (OSError, subprocess.SubprocessError) as error:  # a full disk, or no free process: not a fault of the item
         kill_descendants()
         why = ((error.errno or 0) if isinstance(error, OSError) else 0, str(error))
@@ -142,11 +143,11 @@ def _scratch(folder: Path) -> Iterator[Path]:
 class _ChildWatch:
     """Watches one child."""
 
-    def __init__(self, folder: Path, bounds: Bounds, worker: Connection) -> None:
-        self._folder, self._bounds, self._worker = folder, bounds, worker
+    def __init__(self, folder: Path, log: FileIO, bounds: Bounds, worker: Connection) -> None:
+        self._folder, self._log, self._bounds, self._worker = folder, log, bounds, worker
         self._output, self._result = os.memfd_create("output"), os.memfd_create("result")
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
-        self._peak = self._num_processes = 0
+        self._peak = self._num_processes = self._logged = 0
         self._status: int | None = None
 
     def run(self, payload: bytes, scratch: Path) -> SupervisorReport:
@@ -175,9 +176,12 @@ class _ChildWatch:
             left=tuple(children(os.getpid())),
         )
 
-    def log(self) -> bytes:
-        """Return what the child has printed."""
-        return os.pread(self._output, LOG_LIMIT_BYTES, 0)
+    def copy_log(self) -> int:
+        """Append what the child has printed since the last call to the log; return the number of bytes, 0 at the end."""
+        content = os.pread(self._output, min(CHUNK_BYTES, LOG_LIMIT_BYTES - self._logged), self._logged)
+        written = self._log.write(content)
+        self._logged += written
+        return written
 
     def _until_the_end(self) -> Stop | None:
         """Wait for the child, and check its limits every POLL_S seconds; return the limit that was passed, or None."""
@@ -188,6 +192,8 @@ class _ChildWatch:
             if self._worker.fileno() in dict(poller.poll(POLL_S * 1000)):
                 return "worker"
             self._take(reap())
+            with contextlib.suppress(OSError):  # copied again at the end, where a full disk is reported
+                self.copy_log()
             if self._status is None and (stopped := self._passed()) is not None:
                 return stopped
         return None

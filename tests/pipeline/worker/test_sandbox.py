@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.worker.child import End
 from pipeline.worker.sandbox import Memory, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES
 from tests.pipeline import faults
+from tests.raylets import wait_until
 
 FIRST_START_S = 60
 """The first child of a process waits until its forkserver has imported torch."""
@@ -264,6 +266,23 @@ def test_endless_output_is_stopped(tmp_path: Path) -> None:
     assert failure.kind == "output"
     assert (tmp_path / "log").stat().st_size == LOG_LIMIT_BYTES
     assert len(failure.log_tail) <= 20_000
+
+
+def print_then_wait(path: str) -> None:
+    print("started")
+    while not Path(path).exists():
+        time.sleep(0.05)
+
+
+def test_log_grows_while_the_child_runs(tmp_path: Path) -> None:
+    log, released = tmp_path / "log", tmp_path / "released"
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        end = pool.submit(isolated, tmp_path, print_then_wait, str(released))
+        wait_until(lambda: log.exists() and log.read_text() == "started\n", "the log of a running child")
+        assert not end.done()
+        released.touch()
+    assert end.result().failure is None
+    assert log.read_text() == "started\n"
 
 
 def test_output_within_the_limit_is_logged_whole(tmp_path: Path) -> None:
