@@ -61,8 +61,8 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     from freezer.freezing.recipes.recipes import RECIPES
     from freezer.freezing.target.target import target_here
     from freezer.freezing.validation.judge import judge
+    from freezer.runtime.input_sets import generate_at
     from freezer.runtime.pytree import leaves_of
-    from freezer.runtime.sample_generation import generate_at
 
     folder, spec = Path(job["folder"]), spec_of(dynamic=job["dynamic"])
     subject = prepare(job["model"], load_model(job["model"]), spec)

@@ -27,8 +27,8 @@ from freezer.errors import ColdpressError, UsageError
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import toolchain
 from freezer.limits import Limits, SamplingPolicy
-from freezer.runtime.cuda import facts_of, no_cuda, visible
 from freezer.runtime.cuda_graphs import CudaGraphs
+from freezer.runtime.devices import facts_of, no_cuda, visible
 from freezer.runtime.precision import full_on_gpu
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, sample

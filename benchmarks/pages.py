@@ -35,7 +35,7 @@ def machine() -> list[str]:
     from importlib.metadata import version
 
     from freezer.freezing.target.target import toolchain
-    from freezer.runtime.fingerprint import host_fingerprint
+    from freezer.runtime.devices import host_fingerprint
 
     host, made = host_fingerprint(), toolchain()
     classes = ", ".join(f"`{name}`" for name in detect({}).classes)

@@ -21,8 +21,7 @@ from rich.console import Console
 from freezer.errors import UsageError
 from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import PORTABLE, best_level, device_class
-from freezer.hardware.host import this_host
-from freezer.hardware.machine import detect
+from freezer.hardware.machine import detect, this_host
 from jobs.exits import exiting
 
 LABEL = "coldpress.dev/"

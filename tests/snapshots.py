@@ -22,7 +22,7 @@ import torch._inductor.config
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from freezer.runtime.tensor_bytes import bytes_of
+from freezer.runtime.tensors import bytes_of
 
 CONFIGS: Mapping[str, Any] = {
     "dynamo": torch._dynamo.config,

@@ -30,7 +30,7 @@ from freezer.freezing.validation.judge import Judgement, judge
 from freezer.hardware.device_classes import auto_classes
 from freezer.hardware.machine import detect
 from freezer.limits import Limits, SamplingPolicy
-from freezer.runtime.tensor_memory import dtypes_of, program_tensors
+from freezer.runtime.tensors import dtypes_of, program_tensors
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import TensorSpec
 from freezer.spec.outputs import OutputSpec, OutputStructure

@@ -11,7 +11,7 @@ from typing import Any
 
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.codec import stored_as, written_if
-from freezer.hardware.cuda_requirements import CudaNeeds
+from freezer.hardware.device_classes import CudaNeeds
 from freezer.limits import SamplingPolicy
 
 

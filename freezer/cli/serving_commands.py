@@ -100,7 +100,7 @@ def run(
     check_file(output, "--output")
     from freezer.runtime.devices import tensors_on
     from freezer.runtime.pytree import leaves_of
-    from freezer.runtime.tensor_files import read_samples
+    from freezer.runtime.tensors import read_samples
     from freezer.serving.load import load
 
     model = load(folder, threads=threads, strict=True, device=device, trusted_keys=key or ())
@@ -117,7 +117,7 @@ def run(
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     partial = made_parent(path).with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     if path.suffix == ".safetensors":
-        from freezer.runtime.tensor_files import save_tensors
+        from freezer.runtime.tensors import save_tensors
 
         save_tensors(tensors, partial)
     else:

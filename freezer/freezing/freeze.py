@@ -41,8 +41,7 @@ from freezer.freezing.target.target import Target, aim, class_here, target_here
 from freezer.freezing.validation.judge import Judgement, judge
 from freezer.hardware.cgroups import thread_budget
 from freezer.hardware.device_classes import PORTABLE
-from freezer.runtime.tensor_files import read_samples
-from freezer.runtime.tensor_memory import dtypes_of, program_tensors
+from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
 from freezer.spec.inputs import InputSpec
 
 DEFAULTS = FreezeOptions()

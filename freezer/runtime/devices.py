@@ -1,13 +1,22 @@
-"""Move tensors, and calls of functions, between the CPU and a GPU."""
+"""Devices of this process, numbered as by torch: choose a GPU of a device class, describe it, and move tensors to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from freezer.errors import UsageError
+from freezer.hardware.device_classes import CudaHere, DeviceClass
+from freezer.hardware.machine import Machine, detect, this_host
 from freezer.runtime.pytree import flatten, unflatten
 
 CPU = torch.device("cpu")
@@ -44,3 +53,191 @@ def moved_to_device(value: Any, device: torch.device, depth: int) -> Any:
     if all(one is other for one, other in zip(moved, items, strict=True)):
         return value
     return dict(zip(value, moved, strict=True)) if isinstance(value, dict) else type(value)(moved)
+
+
+def no_cuda() -> str | None:
+    """Why this process has no CUDA; None where it has.
+
+    Starts the driver through torch: afterwards, a forked child must not use a GPU.
+    """
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install a build of torch for CUDA"
+    with warnings.catch_warnings(record=True) as caught:  # torch warns about a driver that is too old, and returns False
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if available:
+        return None
+    warning = next((f": {str(item.message).splitlines()[0]}" for item in caught), "")
+    host = this_host()
+    driver = f"driver {host.driver}" if host.driver else host.no_gpu
+    return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU ({driver}){warning}"
+
+
+def visible() -> list[tuple[torch.device, int]]:
+    """GPUs that torch sees, with their compute capabilities, major * 10 + minor."""
+    if no_cuda() is not None:
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        found.append((torch.device("cuda", index), major * 10 + minor))
+    return found
+
+
+def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device | None = None) -> torch.device:
+    """Choose a GPU of a CUDA class.
+
+    Args:
+        wanted: the class.
+        machine: of this process; its CPU must run the class's host code.
+        asked: the GPU to use, for example `cuda:1`; by default the current one if it is of the class, else the first that is.
+
+    Raises:
+        UsageError: there is none, `asked` is of another class, or the CPU does not run the host code; code CP-DEVICE-CLASS.
+    """
+    why = no_cuda()
+    if why is None and wanted.host not in machine.classes:
+        host_why = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
+        why = f"its host code is made for {wanted.host}, which this process cannot run: {host_why}"
+    if why is not None:
+        raise _refused(wanted, why)
+    found = visible()
+    seen = ", ".join(f"{device} is cuda-sm{capability}" for device, capability in found)
+    if asked is not None:
+        device = with_index(asked)
+        capability = dict(found).get(device)
+        if capability != wanted.capability:
+            raise _refused(wanted, f"got {device}, but here {seen}; name a device of the class, or the device's class")
+        return device
+    fitting = [device for device, capability in found if capability == wanted.capability]
+    if not fitting:
+        raise _refused(wanted, f"no GPU that this process sees has this compute capability: {seen}")
+    current = torch.device("cuda", torch.cuda.current_device())
+    return current if current in fitting else fitting[0]
+
+
+def class_of(device: torch.device) -> str:
+    """Name of a GPU's device class.
+
+    Raises:
+        UsageError: it is a CPU, or this process does not see the GPU; code CP-DEVICE-CLASS.
+    """
+    capability = dict(visible()).get(with_index(device))
+    if capability is None:
+        raise UsageError(f"got device {device}, and {no_cuda() or 'this process sees no such GPU'}", code="CP-DEVICE-CLASS")
+    return f"cuda-sm{capability}"
+
+
+def with_index(device: str | torch.device) -> torch.device:
+    """Add the current GPU's index to `cuda`.
+
+    Raises:
+        UsageError: payloads do not run on such a device.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"got device {device!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS") from error
+    if found.type == "cpu":
+        return CPU
+    if found.type != "cuda":
+        raise UsageError(f"got device {device!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS")
+    index: int | None = found.index
+    if index is not None:
+        return found
+    if (why := no_cuda()) is not None:
+        raise UsageError(f"got device {device!r}: {why}", code="CP-DEVICE-CLASS")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def cuda_here(device: torch.device | None) -> CudaHere:
+    """GPUs, CUDA and driver of this process.
+
+    Args:
+        device: include only this GPU; None for all.
+    """
+    found = [(str(one), capability) for one, capability in visible() if device is None or one == device]
+    return CudaHere(devices=tuple(found), runtime=torch.version.cuda, driver=this_host().driver, why_not=no_cuda() or "")
+
+
+@contextlib.contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Make a GPU the current one of this thread: kernels run on the current GPU's stream."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; returns at once for a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def versions_of(device: torch.device) -> dict[str, Any]:
+    """Versions besides torch's that influence a payload for a GPU: driver, GPU, cuDNN and Triton; empty for a CPU."""
+    if device.type != "cuda":
+        return {}
+    try:
+        triton: str | None = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = None
+    return {
+        "driver": this_host().driver,
+        "gpu": torch.cuda.get_device_name(device),
+        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
+        "triton": triton,
+    }
+
+
+def facts_of(device: torch.device) -> dict[str, Any]:
+    """Describe a GPU in the host record of a measurement."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "num_multiprocessors": properties.multi_processor_count,
+        "driver": this_host().driver,
+        "runtime": torch.version.cuda,
+    }
+
+
+def nvml_uuid(device: torch.device) -> str | None:
+    """UUID of a GPU in NVML; None if this torch does not know it."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"
+
+
+def _refused(wanted: DeviceClass, why: str) -> UsageError:
+    return UsageError(f"this process cannot build for {wanted.name}: {why}", code="CP-DEVICE-CLASS")
+
+
+_OF_SPEED = re.compile(
+    r"(?:OMP|KMP|GOMP|MKL|ONEDNN|DNNL|ATEN|MALLOC|TORCH_MKLDNN)_\w+|LD_PRELOAD|GLIBC_TUNABLES|TORCH_LINEAR_FLATTEN_3D|"
+    r"PYTORCH_TENSOREXPR_\w+|TORCH_JIT_DISABLE_NEW_EXECUTOR"
+)
+
+
+def recorded(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment variables that influence speed, which a judge records with its measurements."""
+    environ = os.environ if environ is None else environ
+    return {name: environ[name] for name in sorted(environ) if _OF_SPEED.fullmatch(name)}
+
+
+def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
+    """Host record of a measurement: CPU, kernel, limits of the process, and GPU. Never part of a key."""
+    import archspec.cpu.detect
+
+    return {
+        "cpu": archspec.cpu.detect.brand_string(),
+        "classes": list(detect().classes),
+        "num_cpus": os.cpu_count(),
+        "affinity": len(os.sched_getaffinity(0)),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "kernel": platform.release(),
+        "environment": recorded(),
+        **({"gpu": facts_of(device)} if device.type == "cuda" else {}),
+    }

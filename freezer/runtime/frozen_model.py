@@ -11,9 +11,8 @@ from torch import Tensor
 
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.errors import ContractError, Refusal
-from freezer.runtime.cuda import current
 from freezer.runtime.cuda_graphs import CudaGraphs
-from freezer.runtime.devices import CPU
+from freezer.runtime.devices import CPU, current
 from freezer.runtime.input_contract import InputContract
 from freezer.runtime.payloads import OpenPayload, PayloadChoice
 from freezer.runtime.precision import full_on_gpu

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from freezer.errors import ContractError, NotPreservedError
-from freezer.runtime.cuda import current
-from freezer.runtime.devices import CPU
+from freezer.runtime.devices import CPU, current
 from freezer.runtime.precision import full_on_gpu
 from freezer.runtime.threads import threads
 

@@ -24,7 +24,7 @@ from freezer.numerics import (
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.pytree import leaves_of
-from freezer.runtime.tensor_files import load_tensors
+from freezer.runtime.tensors import load_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

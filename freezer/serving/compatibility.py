@@ -11,8 +11,7 @@ from typing import Literal
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind, version_tuple
 from freezer.artifact.payload_selection import counts_of, set_within
 from freezer.errors import Refusal
-from freezer.hardware.cuda_requirements import CudaHere, cuda_version
-from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass, can_run
+from freezer.hardware.device_classes import DEVICE_CLASSES, CudaHere, DeviceClass, can_run, cuda_version
 from freezer.hardware.machine import Machine
 
 NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {

@@ -18,9 +18,7 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS
 from freezer.artifact.manifest import FileRef, Manifest
 from freezer.errors import IntegrityError
 from freezer.numerics import POOL_BELOW, GoldenGate, OutputError, comparable, exact_problem, golden_bound, pooled, rms_errors
-from freezer.runtime.recorded_outputs import OWN_OUTPUT_BYTES
-from freezer.runtime.tensor_bytes import bytes_of
-from freezer.runtime.tensor_files import load_tensors
+from freezer.runtime.tensors import OWN_OUTPUT_BYTES, bytes_of, load_tensors
 from freezer.serving.diff_result import REFERENCE, Difference, DiffRow, GoldenInputs, Pair
 from freezer.store.store import Store, Version
 

@@ -9,30 +9,33 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
+from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.payload_selection import counts_of, is_exact, set_within
-from freezer.artifact.signatures import read_keys
-from freezer.errors import CudaGraphsError, Refusal, StoreUnreachableError
+from freezer.artifact.signatures import Signatures, read_keys
+from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
+from freezer.hardware.cgroups import thread_budget
+from freezer.hardware.device_classes import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
-from freezer.hardware.machine import detect
-from freezer.runtime.cuda import current, device_of, with_index
+from freezer.hardware.machine import detect, this_host
 from freezer.runtime.cuda_graphs import check_graphs
-from freezer.runtime.devices import CPU
+from freezer.runtime.devices import CPU, cuda_here, current, device_of, with_index
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.payloads import LOADERS, OpenPayload
 from freezer.runtime.threads import own_count
 from freezer.runtime.threads import threads as with_threads
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import refuse_by_isa
-from freezer.serving.resolve import process_here, resolve_images
-from freezer.serving.selection import LoadOptions, Selection, failure, select_image
+from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
+from freezer.store.store import Store, Version
 
 logger = logging.getLogger("coldpress")
 
@@ -190,3 +193,74 @@ def device_for(manifest: Manifest) -> torch.device:
     """Default device of an artifact: the CPU, or a GPU of its class."""
     made_for = class_named(manifest.device_class)
     return device_of(made_for, detect()) if made_for.kind == "cuda" else CPU
+
+
+def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -> tuple[Image, ...]:
+    """List the published artifacts that a reference names; their manifests are not read yet.
+
+    Args:
+        reference, store: see `load`.
+        stack: owns the temporary folders of fetched artifacts.
+
+    Raises:
+        NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
+    """
+    folder = folder_of(reference)
+    if folder is not None:
+        artifact = Artifact.read(folder)
+        return (
+            Image(
+                device_class=artifact.manifest.device_class,
+                manifest=lambda: artifact.manifest,
+                signatures=partial(_folder_signatures, artifact),
+                fetch=lambda _: artifact,
+            ),
+        )
+    opened = Store.open(store or "store")
+    version = opened.version(str(reference))
+    return tuple(_store_image(opened, version, name, stack) for name in version.images)
+
+
+def _store_image(store: Store, version: Version, name: str, stack: ExitStack) -> Image:
+    def signatures() -> tuple[Signatures | None, bytes]:
+        return store.signatures(version, name), store.manifest_bytes(version, name)
+
+    def fetch(paths: Collection[str] | None) -> Artifact:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
+        return store.materialize(version, name, Path(scratch), paths=paths)
+
+    return Image(device_class=name, manifest=partial(store.manifest, version, name), signatures=signatures, fetch=fetch)
+
+
+def _folder_signatures(artifact: Artifact) -> tuple[Signatures | None, bytes]:
+    path = artifact.folder / MANIFEST
+    data = path.read_bytes()
+    if Manifest.from_bytes(data, origin=str(path)) != artifact.manifest:
+        raise IntegrityError(f"{path} changed while it was read; pull the artifact again")
+    return Signatures.read(artifact.folder), data
+
+
+def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProcess:
+    """Describe this process; asks CUDA only where a published class needs a GPU of this machine."""
+    needs_cuda = any(image.device_class.startswith("cuda-") and image.device_class in detect().classes for image in images)
+    device = None if options.device is None else torch.device(options.device)
+    return ServingProcess(
+        host=this_host(),
+        environ=os.environ,
+        num_threads=num_threads_here(options.threads),
+        torch_version=torch.__version__,
+        cuda=cuda_here(device) if needs_cuda else CudaHere(),
+    )
+
+
+def num_threads_here(threads: int | None) -> int:
+    """Threads that calls may use: `threads`, or torch's count limited by the CPUs of this process.
+
+    Raises:
+        UsageError: `threads` is less than 1.
+    """
+    if threads is None:
+        return thread_budget(own_count())
+    if threads < 1:
+        raise UsageError(f"got threads={threads}, expected at least 1, or None for as many as this process may use")
+    return threads

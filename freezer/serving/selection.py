@@ -10,10 +10,9 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
 from freezer.artifact.signatures import Signatures, problem_of
 from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, Refusal, StoreUnreachableError, last_line
-from freezer.hardware.cuda_requirements import CudaHere
+from freezer.hardware.device_classes import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
-from freezer.hardware.host import Host
-from freezer.hardware.machine import Machine, describe_host
+from freezer.hardware.machine import Host, Machine, describe_host
 from freezer.serving.compatibility import (
     refuse_by_class,
     refuse_by_cuda,

@@ -24,9 +24,8 @@ from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import CPU
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.input_set import InputSet, on_device
-from freezer.runtime.sample_generation import distinct_at
-from freezer.runtime.tensor_files import load_tensors
+from freezer.runtime.input_sets import InputSet, distinct_at, on_device
+from freezer.runtime.tensors import load_tensors
 from freezer.runtime.threads import threads
 from freezer.serving.load import open_artifact
 from freezer.serving.selection import LoadOptions

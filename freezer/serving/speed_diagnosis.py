@@ -16,7 +16,7 @@ from freezer.artifact.manifest import Manifest
 from freezer.errors import SpeedCheck
 from freezer.hardware.cgroups import available_cpus, cpu_quota
 from freezer.hardware.device_classes import device_class
-from freezer.runtime.fingerprint import host_fingerprint
+from freezer.runtime.devices import host_fingerprint
 
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 THREAD_VARIABLES = (

@@ -11,11 +11,10 @@ from freezer.artifact.signatures import read_keys
 from freezer.errors import IncompatibleError, IntegrityError, Refusal, SpeedCheck, UsageError
 from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.machine import describe_host
-from freezer.runtime.cuda import with_index
+from freezer.runtime.devices import with_index
 from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.compatibility import rungs
-from freezer.serving.load import open_artifact
-from freezer.serving.resolve import process_here, resolve_images
+from freezer.serving.load import open_artifact, process_here, resolve_images
 from freezer.serving.selection import Image, LoadOptions, Selection, select_image
 from freezer.serving.speed import check_speed, portable_of
 

@@ -24,7 +24,7 @@ CODE = "CP-SAMPLES"
 """Code of all errors about samples."""
 
 COMPLEX128 = "complex128"
-"""Metadata key of .safetensors files: tensors stored as pairs of float64; see runtime/tensor_files.py."""
+"""Metadata key of .safetensors files: tensors stored as pairs of float64; see runtime/tensors.py."""
 
 Header = tuple[str, tuple[int, ...]]
 """Dtype, by torch's name, and shape of a tensor."""

@@ -18,7 +18,7 @@ import torch
 
 from freezer.hardware.nvml import Nvml, NvmlError, Reading
 from freezer.limits import SamplingPolicy
-from freezer.runtime.cuda import current, nvml_uuid
+from freezer.runtime.devices import current, nvml_uuid
 
 
 class Meter(Protocol):

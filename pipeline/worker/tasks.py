@@ -151,7 +151,7 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     from freezer.freezing.packaging.eager_fallback import VERDICT, keep_eager, serves_itself
     from freezer.freezing.target.target import target_here
     from freezer.freezing.validation.judge import judge as judge_candidates
-    from freezer.runtime.fingerprint import host_fingerprint
+    from freezer.runtime.devices import host_fingerprint
 
     come_first()
     entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))

@@ -26,7 +26,7 @@ from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.numerics import EAGER_REFERENCE_TOL, GAP, POOL_BELOW, SMALL_TENSOR
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensor_files import load_tensors, save_tensors
+from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.canary import canary_figures
 from freezer.serving.load import open_artifact
 from freezer.serving.selection import LoadOptions

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import archspec.cpu
 
-from freezer.hardware.host import Host
+from freezer.hardware.machine import Host
 from freezer.hardware.nvml import Gpu
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"

@@ -22,17 +22,14 @@ from freezer.freezing.lowering.inductor.inductor import configuration, known
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target.target import Target
-from freezer.hardware.cuda_requirements import CudaHere, cuda_needs
-from freezer.hardware.device_classes import DEVICE_CLASSES
-from freezer.hardware.host import Host
-from freezer.runtime import torchscript_loader
+from freezer.hardware.device_classes import DEVICE_CLASSES, CudaHere, cuda_needs
+from freezer.hardware.machine import Host
+from freezer.runtime import payloads as payload_loaders
 from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
-from freezer.runtime.exported_loader import open_exported
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import OpenPayload
+from freezer.runtime.payloads import OpenPayload, device_uses, open_exported
 from freezer.runtime.precision import full_on_gpu, plain_precision, settings_on_gpu
-from freezer.runtime.torchscript_loader import device_uses
 from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
@@ -212,9 +209,9 @@ def test_torchscript_for_another_gpu_is_refused() -> None:
     assert list(device_uses(module, "cuda")) == ["cuda:0"]
     assert not device_uses(module, "cpu")
     with pytest.raises(IncompatibleError, match="its graph makes tensors on cuda:0, got device cuda:1; load it for cuda:0"):
-        torchscript_loader._check_device(module, Path("all.pt"), GPU)
-    torchscript_loader._check_device(module, Path("all.pt"), torch.device("cuda", 0))
-    torchscript_loader._check_device(module, Path("all.pt"), torch.device("cpu"))
+        payload_loaders._check_device(module, Path("all.pt"), GPU)
+    payload_loaders._check_device(module, Path("all.pt"), torch.device("cuda", 0))
+    payload_loaders._check_device(module, Path("all.pt"), torch.device("cpu"))
 
 
 def test_programs_open_on_other_devices(tmp_path: Path) -> None:

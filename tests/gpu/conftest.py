@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from freezer.runtime.cuda import no_cuda, visible
+from freezer.runtime.devices import no_cuda, visible
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

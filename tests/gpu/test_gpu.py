@@ -22,10 +22,10 @@ from freezer.freezing.recipes.inductor_settings import COMMON
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware.nvml import NvmlError, opened
 from freezer.limits import Limits
-from freezer.runtime.cuda import visible
+from freezer.runtime.devices import visible
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.precision import settings_on_gpu
-from freezer.runtime.tensor_files import load_tensors, save_tensors
+from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.verify import verify
 from freezer.spec.inputs import Dim
 from freezer.store.store import Store

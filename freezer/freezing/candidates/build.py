@@ -28,9 +28,9 @@ from freezer.freezing.recipes.recipes import CaptureName, Recipe, made_for
 from freezer.freezing.target.target import Target, toolchain
 from freezer.freezing.target.torch_config import without_environment
 from freezer.hardware.peak_memory import PeakMemory
-from freezer.runtime.cuda import current
+from freezer.runtime.devices import current
 from freezer.runtime.precision import full_on_gpu
-from freezer.runtime.tensor_memory import program_bytes, program_tensors
+from freezer.runtime.tensors import program_bytes, program_tensors
 from freezer.runtime.threads import threads
 from freezer.spec.inputs import Dim
 

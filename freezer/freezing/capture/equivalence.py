@@ -22,9 +22,9 @@ from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.randomness import same_each_time
 from freezer.freezing.models.subject import Subject
 from freezer.numerics import comparable, in_double, structure_problem
-from freezer.runtime.input_set import InputSet
+from freezer.runtime.input_sets import InputSet
 from freezer.runtime.pytree import leaves_of
-from freezer.runtime.tensor_bytes import same_bytes
+from freezer.runtime.tensors import same_bytes
 
 DIFFERS = "CP-TRACE-DIFFERS"
 """Code of a trace or script whose answers differ from its model's."""

@@ -24,8 +24,8 @@ from freezer.freezing.capture.program import Captured, Flat, FlatModule, lines_o
 from freezer.freezing.diagnostics.messages import code_of, export_sentence
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
-from freezer.runtime.input_set import InputSet
-from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors
+from freezer.runtime.input_sets import InputSet
+from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from freezer.spec.inputs import Dim, InputSpec
 
 DIFFERS = "CP-EXPORT-DIFFERS"

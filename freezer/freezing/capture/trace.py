@@ -31,7 +31,7 @@ from freezer.freezing.capture.trace_graph import Line, difference, lines_of_grap
 from freezer.freezing.capture.value_reads import Reads, values_read
 from freezer.freezing.diagnostics.messages import code_of, trace_sentence
 from freezer.freezing.models.subject import Subject
-from freezer.runtime.input_set import InputSet
+from freezer.runtime.input_sets import InputSet
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 VALUES = "CP-TRACE-VALUES"

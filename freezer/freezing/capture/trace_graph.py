@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freezer.files.digest import digest_bytes
 from freezer.freezing.diagnostics.source_lines import line_of_node
-from freezer.runtime.tensor_bytes import bytes_of, dense_parts, memory_of
+from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
 
 _BRACKETS = {"prim::ListConstruct": ("[", "]"), "prim::TupleConstruct": ("(", ")"), "prim::DictConstruct": ("{", "}")}
 _MAX_SHORT = 6

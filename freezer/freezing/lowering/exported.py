@@ -15,7 +15,7 @@ from freezer.freezing.capture.program import Captured
 from freezer.freezing.diagnostics.source_lines import line_of_stack
 from freezer.freezing.lowering.result import Lowered
 from freezer.freezing.target.target import Target
-from freezer.runtime.exported_loader import on_first
+from freezer.runtime.payloads import on_first
 
 SUFFIX = ".pt2"
 

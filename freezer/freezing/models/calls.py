@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from freezer.errors import JudgeError
 from freezer.freezing.models.cloning import copied
-from freezer.runtime.input_set import InputSet
-from freezer.runtime.tensor_bytes import same_bytes
+from freezer.runtime.input_sets import InputSet
+from freezer.runtime.tensors import same_bytes
 from freezer.spec.inputs import InputSpec, bind
 
 

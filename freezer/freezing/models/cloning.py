@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensor_memory import address_of
+from freezer.runtime.tensors import address_of
 
 _T = TypeVar("_T")
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

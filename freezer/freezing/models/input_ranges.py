@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from freezer.errors import SpecError
 from freezer.freezing.models.calls import SourceCall, described
-from freezer.runtime.sample_generation import generate, generate_at, needs_range, range_is_needed
+from freezer.runtime.input_sets import generate, generate_at, needs_range, range_is_needed
 from freezer.spec.inputs import InputSpec
 
 _OF_SELF = (

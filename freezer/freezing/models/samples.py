@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import SpecError
-from freezer.runtime.input_set import InputSet, resize
-from freezer.runtime.sample_generation import generate_at, is_mask
+from freezer.runtime.input_sets import InputSet, generate_at, is_mask, resize
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import INTEGRAL, TensorSpec
 from freezer.spec.sample_headers import CODE, Header, match_headers

@@ -17,9 +17,8 @@ from freezer.freezing.models.input_ranges import with_found_ranges
 from freezer.freezing.models.samples import cover_points, match_samples, with_points
 from freezer.freezing.models.torchscript_module import named_devices
 from freezer.runtime.devices import CPU, tensors_on
-from freezer.runtime.input_set import InputSet, on_device
+from freezer.runtime.input_sets import InputSet, generate, on_device
 from freezer.runtime.pytree import flatten, output_specs
-from freezer.runtime.sample_generation import generate
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import DTYPES
 from freezer.spec.outputs import OutputSpec, OutputStructure

@@ -11,7 +11,7 @@ from torch import nn
 
 from freezer.freezing.diagnostics.source_lines import marked_in
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.torchscript_loader import device_uses
+from freezer.runtime.payloads import device_uses
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import ConstantSpec, InputItem, TensorSpec
 

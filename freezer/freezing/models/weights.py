@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from freezer.runtime.tensor_bytes import bytes_of, dense_parts, memory_of
-from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors, tensors_bytes
+from freezer.runtime.tensors import address_of, addresses_of, bytes_of, dense_parts, memory_of, program_tensors, tensors_bytes
 
 LARGE_BYTES = 500_000_000
 """A model above this size that only a build needs is discarded while it is built."""

@@ -31,9 +31,9 @@ from freezer.freezing.packaging.golden import golden_indices, write_golden
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
 from freezer.freezing.validation.judge import Judgement, Trial
-from freezer.hardware.cuda_requirements import cuda_needs
-from freezer.runtime.fingerprint import host_fingerprint
-from freezer.runtime.recorded_outputs import write_own_outputs
+from freezer.hardware.device_classes import cuda_needs
+from freezer.runtime.devices import host_fingerprint
+from freezer.runtime.tensors import write_own_outputs
 
 
 def assemble(

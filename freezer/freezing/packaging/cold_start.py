@@ -78,10 +78,9 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
     import torch
 
     imported = time.perf_counter()
-    from freezer.runtime.cuda import current, synchronize
-    from freezer.runtime.devices import tensors_on
+    from freezer.runtime.devices import current, synchronize, tensors_on
     from freezer.runtime.payloads import LOADERS
-    from freezer.runtime.tensor_files import load_tensors
+    from freezer.runtime.tensors import load_tensors
     from freezer.spec.inputs import bind
 
     torch.set_num_threads(request["num_threads"])

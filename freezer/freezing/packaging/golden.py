@@ -13,7 +13,7 @@ from freezer.artifact.payload_selection import counts_of, serving, set_for
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.judge import Judgement, Trial
-from freezer.runtime.tensor_files import save_tensors
+from freezer.runtime.tensors import save_tensors
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""

@@ -13,11 +13,9 @@ from freezer.errors import UsageError
 from freezer.freezing.models.cloning import device_of_model
 from freezer.freezing.target.environment import check_environment
 from freezer.freezing.target.toolchain import toolchain_with, torch_versions
-from freezer.hardware.device_classes import PORTABLE, DeviceClass, best_level, device_class
-from freezer.hardware.instruction_sets import packed_dtype
+from freezer.hardware.device_classes import PORTABLE, DeviceClass, best_level, device_class, packed_dtype
 from freezer.hardware.machine import detect
-from freezer.runtime.cuda import class_of, device_of, versions_of, with_index
-from freezer.runtime.devices import CPU
+from freezer.runtime.devices import CPU, class_of, device_of, versions_of, with_index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,7 @@ from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.limits import SamplingPolicy
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.input_set import InputSet, on_device
-from freezer.runtime.sample_generation import distinct_at
+from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.spec.inputs import bind
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, sample

@@ -28,10 +28,9 @@ from freezer.freezing.validation.reference import Reference, run_reference
 from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
-from freezer.runtime.cuda import current
-from freezer.runtime.devices import called_on
+from freezer.runtime.devices import called_on, current
 from freezer.runtime.precision import plain_precision
-from freezer.runtime.recorded_outputs import kept_of
+from freezer.runtime.tensors import kept_of
 from freezer.runtime.threads import threads
 from freezer.timing.sampling import Sampling, Speedup, speedup
 

@@ -13,7 +13,7 @@ from freezer.artifact.manifest import Manifest
 from freezer.artifact.sections import DriftRecord, FreezingRecord, LatencyRecord
 from freezer.codec import encode
 from freezer.errors import IntegrityError
-from freezer.hardware.cuda_requirements import CudaNeeds
+from freezer.hardware.device_classes import CudaNeeds
 from freezer.limits import SamplingPolicy
 from freezer.spec.inputs import Dim
 from freezer.spec.items import ConstantSpec, TensorSpec

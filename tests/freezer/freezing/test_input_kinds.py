@@ -24,7 +24,7 @@ from freezer.freezing.freeze import freeze
 from freezer.freezing.models.subject import Subject, prepare
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensor_files import read_samples
+from freezer.runtime.tensors import read_samples
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import DTYPES
 from freezer.spec.parse import declared_spec

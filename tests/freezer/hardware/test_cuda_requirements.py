@@ -9,8 +9,7 @@ import pytest
 
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind
 from freezer.artifact.sections import Needs
-from freezer.hardware.cuda_requirements import CudaHere, CudaNeeds, cuda_needs, least_driver
-from freezer.hardware.device_classes import DEVICE_CLASSES
+from freezer.hardware.device_classes import DEVICE_CLASSES, CudaHere, CudaNeeds, cuda_needs, least_driver
 from freezer.hardware.machine import describe_host
 from freezer.serving.compatibility import refuse_by_cuda, unserved_gpus
 from tests.freezer.hosts import A100, H100, INTEL, x86

@@ -10,8 +10,7 @@ import pytest
 
 from freezer.errors import UsageError
 from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass, auto_classes, best_level, can_run, device_class
-from freezer.hardware.host import Host
-from freezer.hardware.machine import describe_host, detect
+from freezer.hardware.machine import Host, describe_host, detect
 from tests.freezer import hosts
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"

@@ -8,8 +8,7 @@ import pytest
 
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.hardware.device_classes import DEVICE_CLASSES, can_run
-from freezer.hardware.host import Host
-from freezer.hardware.machine import describe_host
+from freezer.hardware.machine import Host, describe_host
 from freezer.hardware.nvml import Gpu
 from freezer.serving.compatibility import refuse_by_isa, rungs
 from tests.freezer import hosts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.hardware import nvml
-from freezer.hardware.host import this_host
+from freezer.hardware.machine import this_host
 from freezer.hardware.nvml import Gpu, Nvml, NvmlError, Reading, num_others, opened
 
 

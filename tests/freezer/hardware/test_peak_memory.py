@@ -18,7 +18,7 @@ from torch import nn
 
 from freezer.freezing.models.weights import give_back, is_large, let_go
 from freezer.hardware.peak_memory import PeakMemory, peak_bytes
-from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors
+from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from tests.models import mlp
 from tests.steps import python
 

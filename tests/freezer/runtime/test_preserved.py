@@ -21,10 +21,9 @@ from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import OpenPayload
+from freezer.runtime.payloads import OpenPayload, open_torchscript
 from freezer.runtime.preserved import REFUSED
 from freezer.runtime.pytree import flatten, output_specs
-from freezer.runtime.torchscript_loader import open_torchscript
 from freezer.spec.outputs import OutputStructure
 from tests.freezer.models_state import Constant, Number, Versioned
 from tests.models import seeded

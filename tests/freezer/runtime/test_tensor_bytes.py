@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from freezer.freezing.models.weights import weights_digest
-from freezer.runtime.tensor_bytes import dense_parts, same_bytes
+from freezer.runtime.tensors import dense_parts, same_bytes
 
 EYE = torch.eye(4)
 

@@ -19,8 +19,7 @@ from freezer.artifact.manifest import GoldenSet
 from freezer.cli.app import main
 from freezer.errors import IntegrityError
 from freezer.numerics import OutputError, judge_rmse
-from freezer.runtime.recorded_outputs import OWN_OUTPUT_BYTES, write_own_outputs
-from freezer.runtime.tensor_files import load_tensors, save_tensors
+from freezer.runtime.tensors import OWN_OUTPUT_BYTES, load_tensors, save_tensors, write_own_outputs
 from freezer.serving.diff import diff
 from freezer.serving.diff_result import Difference, DiffRow, Pair, matrix, problem, sentences
 from freezer.spec.outputs import OutputSpec

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from freezer.errors import SpecError
 from freezer.freezing.models.samples import match_samples
-from freezer.runtime.tensor_files import read_samples
+from freezer.runtime.tensors import read_samples
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import DTYPES, TensorSpec
 from freezer.spec.parse import declared_spec

@@ -40,7 +40,7 @@ from freezer.freezing.target.torch_config import straying
 from freezer.runtime.inductor_loader import TABLE
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.precision import plain_precision
-from freezer.runtime.tensor_memory import program_bytes, program_dtypes
+from freezer.runtime.tensors import program_bytes, program_dtypes
 
 SUFFIX = ".pt2"
 

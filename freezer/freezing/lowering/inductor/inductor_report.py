@@ -13,7 +13,7 @@ from torch import Tensor
 from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.freezing.lowering.exported import fx_operators
 from freezer.freezing.lowering.inductor.observer import Graph, Watch
-from freezer.runtime.tensor_memory import address_of, identity_of, program_tensors, tensors_bytes
+from freezer.runtime.tensors import address_of, identity_of, program_tensors, tensors_bytes
 
 KERNEL = "kernel of Inductor"
 """Operator kind of Inductor's own kernels."""

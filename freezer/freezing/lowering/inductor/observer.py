@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import first_line
-from freezer.runtime.tensor_memory import address_of
+from freezer.runtime.tensors import address_of
 
 _KERNEL = re.compile(r'^extern "C"\s+void\s+(\w+)\(', re.MULTILINE)
 _CALL = re.compile(r"^\s+(\w+)\(", re.MULTILINE)

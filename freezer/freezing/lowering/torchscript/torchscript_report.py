@@ -33,7 +33,7 @@ from freezer.freezing.lowering.torchscript.pass_replay import (
     optimizations_at_load,
     used_attributes,
 )
-from freezer.runtime.tensor_memory import identity_of, named_tensors, storage_of, tensors_bytes
+from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
 
 _ASKED = "asked for"
 

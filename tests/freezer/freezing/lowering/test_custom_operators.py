@@ -19,7 +19,7 @@ from freezer.freezing.lowering.custom_operators import CODE, check_operators, op
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensor_memory import address_of
+from freezer.runtime.tensors import address_of
 from tests.models import Calling, Counter, seeded
 from tests.steps import HERE, candidate_of, random_inputs, subject_of
 

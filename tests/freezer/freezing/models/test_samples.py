@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from freezer.errors import SpecError
 from freezer.freezing.models.samples import cover_points, match_samples, spec_of_samples
-from freezer.runtime.sample_generation import generate
-from freezer.runtime.tensor_files import read_samples
+from freezer.runtime.input_sets import generate
+from freezer.runtime.tensors import read_samples
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
 from freezer.spec.parse import declared_spec

@@ -12,7 +12,7 @@ import pytest
 from freezer.errors import UsageError
 from freezer.freezing.target.environment import CLEARED, REFUSED, check_environment
 from freezer.hardware.device_classes import device_class
-from freezer.runtime.fingerprint import recorded
+from freezer.runtime.devices import recorded
 from tests.steps import HERE, python
 
 V4, GPU, PORTABLE = device_class("cpu-x86-64-v4"), device_class("cuda-sm80"), device_class("portable")

@@ -31,7 +31,7 @@ from freezer.freezing.recipes.recipes import RECIPES, Recipe
 from freezer.freezing.target.target import target_here
 from freezer.runtime.inductor_loader import TABLE, open_inductor
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensor_memory import program_tensors
+from freezer.runtime.tensors import program_tensors
 from tests.freezer.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide
 from tests.models import seeded
 from tests.steps import HERE, python, random_inputs, subject_of

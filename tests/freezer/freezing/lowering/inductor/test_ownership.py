@@ -13,7 +13,7 @@ from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import target_here
 from freezer.runtime.inductor_loader import open_inductor
-from freezer.runtime.tensor_memory import address_of, addresses_of, program_tensors
+from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from tests.freezer.models_inductor import Foreign
 from tests.models import seeded
 from tests.steps import BATCH, HERE, captured_by, random_inputs, subject_of

@@ -15,8 +15,8 @@ from freezer.errors import IncompatibleError
 from freezer.files.digest import digest_file
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.payloads import open_torchscript
 from freezer.runtime.threads import threads
-from freezer.runtime.torchscript_loader import open_torchscript
 from tests.conftest import Frozen, frozen
 from tests.freezer.models_state import RunningMean
 from tests.models import TinyConv, seeded

@@ -12,9 +12,8 @@ from freezer.errors import UsageError
 from freezer.freezing.target.target import aim, target_here
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import describe_host
-from freezer.runtime import cuda
-from freezer.runtime.cuda import class_of, cuda_here, device_of, no_cuda, visible, with_index
-from freezer.runtime.devices import CPU
+from freezer.runtime import devices
+from freezer.runtime.devices import CPU, class_of, cuda_here, device_of, no_cuda, visible, with_index
 from tests.freezer.hosts import H100, HASWELL, INTEL, x86
 from tests.models import mlp
 from tests.steps import HERE
@@ -94,7 +93,7 @@ def test_the_cpu_must_run_the_host_code() -> None:
 @pytest.mark.usefixtures("gpus")
 def test_a_freeze_aims_at_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
-    monkeypatch.setattr(cuda, "this_host", lambda: HASWELL)
+    monkeypatch.setattr(devices, "this_host", lambda: HASWELL)
     monkeypatch.setattr("freezer.freezing.target.target.detect", lambda: HOST)
     assert aim(model, "auto", None) == ("auto", CPU)
     assert aim(None, "auto", "cpu") == ("auto", CPU)
