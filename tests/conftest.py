@@ -1,4 +1,4 @@
-"""Fixtures for all tests: golden files, buckets, and artifacts that are frozen once per session."""
+"""Fixtures for all tests: buckets, and artifacts that are frozen once per session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,6 @@ from tests.snapshots import model_state, process_state
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, random_inputs, subject_of
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="overwrite the golden files with the current output")
-
-
 def pytest_configure() -> None:
     """Restore the handler of SIGINT: background jobs of a shell ignore it, and so would the processes that tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,19 +40,6 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], bytes]:
-    """Read a file of tests/golden; with --update-golden, first overwrite it with the given bytes."""
-
-    def read(name: str, now: bytes) -> bytes:
-        path = Path(__file__).parent / "golden" / name
-        if request.config.getoption("--update-golden"):
-            path.write_bytes(now)
-        return path.read_bytes()
-
-    return read
 
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")

@@ -1,21 +1,30 @@
-"""Describe a manifest in words. Imports no torch."""
+"""Describe artifacts for people: rows of `coldpress inspect`, the page freezing.md, code and graphs. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from freezer.artifact.describe_report import describe_freezing, size_text
 from freezer.artifact.folder import Artifact
+from freezer.artifact.freezing_report import NOT_TRIED, FreezingReport
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import LatencyRecord, PointFigures
+from freezer.artifact.sections import FreezingRecord, LatencyRecord, Migration, PointFigures
 from freezer.errors import NotPublishedError
 from freezer.spec.inputs import Dim
 from freezer.spec.items import NestedSpec, TensorSpec
 
+FREEZING = "freezing.md"
+"""File name of the page."""
 
-def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """Rows of names and values that describe an artifact.
+MAX_SHOWN = 12
+"""Most names or kinds of operators in a row."""
+
+Row = tuple[str, str]
+"""Name and value of one row."""
+
+
+def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]:
+    """Rows that describe an artifact.
 
     Args:
         manifest: of the artifact.
@@ -28,73 +37,74 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[tupl
     yield "recipe", f"{manifest.recipe.name}: {manifest.recipe.capture} -> {manifest.recipe.lowering}"
     yield from _contract(manifest)
     for payload in manifest.payloads:
-        yield "payload", _payload(payload)
+        threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
+        yield "payload", ", ".join([f"{payload.path}: {_size(payload.size_bytes)}", threads, *map(_sizes, payload.dims)])
     yield "drift", _drift(manifest)
     if manifest.latency:
         yield from _latency(manifest.latency)
     for item in manifest.freezing.dropped:
         yield "left out", f"{item.payload}: {item.reason}"
-    yield from describe_freezing(manifest.freezing, manifest.recipe)
+    yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
     yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
     yield "source", f"{manifest.provenance['source']}, weights {str(manifest.provenance['weights'])[:19]}…"
 
 
-def _contract(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    spec = manifest.inputs
-    for item in spec.items:
-        if isinstance(item, TensorSpec):
-            yield "input", f"{item.name}: {item.dtype} [{', '.join(str(size) for size in item.shape)}]"
-        elif isinstance(item, NestedSpec):
-            yield "input", f"{item.name}: a {item.kind} of {', '.join(part.name for part in item.items) or 'nothing'}"
-    for name, value in spec.constants.items():
-        yield "constant", f"{name} = {value!r}"
-    if spec.dims:
-        yield "dims", ", ".join(_sizes(dim) for dim in spec.dims)
-    for output in manifest.outputs:
-        yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
+def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]) -> Iterator[Row]:
+    """Rows about a freeze and its attempts."""
+    for row in tried:
+        if not row["outcome"].startswith(NOT_TRIED):
+            yield "tried", f"{row['payload']}: {row['capture']} -> {row['lowering']}: {row['outcome']}"
+    for path, report in freezing.reports.items():
+        if len(freezing.reports) > 1:
+            yield "frozen", path
+        yield from _report(report)
+    if freezing.reports:
+        results = {
+            None: "not compared with eager's",
+            True: "of all outputs equal to eager's",
+            False: "of an output differ from eager's",
+        }
+        yield "strides", results[freezing.strides_equal]
+    for other in freezing.candidates:
+        made = f"{other.recipe} ({other.capture} -> {other.lowering}, {_size(other.size_bytes)})"
+        yield "candidate", f"{made}: {other.problem or 'passes, ' + figures_text(other.speedup, other.error_ratio)}"
+    for name, why in freezing.failures.items():
+        yield "not built", f"{name}: {why}"
+    if freezing.migration:
+        yield "migration", _migration(freezing.migration)
 
 
-def _sizes(dim: Dim) -> str:
-    return f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim).replace(" from ", " ", 1)
+def freezing_markdown(*, title: str, verdict: str, tried: Sequence[Mapping[str, str]], freezing: FreezingRecord) -> str:
+    """The page of one candidate, as Markdown.
+
+    Args:
+        title: model, device class and recipe.
+        verdict: of the candidate, in a sentence.
+        tried: the attempts, in order.
+        freezing: what freezing did.
+    """
+    cells = ((name, " ".join(value.split()).replace("|", "\\|")) for name, value in describe_freezing(freezing, tried))
+    rows = [f"| {name} | {value} |" for name, value in cells]
+    return "\n".join([f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|", *rows, ""])
 
 
-def _payload(payload: Payload) -> str:
-    sizes = [_sizes(dim) for dim in payload.dims]
-    threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
-    return ", ".join([f"{payload.path}: {size_text(payload.size_bytes)}", threads, *sizes])
+def manifest_markdown(manifest: Manifest) -> str | None:
+    """The page of an artifact; None for a manifest of an earlier release without reports."""
+    if not manifest.freezing.reports:
+        return None
+    speedup = manifest.latency.speedup if manifest.latency else None
+    return freezing_markdown(
+        title=f"{manifest.model} for {manifest.device_class}, {manifest.recipe.name}",
+        verdict=f"{manifest.verdict}: {figures_text(speedup, manifest.drift.error_ratio)}",
+        tried=manifest.recipe.tried,
+        freezing=manifest.freezing,
+    )
 
 
-def _drift(manifest: Manifest) -> str:
-    ratio, sqnr = manifest.drift.error_ratio, manifest.drift.sqnr_db
-    if ratio is None:
-        return "no floating-point output; equal to eager"
-    distance = f", {sqnr:.0f} dB" if sqnr is not None else ""
-    return f"error ratio {ratio:.2f} against {manifest.reference}{distance}"
-
-
-def _latency(latency: LatencyRecord) -> Iterator[tuple[str, str]]:
-    p50, eager, cold = latency.ms.get("p50"), latency.eager_ms.get("p50"), latency.cold_start
-    if p50 is not None and eager is not None:
-        yield "speed", f"p50 {p50:.3g} ms, eager {eager:.3g} ms{_speedup(latency)}, {latency.num_threads} threads"
-    if cold is not None:
-        times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"
-        yield "cold start", f"{times}, peak {cold.memory_peak_mb:.0f} MB"
-    for item in latency.points if len(latency.points) > 1 else ():
-        sizes = "".join(f", {name} {size}" for name, size in item.point.items())
-        yield "point", f"{item.num_threads} threads{sizes}: {item.payload}, {_point_figures(item)}"
-
-
-def _point_figures(item: PointFigures) -> str:
-    if item.p50 is None or item.eager_p50 is None:
-        return "too disturbed to measure"
-    return f"p50 {item.p50:.3g} ms, eager {item.eager_p50:.3g} ms{_speedup(item)}"
-
-
-def _speedup(figures: LatencyRecord | PointFigures) -> str:
-    if figures.speedup is None or figures.speedup_ci is None:
-        return ""
-    low, high = figures.speedup_ci
-    return f", {figures.speedup:.2f}x ({low:.2f} to {high:.2f})"
+def figures_text(speedup: float | None, error_ratio: float | None) -> str:
+    """Figures of a candidate that passes the gate."""
+    speed = "not timed" if speedup is None else f"speedup {speedup:.2f} over eager"
+    return speed if error_ratio is None else f"{speed}, error ratio {error_ratio:.2f}"
 
 
 def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
@@ -123,13 +133,123 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
         names.insert(0, f"evidence/{stem}-{kind}.txt")
         if artifact.manifest.recipe.settings.get("freeze", True):
             names.pop()  # the captured program is served only if nothing was frozen
-    held = {item.path: item for item in artifact.manifest.files}
-    for name in names:
-        if name in held:
-            artifact.verify((held[name],))
-            return (artifact.folder / name).read_text()
-    what = "captured" if captured else "frozen"
+    for item in artifact.manifest.files:
+        if item.path in names:
+            artifact.verify((item,))
+            return (artifact.folder / item.path).read_text()
     raise NotPublishedError(
-        f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {kind} of the {what} model for {payload.path} "
-        f"({names[0]}); earlier releases and some recipes write none: freeze the model again"
+        f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {names[0]}; earlier releases and some recipes "
+        "write none: freeze the model again"
     )
+
+
+def _contract(manifest: Manifest) -> Iterator[Row]:
+    spec = manifest.inputs
+    for item in spec.items:
+        if isinstance(item, TensorSpec):
+            yield "input", f"{item.name}: {item.dtype} [{', '.join(str(size) for size in item.shape)}]"
+        elif isinstance(item, NestedSpec):
+            yield "input", f"{item.name}: a {item.kind} of {', '.join(part.name for part in item.items) or 'nothing'}"
+    for name, value in spec.constants.items():
+        yield "constant", f"{name} = {value!r}"
+    if spec.dims:
+        yield "dims", ", ".join(_sizes(dim) for dim in spec.dims)
+    for output in manifest.outputs:
+        yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
+
+
+def _drift(manifest: Manifest) -> str:
+    ratio, sqnr = manifest.drift.error_ratio, manifest.drift.sqnr_db
+    if ratio is None:
+        return "no floating-point output; equal to eager"
+    return f"error ratio {ratio:.2f} against {manifest.reference}" + (f", {sqnr:.0f} dB" if sqnr is not None else "")
+
+
+def _latency(latency: LatencyRecord) -> Iterator[Row]:
+    yield "speed", f"{_speed(latency.ms.get('p50'), latency.eager_ms.get('p50'), latency)}, {latency.num_threads} threads"
+    if latency.cold_start is not None:
+        cold = latency.cold_start
+        times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"
+        yield "cold start", f"{times}, peak {cold.memory_peak_mb:.0f} MB"
+    for item in latency.points if len(latency.points) > 1 else ():
+        sizes = "".join(f", {name} {size}" for name, size in item.point.items())
+        yield "point", f"{item.num_threads} threads{sizes}: {item.payload}, {_speed(item.p50, item.eager_p50, item)}"
+
+
+def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | PointFigures) -> str:
+    if p50 is None or eager is None:
+        return "too disturbed to measure"
+    text = f"p50 {p50:.3g} ms, eager {eager:.3g} ms"
+    if figures.speedup is None or figures.speedup_ci is None:
+        return text
+    low, high = figures.speedup_ci
+    return f"{text}, {figures.speedup:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def _report(report: FreezingReport) -> Iterator[Row]:
+    """Rows of one payload's report."""
+    yield "operators", _operators(report)
+    for name, changes in (("done", report.changes), ("done at load", report.changes_at_load)):
+        if changes:
+            yield name, "; ".join(f"{item.name} {item.count}" + (f" ({item.note})" if item.note else "") for item in changes)
+    if report.num_constants or report.folded_bytes:
+        folded = f"; folding computed {_size(report.folded_bytes)} of new constants" if report.folded_bytes else ""
+        made = f"{report.num_constants} parameters and buffers, {_size(report.constants_bytes)}{folded}"
+        yield "constants", f"{made}: {_listed(report.constants)}"
+    preserved = {item.name for item in report.preserved}
+    for item in report.preserved:
+        yield "stays", f"{item.kind} {item.name}: {item.why}"
+    for kept in report.kept:
+        if kept.name not in preserved:
+            yield "stays", f"{kept.name}: {kept.reason}"
+    if report.unused:
+        yield "unused", _listed(report.unused)
+    yield "size", f"{_size(report.size_before_bytes)} of parameters and buffers -> {_size(report.size_after_bytes)}"
+    if report.instructions_of:
+        yield "instructions", f"{' '.join(sorted(report.instructions)) or 'baseline only'} (of {report.instructions_of})"
+    if report.phases_s:
+        yield "time", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.phases_s.items())
+    if report.memory_peak_bytes is not None:
+        yield "build memory", f"peak {_size(report.memory_peak_bytes)}"
+    yield from (("guard", guard) for guard in report.guards)
+    yield from (("note", note) for note in report.notes)
+
+
+def _operators(report: FreezingReport) -> str:
+    """Numbers before and after: of all operators, and of each kind, most frequent first."""
+    before, after = report.ops_before, report.ops_after
+
+    def change(old: int, new: int) -> str:
+        return str(old) if old == new else f"{old} -> {new}"
+
+    numbers = {kind: (before.get(kind, 0), after.get(kind, 0)) for kind in sorted({*before, *after})}
+    kinds = sorted(numbers, key=lambda kind: -max(numbers[kind]))
+    return f"{change(sum(before.values()), sum(after.values()))}: {_listed([f'{kind} {change(*numbers[kind])}' for kind in kinds])}"
+
+
+def _migration(migration: Migration) -> str:
+    """Effect of moving a TorchScript model to torch.export."""
+    if not migration.possible:
+        return f"the TorchScript is not converted to an exported program: {migration.reason}"
+    if migration.against is None:
+        return f"converted to an exported program, {migration.recipe} passes; no frozen TorchScript to compare with"
+    faster = "was not timed"
+    if migration.gain and migration.gain_ci:
+        low, high = migration.gain_ci
+        faster = f"is {migration.gain:.2f} times as fast as {migration.against} ({low:.2f} to {high:.2f})"
+    worst, relative = migration.max_abs_diff, migration.relative_rms_diff
+    apart = "their shapes differ" if worst is None else f"the two are at most {worst:.3g} apart"
+    apart += f", rms {relative:.3g} of the output" if relative is not None else ""
+    return f"converted to an exported program, {migration.recipe} {faster}; {apart}"
+
+
+def _sizes(dim: Dim) -> str:
+    return f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim).replace(" from ", " ", 1)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MAX_SHOWN], *(["…"] if len(names) > MAX_SHOWN else [])])

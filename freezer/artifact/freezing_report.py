@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Literal
 
 MAX_LISTED = 100
 """Longest list of names, reasons or sentences in a manifest; one more item counts the rest."""
@@ -94,22 +92,20 @@ class FreezingReport:
 
     def shortened(self, max_listed: int = MAX_LISTED) -> FreezingReport:
         """The same report; longer lists of names, reasons and sentences are cut, and their last item counts the rest."""
+        cut: dict[str, Any] = {}
+        for name, rest in _REST.items():
+            items = getattr(self, name)
+            if len(items) > max_listed:
+                cut[name] = (*items[:max_listed], rest(f"and {len(items) - max_listed} more"))
+        return replace(self, **cut)
 
-        def cut(items: tuple[T, ...], rest: Callable[[int], T]) -> tuple[T, ...]:
-            hidden = len(items) - max_listed
-            return (*items[:max_listed], rest(hidden)) if hidden > 0 else items
 
-        return replace(
-            self,
-            constants=cut(self.constants, "and {} more".format),
-            unused=cut(self.unused, "and {} more".format),
-            guards=cut(self.guards, "and {} more".format),
-            notes=cut(self.notes, "and {} more".format),
-            kept=cut(self.kept, lambda count: KeptTensor(name=f"and {count} more", reason="not listed")),
-            preserved=cut(
-                self.preserved, lambda count: PreservedName(name=f"and {count} more", kind="attribute", why="not listed")
-            ),
-        )
+_REST: Mapping[str, Callable[[str], object]] = {
+    **dict.fromkeys(("constants", "unused", "guards", "notes"), str),
+    "kept": lambda text: KeptTensor(name=text, reason="not listed"),
+    "preserved": lambda text: PreservedName(name=text, kind="attribute", why="not listed"),
+}
+"""The last item of each list that may be cut, which counts the rest."""
 
 
 def stored_as_captured(num_tensors: int) -> str:

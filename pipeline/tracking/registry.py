@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
+from freezer.artifact.describe import FREEZING, manifest_markdown
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import Manifest
-from freezer.artifact.markdown import FREEZING, manifest_markdown
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import listed, reaching

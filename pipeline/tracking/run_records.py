@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from freezer.artifact.describe_report import figures_text
+from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
 from freezer.artifact.freezing_report import FreezingReport
-from freezer.artifact.markdown import FREEZING, freezing_markdown
-from freezer.artifact.sections import Migration
+from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.codec import decode
 from pipeline.records.outcome import CandidateReport, Outcome
 
@@ -114,9 +113,11 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             title=f"{outcome.model} for {outcome.device_class}, {candidate.recipe}",
             verdict=_candidate_verdict(candidate),
             tried=candidate.tried,
-            reports={path: decode(FreezingReport, data, origin="report") for path, data in candidate.reports.items()},
-            strides_equal=candidate.strides_equal,
-            migration=None if candidate.migration is None else decode(Migration, candidate.migration, origin="migration"),
+            freezing=FreezingRecord(
+                reports={path: decode(FreezingReport, data, origin="report") for path, data in candidate.reports.items()},
+                strides_equal=candidate.strides_equal,
+                migration=None if candidate.migration is None else decode(Migration, candidate.migration, origin="migration"),
+            ),
         )
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail

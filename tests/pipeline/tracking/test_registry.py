@@ -14,8 +14,8 @@ import torch
 from mlflow import MlflowClient
 from torch import nn
 
+from freezer.artifact.describe import manifest_markdown
 from freezer.artifact.folder import Artifact
-from freezer.artifact.markdown import manifest_markdown
 from freezer.errors import ContractError, IntegrityError
 from freezer.store.store import Store
 from pipeline.records.outcome import Outcome

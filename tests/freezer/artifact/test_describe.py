@@ -1,0 +1,138 @@
+"""Descriptions of artifacts: rows of `inspect`, and the page freezing.md."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from freezer.artifact.describe import describe, describe_freezing, manifest_markdown
+from freezer.artifact.freezing_report import Change, FreezingReport, KeptTensor, PreservedName
+from freezer.artifact.sections import CandidateRecord, FreezingRecord, Migration
+from tests.steps import write_plain_artifact
+
+REPORT = FreezingReport(
+    ops_before={"aten::conv2d": 2, "aten::batch_norm": 2, "aten::relu": 2, "aten::add_": 1},
+    ops_after={"aten::conv2d": 2, "aten::relu": 2, "aten::add_": 1},
+    changes=(Change(name="batch norms folded into convolutions", count=2),),
+    changes_at_load=(Change(name="linear layers pretransposed", count=1, note="weights are kept twice"),),
+    num_constants=12,
+    constants_bytes=2_400_000,
+    constants=tuple(f"conv{i}.weight" for i in range(12)),
+    folded_bytes=1_200_000,
+    kept=(
+        KeptTensor(name="count", reason="`forward` sets it at model.py:12: self.count = a | b"),
+        KeptTensor(name="spare", reason="asked for"),
+    ),
+    unused=("bn.num_batches_tracked",),
+    preserved=(
+        PreservedName(name="reset", kind="method", why="asked for"),
+        PreservedName(name="count", kind="attribute", why="`forward` sets it at model.py:12: self.count = a | b"),
+    ),
+    size_before_bytes=2_500_000,
+    size_after_bytes=2_600_000,
+    phases_s={"save": 0.125, "report": 0.25, "capture": 1.5, "freeze": 0.5},
+    memory_peak_bytes=150_000_000,
+    guards=("batch is at least 2",),
+    instructions={"fma": 3, "avx": 12},
+    instructions_of="cpu-x86-64-v3",
+    notes=("Something is worth knowing.",),
+)
+TRIED = (
+    {"payload": "all", "capture": "export", "lowering": "torchscript", "outcome": "a branch | on a value at model.py:3: if x:"},
+    {"payload": "all", "capture": "trace", "lowering": "torchscript", "outcome": "captured and lowered"},
+)
+FREEZING = FreezingRecord(
+    build_s=1.5,
+    reports={"payloads/all.pt": REPORT},
+    strides_equal=True,
+    candidates=(
+        CandidateRecord(
+            recipe="inductor-frozen",
+            capture="export",
+            lowering="inductor",
+            size_bytes=3_000_000,
+            problem="output 'y', input set 0: error_ratio 41 > 3",
+            speedup=None,
+            error_ratio=41.0,
+        ),
+        CandidateRecord(
+            recipe="torchscript-optimized",
+            capture="trace",
+            lowering="torchscript",
+            size_bytes=3_000,
+            problem=None,
+            speedup=1.25,
+            error_ratio=1.5,
+        ),
+    ),
+    failures={"inductor-unpacked": "no compiler"},
+)
+
+
+def rows(report: FreezingReport) -> dict[str, str]:
+    return dict(describe_freezing(FreezingRecord(reports={"payloads/all.pt": report}), ()))
+
+
+def test_rows_of_a_freeze() -> None:
+    found = list(describe_freezing(FREEZING, TRIED))
+    assert found[1:5] == [
+        ("tried", "all: trace -> torchscript: captured and lowered"),
+        ("operators", "7 -> 5: aten::batch_norm 2 -> 0, aten::conv2d 2, aten::relu 2, aten::add_ 1"),
+        ("done", "batch norms folded into convolutions 2"),
+        ("done at load", "linear layers pretransposed 1 (weights are kept twice)"),
+    ]
+    assert [value for name, value in found if name == "stays"] == [
+        "method reset: asked for",
+        "attribute count: `forward` sets it at model.py:12: self.count = a | b",
+        "spare: asked for",
+    ], "one row per kept buffer"
+    assert found[-4:] == [
+        ("strides", "of all outputs equal to eager's"),
+        ("candidate", "inductor-frozen (export -> inductor, 3.0 MB): output 'y', input set 0: error_ratio 41 > 3"),
+        (
+            "candidate",
+            "torchscript-optimized (trace -> torchscript, 3.0 kB): passes, speedup 1.25 over eager, error ratio 1.50",
+        ),
+        ("not built", "inductor-unpacked: no compiler"),
+    ]
+    said = dict(found)
+    assert said["constants"].startswith(
+        "12 parameters and buffers, 2.4 MB; folding computed 1.2 MB of new constants: conv0.weight, "
+    )
+    assert said["time"] == "save 0.12 s, report 0.25 s, capture 1.50 s, freeze 0.50 s"
+    assert said["instructions"] == "avx fma (of cpu-x86-64-v3)"
+    assert said["build memory"] == "peak 150.0 MB"
+    assert (said["guard"], said["note"]) == ("batch is at least 2", "Something is worth knowing.")
+    assert "instructions" not in rows(replace(REPORT, instructions_of="")), "a payload without machine code"
+
+
+def test_long_rows_are_cut() -> None:
+    ops = {f"aten::op{i}": 20 - i for i in range(14)}
+    found = rows(FreezingReport(ops_before=ops, ops_after=ops, unused=tuple(f"n{i}" for i in range(12))))
+    assert found["operators"].startswith("189: aten::op0 20, ")
+    assert found["operators"].endswith("aten::op11 9, …")
+    assert found["unused"].endswith(", n11")
+
+
+def test_docs_explain_every_row() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reports.md").read_text()
+    table = page.partition("## The rows of `coldpress inspect`")[2].partition("\n## ")[0]
+    explained = [
+        name for line in table.splitlines() for name in re.findall(r"`([a-z ]+)`", line.split("|")[1] if "|" in line else "")
+    ]
+    full = replace(
+        FREEZING,
+        reports={"payloads/batch1.pt2": REPORT, "payloads/all.pt2": REPORT},
+        migration=Migration(possible=False, reason="it does not take prim::If"),
+    )
+    assert sorted(explained) == sorted({name for name, _ in describe_freezing(full, TRIED)})
+
+
+def test_the_markdown_page(tmp_path: Path) -> None:
+    manifest = write_plain_artifact(tmp_path).manifest
+    assert not {"operators", "strides", "candidate"} & {name for name, _ in describe(manifest)}
+    assert manifest_markdown(manifest) is None, "a manifest of an earlier release"
+    page = str(manifest_markdown(replace(manifest, freezing=FREEZING)))
+    assert page.startswith("# What freezing did: tiny for portable, portable\n\npublished: not timed, error ratio 1.25\n\n| | |\n")
+    assert "| stays | attribute count: `forward` sets it at model.py:12: self.count = a \\| b |\n" in page
