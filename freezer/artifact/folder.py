@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from freezer.artifact.manifest import FileRef, Manifest, Payload
 from freezer.errors import IntegrityError, NotPublishedError
 from freezer.files.atomic import move, sync, write_whole
 from freezer.files.digest import digest_file, verify_file
-from freezer.files.paths import check_inside
 
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"
@@ -108,3 +107,14 @@ def file_ref(root: Path, path: str, media_type: str) -> FileRef:
     """Make the record of the file at `path` in `root`."""
     full = root / path
     return FileRef(path=path, digest=digest_file(full), size_bytes=full.stat().st_size, media_type=media_type)
+
+
+def check_inside(path: str, *, origin: str) -> None:
+    """Check that a path stays inside the artifact's folder.
+
+    Raises:
+        IntegrityError: it is absolute or contains `..`.
+    """
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
+        raise IntegrityError(f"{origin} names {path!r}, which is outside the artifact's folder")

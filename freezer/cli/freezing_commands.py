@@ -14,7 +14,7 @@ from rich.table import Table
 
 from freezer.cli.arguments import REFUSED, ClassOption, console, say
 from freezer.errors import UsageError
-from freezer.files.paths import check_folder, made_parent
+from freezer.files.paths import check_folder
 from freezer.hardware.device_classes import device_class
 from freezer.spec.parse import declared_spec
 
@@ -130,7 +130,8 @@ def _print_result(result: FreezeResult, out: Path) -> None:
         say(f"{failed} was not built: {why}")
     say(f"{result.verdict}: {result.reason}")
     if result.tracebacks:
-        errors = made_parent(out.with_name(f"{out.name}.errors.txt"))
+        errors = out.with_name(f"{out.name}.errors.txt")
+        errors.parent.mkdir(parents=True, exist_ok=True)
         errors.write_text("\n".join(f"{failed}\n{text}" for failed, text in result.tracebacks.items()))
         say(f"full errors: {errors}")
     if result.artifact is not None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from freezer.cli.arguments import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, folder_or_name, say
 from freezer.errors import ColdpressError, UsageError
-from freezer.files.paths import check_file, made_parent
+from freezer.files.paths import check_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,8 @@ def run(
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    partial = made_parent(path).with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     if path.suffix == ".safetensors":
         from freezer.runtime.tensors import save_tensors
 

@@ -1,11 +1,11 @@
-"""Check the places for results before any work starts, and paths inside artifacts. Imports no torch."""
+"""Check the places for results before any work starts. Imports no torch."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from freezer.errors import IntegrityError, UsageError
+from freezer.errors import UsageError
 
 
 def check_folder(path: Path, name: str) -> None:
@@ -18,19 +18,13 @@ def check_folder(path: Path, name: str) -> None:
     Raises:
         UsageError: it is a file, a folder with content or the working directory, or cannot be written.
     """
-    try:
-        there = _is_there(path)
-        if there and (path.is_symlink() or not path.is_dir()):
-            raise UsageError(f"{name} {path} is a file or a link; name a new folder")
-        if path.name == "..":
-            raise UsageError(f"{name} {path} ends in `..`; name the new folder itself")
-        if there and path.samefile("."):
-            raise UsageError(f"{name} {path} is the working directory, which cannot be replaced; name a new folder")
-        if there and any(path.iterdir()):
-            raise UsageError(f"{name} {path} is not empty; name a new folder")
-        _check_above(path, name)
-    except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be read, a NUL
-        raise UsageError(f"{name} {str(path)!r} cannot be written: {_why(error)}; name another folder") from None
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UsageError(f"{name} {path} is a file or a link; name a new folder")
+    if path.exists() and path.samefile("."):
+        raise UsageError(f"{name} {path} is the working directory, which cannot be replaced; name a new folder")
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"{name} {path} is not empty; name a new folder")
+    _check_above(path, name)
 
 
 def check_file(path: Path, name: str) -> None:
@@ -43,32 +37,9 @@ def check_file(path: Path, name: str) -> None:
     Raises:
         UsageError: it is a folder, or cannot be written.
     """
-    try:
-        if _is_there(path) and path.is_dir():
-            raise UsageError(f"{name} {path} is a folder; name a file")
-        _check_above(path, name)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{name} {str(path)!r} cannot be written: {_why(error)}; name another file") from None
-
-
-def made_parent(path: Path) -> Path:
-    """Make the parent folder, and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _why(error: OSError | ValueError) -> str:
-    """The system's error without the path."""
-    return str(getattr(error, "strerror", None) or error)
-
-
-def _is_there(path: Path) -> bool:
-    """Whether a path exists, dangling links included; raises for invalid paths."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+    if path.is_dir():
+        raise UsageError(f"{name} {path} is a folder; name a file")
+    _check_above(path, name)
 
 
 def _check_above(path: Path, name: str) -> None:
@@ -78,14 +49,3 @@ def _check_above(path: Path, name: str) -> None:
         raise UsageError(f"{name} {path}: {above} is not a folder; name a path inside a folder")
     if not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(f"{name} {path}: no permission to write into {above}; name another path")
-
-
-def check_inside(path: str, *, origin: str) -> None:
-    """Check that a path stays inside the artifact's folder.
-
-    Raises:
-        IntegrityError: it is absolute or contains `..`.
-    """
-    parts = PurePosixPath(path)
-    if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
-        raise IntegrityError(f"{origin} names {path!r}, which is outside the artifact's folder")

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlparse
 
-from freezer.artifact.folder import MANIFEST, Artifact
+from freezer.artifact.folder import MANIFEST, Artifact, check_inside
 from freezer.artifact.manifest import FileRef, Manifest
 from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
 from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.atomic import make_folder, move, write_whole
 from freezer.files.buckets import SCHEMES, open_bucket
-from freezer.files.paths import check_inside
 from freezer.store.backend import LocalFiles, StoreFiles
 from freezer.store.blob_cache import cache_folder
 from freezer.store.oci_images import DEVICE_CLASS, SOURCE_KEY, TITLE, VERSION, write_image, write_index, write_signatures

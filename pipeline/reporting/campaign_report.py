@@ -17,7 +17,6 @@ from rich.text import Text
 
 from freezer.errors import InfrastructureError
 from freezer.files.atomic import write_whole
-from freezer.files.paths import made_parent
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
 from pipeline.records.outcome import Outcome
@@ -76,7 +75,8 @@ class CampaignReport:
             InfrastructureError: the file cannot be written.
         """
         try:
-            write_whole(made_parent(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
         except OSError as error:
             raise InfrastructureError(
                 f"--json {path} cannot be written: {error}; nothing else is lost, run the same command to write it from the ledger"

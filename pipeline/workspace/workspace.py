@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from freezer.artifact.folder import check_inside
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files.atomic import make_folder, move, remove
 from freezer.files.buckets import SCHEMES
 from freezer.files.digest import digest_file, verify_file
-from freezer.files.paths import check_inside
 from freezer.store.bucket import RemoteFiles
 from freezer.store.store import WORK, Store
 from pipeline.workspace.staging import move_whole, own_path, remove_tree

@@ -8,8 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS
-from freezer.artifact.manifest import GoldenSet
-from freezer.artifact.payload_selection import counts_of, serving, set_for
+from freezer.artifact.manifest import GoldenSet, counts_of, serving, set_for
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.judge import Judgement, Trial

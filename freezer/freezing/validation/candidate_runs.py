@@ -8,8 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import serving, set_for, without_special
+from freezer.artifact.manifest import Payload, serving, set_for, without_special
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.target.target import Target

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import is_special, serving, set_for, without_special
+from freezer.artifact.manifest import Payload, is_special, serving, set_for, without_special
 from freezer.artifact.sections import Dropped, PointFigures
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
