@@ -21,7 +21,7 @@ from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.example_inputs import example_spec
+from freezer.freezing.models.samples import example_spec
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.freezing.options import FreezeOptions
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName
@@ -32,8 +32,7 @@ from freezer.hardware.machine import detect
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.tensors import dtypes_of, program_tensors
 from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.spec.outputs import OutputSpec, OutputStructure
+from freezer.spec.items import OutputSpec, OutputStructure, TensorSpec
 
 QUICK = SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
 """Samples quickly, and accepts a busy machine."""

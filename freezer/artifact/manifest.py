@@ -18,7 +18,7 @@ from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, L
 from freezer.codec import decode, encode, keyed_by
 from freezer.errors import IntegrityError
 from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.outputs import OutputSpec, OutputStructure
+from freezer.spec.items import OutputSpec, OutputStructure
 
 FORMAT_VERSION = 1
 

@@ -25,11 +25,10 @@ from freezer.errors import FreezeError, SpecError
 from freezer.files.paths import check_folder
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.example_inputs import Dims, ExampleInputs, example_spec
+from freezer.freezing.models.calls import generators_kept
 from freezer.freezing.models.checks import check_mode
 from freezer.freezing.models.loaders import load_source, own_spec
-from freezer.freezing.models.randomness import generators_kept
-from freezer.freezing.models.samples import spec_of_samples
+from freezer.freezing.models.samples import Dims, ExampleInputs, example_spec
 from freezer.freezing.models.sources import Source
 from freezer.freezing.models.subject import Subject, SubjectOptions, placed, prepare
 from freezer.freezing.models.weights import let_go, weights_digest
@@ -144,7 +143,7 @@ def load_subject(
     """
     model = load_source(source)
     sets = read_samples(samples) if samples else []
-    spec = spec or own_spec(model) or (InputSpec(inputs=spec_of_samples(sets[0])) if sets else None)
+    spec = spec or own_spec(model) or (example_spec(sets[0], {})[0] if sets else None)
     if spec is None:
         raise SpecError(
             f"source {source} does not declare its inputs; declare them (`inputs:` in a catalog, `--inputs` for `coldpress "

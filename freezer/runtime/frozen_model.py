@@ -20,7 +20,7 @@ from freezer.runtime.preserved import REFUSED, Preserved, read, refusal
 from freezer.runtime.pytree import rebuilder
 from freezer.runtime.threads import own_count, threads
 from freezer.spec.inputs import InputSpec
-from freezer.spec.outputs import OutputSpec, OutputStructure
+from freezer.spec.items import OutputSpec, OutputStructure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

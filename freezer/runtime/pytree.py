@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from freezer.errors import CaptureError
-from freezer.spec.outputs import OutputSpec, OutputStructure
+from freezer.spec.items import OutputSpec, OutputStructure
 
 
 class NamedOutput(dict[str, Any]):

@@ -1,7 +1,7 @@
-"""Items of an input contract: a tensor, a constant, or a tuple, list or dict of items. Imports no torch.
+"""What input and output contracts consist of: tensors, constants, and structures of them. Imports no torch.
 
-Items are named by their path: `x`, `state.0`, `opts.scale`. Tensors and constants are leaves; flat payloads and files of samples
-contain the leaves only, in order.
+An item of an input contract is a tensor, a constant, or a tuple, list or dict of items. Items are named by their path: `x`,
+`state.0`, `opts.scale`. Tensors and constants are leaves; flat payloads and files of samples contain the leaves only, in order.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 """Minimum and maximum of each ordered dtype."""
 
 PlainValue = bool | int | float | str | None
+
+_LEAVES = ("tensor", "constant")
+_WITH_KEYS = ("dict", "named", "namedtuple")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,3 +187,32 @@ def _kind(value: object) -> str:
 
 def _listed(keys: tuple[str, ...]) -> str:
     return ", ".join(keys) or "no keys"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputSpec:
+    """One output tensor, named by its path in the result: `logits`, `0`, `hidden.1`; `output` for a single tensor."""
+
+    name: str
+    dtype: str
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputStructure:
+    """How to rebuild the result from the flat output tensors.
+
+    Attributes:
+        kind: `tensor` (a leaf), `constant` (another leaf), `tuple`, `list`, `dict`, `namedtuple`, or `named` (a
+            dataclass or ModelOutput, whose attributes, keys and order are kept, but not its type).
+        keys: of a dict or a named structure.
+        items: the parts, in order.
+        value: of a constant.
+        type_name: of a named structure, for people.
+    """
+
+    kind: Literal["tensor", "constant", "tuple", "list", "dict", "named", "namedtuple"]
+    keys: tuple[str, ...] = field(default=(), metadata=written_if(lambda self: self.kind in _WITH_KEYS))
+    items: tuple[OutputStructure, ...] = field(default=(), metadata=written_if(lambda self: self.kind not in _LEAVES))
+    value: PlainValue = field(default=None, metadata=written_if(lambda self: self.kind == "constant"))
+    type_name: str = field(default="", metadata=written_if(lambda self: self.type_name != ""))

@@ -21,7 +21,7 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETEN
 from freezer.artifact.manifest import FORMAT_VERSION, GoldenSet
 from freezer.artifact.sections import Needs
 from freezer.files.digest import digest_file
-from freezer.freezing.example_inputs import Dims
+from freezer.freezing.models.samples import Dims
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.numerics import EAGER_REFERENCE_TOL, GAP, POOL_BELOW, SMALL_TENSOR

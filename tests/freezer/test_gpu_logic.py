@@ -32,8 +32,7 @@ from freezer.runtime.payloads import OpenPayload, device_uses, open_exported
 from freezer.runtime.precision import full_on_gpu, plain_precision, settings_on_gpu
 from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
 from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.spec.outputs import OutputSpec, OutputStructure
+from freezer.spec.items import OutputSpec, OutputStructure, TensorSpec
 from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.freezer.hosts import A100, H100, INTEL, x86

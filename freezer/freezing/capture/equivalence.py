@@ -18,8 +18,7 @@ from torch.jit._trace import TracerWarning
 from freezer.errors import CaptureError
 from freezer.freezing.diagnostics.messages import run_sentence
 from freezer.freezing.diagnostics.source_lines import warned_at
-from freezer.freezing.models.calls import call_source
-from freezer.freezing.models.randomness import same_each_time
+from freezer.freezing.models.calls import call_source, same_each_time
 from freezer.freezing.models.subject import Subject
 from freezer.numerics import comparable, in_double, structure_problem
 from freezer.runtime.input_sets import InputSet

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from freezer.errors import SourceError
-from freezer.freezing.models.samples import tensor_spec
-from freezer.spec.inputs import InputSpec
-from freezer.spec.parse import declared_spec
+from freezer.freezing.models.samples import example_spec
+from freezer.spec.inputs import Dim, InputSpec
 
 UNBOUNDED_MAX = 8
 """The largest size of a dim that the program does not bound, unless its example is larger."""
@@ -142,76 +140,52 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
     A dim is named `batch` if it is the first axis of an input, otherwise by its axis (`dim_1`). Integers get the example's range.
 
     Raises:
-        SourceError: an input has a type that a catalog cannot declare.
+        SpecError: an input has a type that a catalog cannot declare.
     """
     if program.example_inputs is None:
         return None
     args, kwargs = program.example_inputs
     names = list(inspect.signature(program.module().forward).parameters)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    dims = _Dims(program, _placeholder_shapes(program))
-    return declared_spec({name: dims.item(value, name) for name, value in given.items()}, dims.bounds)
-
-
-def _placeholder_shapes(program: torch.export.ExportedProgram) -> Iterator[Any]:
-    """The symbolic shape of each user input of the graph in order; None for inputs that are not tensors."""
     kinds = torch.export.graph_signature.InputKind
-    wanted = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == kinds.USER_INPUT]
+    nodes = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == kinds.USER_INPUT]
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    for name in wanted:
-        value = values.get(name)
-        yield value.shape if isinstance(value, Tensor) else None
+    dims = _Dims(program.range_constraints)
+    axes: dict[str, dict[int, Dim]] = {}
+    for (keys, example), node in zip(pytree.tree_flatten_with_path(given)[0], nodes, strict=False):
+        if isinstance(example, Tensor):
+            path = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+            axes[path] = dims.of(example.shape, values[node].shape)
+    return example_spec(given, axes)[0]
 
 
 class _Dims:
-    """Turns example values into a catalog's declarations, and collects their dims."""
+    """The dims of a program, by their expression."""
 
-    def __init__(self, program: torch.export.ExportedProgram, shapes: Iterator[Any]) -> None:
-        self._ranges: Mapping[Any, Any] = program.range_constraints
-        self._shapes = shapes
-        self._names: dict[str, str] = {}
-        self.bounds: dict[str, dict[str, int]] = {}
+    def __init__(self, ranges: Mapping[Any, Any]) -> None:
+        self._ranges = ranges
+        self._dims: dict[str, Dim] = {}
 
-    def item(self, value: Any, path: str) -> dict[str, Any]:
-        """One input, or a part of one."""
-        if isinstance(value, Tensor):
-            return self._tensor(value, next(self._shapes), path)
-        if isinstance(value, tuple | list):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [self.item(part, f"{path}.{index}") for index, part in enumerate(value)]}
-        if isinstance(value, dict):
-            return {"dict": {str(key): self.item(part, f"{path}.{key}") for key, part in value.items()}}
-        if value is None or isinstance(value, bool | int | float | str):
-            next(self._shapes, None)
-            return {"value": value}
-        if pytree.tree_is_leaf(value):
-            next(self._shapes, None)
-        raise SourceError(
-            f"the program's input {path!r} is a {type(value).__name__}; declare `inputs:`, or export the program with tensors"
-        )
+    def of(self, sizes: Sequence[int], symbols: Sequence[Any]) -> dict[int, Dim]:
+        """The dims of a tensor by axis: those that the program lets vary."""
+        found = ((axis, self._dim(size, symbol, axis)) for axis, (size, symbol) in enumerate(zip(sizes, symbols, strict=True)))
+        return {axis: dim for axis, dim in found if dim is not None}
 
-    def _tensor(self, value: Tensor, symbols: Any, path: str) -> dict[str, Any]:
-        example = tensor_spec(path, value)
-        shape = [self._size(size, symbol, axis) for axis, (size, symbol) in enumerate(zip(value.shape, symbols, strict=True))]
-        return {"shape": shape, "dtype": example.dtype, **({"range": list(example.range)} if example.range else {})}
-
-    def _size(self, size: int, symbol: Any, axis: int) -> int | str:
-        """The size of an axis: the name of a dim if the program lets it vary, otherwise the example's size."""
+    def _dim(self, size: int, symbol: Any, axis: int) -> Dim | None:
         expression = getattr(getattr(symbol, "node", None), "expr", None)
         if expression is None:
-            return size
+            return None
         step, free = expression.as_coeff_Mul()  # 4*s0 for multiples of 4
         found = self._ranges.get(free)
         if found is None or not step.is_Integer or step < 1:
-            return size
+            return None
         key, step = str(expression), int(step)
-        if key not in self._names:
+        if key not in self._dims:
             name = "batch" if axis == 0 else f"dim_{axis}"
-            while name in self.bounds:
+            while name in {dim.name for dim in self._dims.values()}:
                 name += "_"
             low = max(1, int(found.lower)) * step
             bounded = found.upper.is_Integer and int(found.upper) < 2**31
             upper = int(found.upper) * step if bounded else max(UNBOUNDED_MAX * step, size)
-            self._names[key] = name
-            self.bounds[name] = {"min": low, "max": max(low, upper), **({"multiple_of": step} if step > 1 else {})}
-        return self._names[key]
+            self._dims[key] = Dim(name=name, min=low, max=max(low, upper), multiple_of=step)
+        return self._dims[key]

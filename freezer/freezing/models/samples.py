@@ -1,19 +1,93 @@
-"""Input sets from real samples: matched with the spec, and cut or repeated to cover all points."""
+"""Inputs that the user gives: the spec that they show, and real samples as input sets, cut or repeated to cover all points."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from freezer.errors import SpecError
 from freezer.runtime.input_sets import InputSet, generate_at, is_mask, resize
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import INTEGRAL, TensorSpec
-from freezer.spec.sample_headers import CODE, Header, match_headers
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import INTEGRAL, ConstantSpec, InputItem, NestedSpec, TensorSpec
+from freezer.spec.sample_headers import Header, match_headers
+
+ExampleInputs = Mapping[str, Any] | Sequence[Any] | Tensor
+"""Inputs by parameter name, or positional: one tensor or a sequence. Values may be nested in tuples, lists and dicts."""
+
+Dims = Mapping[str, Mapping[int, Dim]]
+"""Dims that may vary, by input path and axis: `{"x": {0: Dim(name="batch", min=1, max=16)}}`."""
+
+
+def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, dict[str, Tensor]]:
+    """Infer the input spec from example inputs.
+
+    Returns:
+        The spec, and the example's tensors by path: one sample set.
+
+    Raises:
+        SpecError: a value is neither a tensor, a plain constant, nor a tuple, list or dict of these; or `dims` names an unknown
+            input or axis.
+    """
+    keyword = isinstance(example_inputs, Mapping)
+    if isinstance(example_inputs, Mapping):
+        values = dict(example_inputs)
+    else:
+        given = [example_inputs] if isinstance(example_inputs, Tensor) else list(example_inputs)
+        values = {f"input_{index}": value for index, value in enumerate(given)}
+    example: dict[str, Tensor] = {}
+    items = tuple(_item(path, value, dims, example) for path, value in values.items())
+    for path in dims:
+        if path not in example:
+            raise SpecError(f"dims: unknown tensor input {path!r}; expected one of {', '.join(example)}")
+    used: dict[str, Dim] = {}
+    for dim in (dim for path in example for dim in dims.get(path, {}).values()):
+        if used.setdefault(dim.name, dim) != dim:
+            raise SpecError(f"dims: {dim.name!r} has two different bounds; use the same bounds for all inputs")
+    return InputSpec(inputs=items, dims=tuple(used.values()), style="keyword" if keyword else "positional"), example
+
+
+def _item(path: str, value: Any, dims: Dims, example: dict[str, Tensor]) -> InputItem:
+    """Describe one example value, and add its tensors to `example` by path."""
+    if isinstance(value, Tensor):
+        example[path] = value
+        return _tensor_spec(path, value, dims.get(path, {}))
+    if value is None or isinstance(value, bool | int | float | str):
+        return ConstantSpec(name=path, value=value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        parts = tuple(_item(f"{path}.{key}", part, dims, example) for key, part in value.items())
+        return NestedSpec(name=path, kind="dict", items=parts, keys=tuple(value))
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        parts = tuple(_item(f"{path}.{index}", part, dims, example) for index, part in enumerate(value))
+        return NestedSpec(name=path, kind="tuple" if isinstance(value, tuple) else "list", items=parts)
+    raise SpecError(
+        f"input {path!r}: got a {type(value).__name__}, expected a tensor, a plain constant, or a tuple, list or dict of these "
+        "with string keys"
+    )
+
+
+def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSpec:
+    """The spec of one example tensor. Integers get the range of its values, except a mask of zeros and ones."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        raise SpecError(
+            f"input {name!r}: got a {kind} tensor, expected a dense one; give .to_dense(), or pass its parts as separate "
+            "inputs and combine them in forward"
+        )
+    for axis in dims:
+        if not 0 <= axis < tensor.dim():
+            raise SpecError(f"dims: input {name!r} has no axis {axis}; expected 0 to {tensor.dim() - 1}")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(dims[axis].name if axis in dims else size for axis, size in enumerate(tensor.shape))
+    plain = TensorSpec(name=name, dtype=dtype, shape=shape)
+    if dtype not in INTEGRAL or dtype == "bool" or tensor.numel() == 0:
+        return plain
+    low, high = int(tensor.min()), int(tensor.max())
+    return plain if is_mask(plain) and low >= 0 and high <= 1 else replace(plain, range=(low, high))
 
 
 def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list[InputSet]:
@@ -31,38 +105,6 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
         InputSet(point=point, tensors={item.name: tensors[item.name].contiguous() for item in spec.tensors})
         for point, tensors in zip(points, sets, strict=True)
     ]
-
-
-def spec_of_samples(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Tensor specs with the exact shapes of one sample set; see `tensor_spec`.
-
-    Raises:
-        SpecError: a tensor cannot be an input; code CP-SAMPLES.
-    """
-    try:
-        return tuple(tensor_spec(name, tensor) for name, tensor in tensors.items())
-    except SpecError as error:
-        raise SpecError(f"samples: {error}", code=CODE) from None
-
-
-def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
-    """The spec of one example tensor. Integers get the range of its values, except a mask of zeros and ones.
-
-    Raises:
-        SpecError: the tensor is not dense.
-    """
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
-        raise SpecError(
-            f"input {name!r}: got a {kind} tensor, expected a dense one; give .to_dense(), or pass its parts as separate "
-            "inputs and combine them in forward"
-        )
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    plain = TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape))
-    if dtype not in INTEGRAL or dtype == "bool" or tensor.numel() == 0:
-        return plain
-    low, high = int(tensor.min()), int(tensor.max())
-    return plain if is_mask(plain) and low >= 0 and high <= 1 else replace(plain, range=(low, high))
 
 
 def cover_points(sets: Sequence[InputSet], spec: InputSpec) -> list[InputSet]:

@@ -20,8 +20,7 @@ from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate, on_device
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.spec.inputs import InputSpec
-from freezer.spec.items import DTYPES
-from freezer.spec.outputs import OutputSpec, OutputStructure
+from freezer.spec.items import DTYPES, OutputSpec, OutputStructure
 from freezer.spec.sample_headers import CODE
 
 

@@ -15,7 +15,7 @@ from freezer.artifact.sections import Dropped, Migration, PointFigures
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.diagnostics.messages import run_sentence
-from freezer.freezing.models.randomness import baked_in
+from freezer.freezing.models.calls import baked_in
 from freezer.freezing.models.subject import Subject, placed
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import EAGER

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from freezer.codec import encode
 from freezer.errors import JudgeError, first_line
-from freezer.freezing.models.calls import call_source
+from freezer.freezing.models.calls import call_source, same_each_time
 from freezer.freezing.models.checks import RESET
 from freezer.freezing.models.cloning import overlapping
-from freezer.freezing.models.randomness import same_each_time
-from freezer.freezing.models.state import attributes_of, same_values, tensors_of
 from freezer.freezing.models.subject import Subject
+from freezer.freezing.models.weights import attributes_of, same_values, tensors_of
 from freezer.freezing.validation.drift import Call, CallKind
 from freezer.freezing.validation.float64_mode import Widening, own_dtype, widen_attributes, widening
 from freezer.numerics import comparable, finite_difference, rms, same_tensors

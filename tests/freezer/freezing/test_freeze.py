@@ -16,8 +16,8 @@ import freezer
 from freezer.artifact.folder import Artifact
 from freezer.artifact.sections import GateRecord
 from freezer.errors import JudgeError, SpecError, UsageError
-from freezer.freezing.example_inputs import Dims, example_spec
 from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.models.samples import Dims, example_spec
 from freezer.limits import Limits
 from freezer.spec.inputs import Dim
 from tests.conftest import Frozen

@@ -19,8 +19,8 @@ import freezer
 from freezer.artifact.folder import Artifact
 from freezer.cli.app import app
 from freezer.errors import ContractError, JudgeError, SpecError
-from freezer.freezing.example_inputs import Dims
 from freezer.freezing.freeze import freeze
+from freezer.freezing.models.samples import Dims
 from freezer.freezing.models.subject import Subject, prepare
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced

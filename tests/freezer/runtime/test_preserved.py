@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from freezer.artifact.manifest import Payload
 from freezer.errors import BuildError, ContractError, NotPreservedError
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.example_inputs import example_spec
 from freezer.freezing.lowering.torchscript import torchscript
+from freezer.freezing.models.samples import example_spec
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
@@ -24,7 +24,7 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import OpenPayload, open_torchscript
 from freezer.runtime.preserved import REFUSED
 from freezer.runtime.pytree import flatten, output_specs
-from freezer.spec.outputs import OutputStructure
+from freezer.spec.items import OutputStructure
 from tests.freezer.models_state import Constant, Number, Versioned
 from tests.models import seeded
 from tests.steps import random_inputs

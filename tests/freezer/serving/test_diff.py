@@ -22,7 +22,7 @@ from freezer.numerics import OutputError, judge_rmse
 from freezer.runtime.tensors import OWN_OUTPUT_BYTES, load_tensors, save_tensors, write_own_outputs
 from freezer.serving.diff import diff
 from freezer.serving.diff_result import Difference, DiffRow, Pair, matrix, problem, sentences
-from freezer.spec.outputs import OutputSpec
+from freezer.spec.items import OutputSpec
 from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.steps import HERE, copy_of, flip_a_byte, rewritten

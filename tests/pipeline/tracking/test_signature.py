@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.freezing.freeze import freeze
 from freezer.freezing.options import FreezeOptions
-from freezer.spec.outputs import OutputSpec
+from freezer.spec.items import OutputSpec
 from freezer.spec.parse import declared_spec
 from pipeline.tracking.registry import DATA, _signature, _write_model_files
 from tests.steps import QUICK, manifest_of

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import SpecError
-from freezer.freezing.example_inputs import example_spec
 from freezer.freezing.freeze import freeze
+from freezer.freezing.models.samples import example_spec
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.freezing.options import FreezeOptions
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced

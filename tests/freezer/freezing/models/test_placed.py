@@ -100,7 +100,7 @@ def test_placed_rejects_models_tied_to_the_cpu(model: type[nn.Module], message: 
 
 
 def test_subject_starts_on_the_cpu() -> None:
-    from freezer.freezing.example_inputs import example_spec
+    from freezer.freezing.models.samples import example_spec
 
     spec, example = example_spec({"x": X}, {})
     subject = prepare("model", mlp(), spec, [example], SubjectOptions(device=APART))

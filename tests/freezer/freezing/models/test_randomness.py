@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from freezer.freezing.capture.equivalence import run_eager
 from freezer.freezing.freeze import freeze
-from freezer.freezing.models.randomness import NUM_MORE_CALLS, PROBLEM, baked_in
+from freezer.freezing.models.calls import NUM_MORE_CALLS, PROBLEM, baked_in
 from freezer.freezing.validation.drift import Call, Gate, assess
 from freezer.freezing.validation.reference import run_reference
 from freezer.serving.canary import canary_figures

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from freezer.errors import SpecError
-from freezer.freezing.models.samples import cover_points, match_samples, spec_of_samples
+from freezer.freezing.models.samples import cover_points, example_spec, match_samples
 from freezer.runtime.input_sets import generate
 from freezer.runtime.tensors import read_samples
 from freezer.spec.inputs import InputSpec
@@ -84,15 +84,14 @@ def test_generated_masks_are_ones_then_zeros(name: str, dtype: str) -> None:
 
 
 def test_samples_reject_unknown_dtypes() -> None:
-    with pytest.raises(SpecError, match="samples: input 'x': dtype 'uint16' is unknown") as caught:
-        spec_of_samples({"x": torch.zeros(2, dtype=torch.uint16)})
-    assert caught.value.code == "CP-SAMPLES"
+    with pytest.raises(SpecError, match="input 'x': dtype 'uint16' is unknown"):
+        example_spec({"x": torch.zeros(2, dtype=torch.uint16)}, {})
 
 
 def test_mask_example_gets_no_range() -> None:
-    (ones, counts) = spec_of_samples({"attention_mask": torch.ones(2, 6, dtype=torch.int64), "mask_ids": torch.tensor([0, 7])})
-    assert (ones.range, counts.range) == (None, (0, 7))
-    assert (generate(InputSpec(inputs=(ones,)))[0].tensors["attention_mask"] == 0).any()
+    spec, _ = example_spec({"attention_mask": torch.ones(2, 6, dtype=torch.int64), "mask_ids": torch.tensor([0, 7])}, {})
+    assert [item.range for item in spec.tensors] == [None, (0, 7)]
+    assert (generate(spec)[0].tensors["attention_mask"] == 0).any()
 
 
 def test_integer_input_needs_a_range() -> None:
@@ -193,9 +192,9 @@ def test_missing_points_repeat_rows() -> None:
     assert torch.equal(covered[3].tensors["x"][2], covered[0].tensors["x"][0])
 
 
-def test_spec_of_samples_has_integer_ranges() -> None:
+def test_spec_of_an_example_has_integer_ranges() -> None:
     given = {"x": torch.zeros(2, 4), "ids": torch.tensor([3, 9]), "flag": torch.tensor([True])}
-    assert spec_of_samples(given) == (
+    assert example_spec(given, {})[0].inputs == (
         TensorSpec(name="x", dtype="float32", shape=(2, 4)),
         TensorSpec(name="ids", dtype="int64", shape=(2,), range=(3, 9)),
         TensorSpec(name="flag", dtype="bool", shape=(1,)),
