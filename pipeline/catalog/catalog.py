@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from freezer.errors import CatalogError
-from pipeline.catalog.entry import Entry
-from pipeline.catalog.entry_reader import REGISTRY, read_entry
+from pipeline.catalog.entry import Entry, of_version
 from pipeline.catalog.files import Record, read_file
+from pipeline.catalog.schema import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders, coded_problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +25,11 @@ class Catalog:
 
 
 class BadEntriesError(CatalogError):
-    """Entries of the catalog are bad, and nothing was started. `problems` holds the error of each."""
+    """Entries of the catalog are bad, and nothing was started. `problems` holds all errors of each."""
 
     def __init__(self, problems: Sequence[CatalogError]) -> None:
-        count = "1 bad entry" if len(problems) == 1 else f"{len(problems)} bad entries"
+        num_bad = len({problem.entry for problem in problems})
+        count = "1 bad entry" if num_bad == 1 else f"{num_bad} bad entries"
         super().__init__(f"{count}; fix them, or run the others with --keep-going", code="CP-CATALOG-ENTRIES")
         self.problems = tuple(problems)
 
@@ -70,7 +73,6 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
         CatalogError: no model matches, or MLflow rejects the filter.
         InfrastructureError: MLflow cannot be reached.
     """
-    from pipeline.catalog.entry import of_version
     from pipeline.tracking.source_models import list_registry, slug
 
     alias = catalog.removeprefix(REGISTRY).strip("/")
@@ -118,19 +120,52 @@ def read_records(records: Iterable[Record], defaults: Any, *, folder: Path, orig
         label = str(name) if name is not None else f"#{index + 1}"
         if only is not None and not fnmatch(label, only):
             continue
+        if label in seen:
+            problems.append(
+                _problem(record, label, "name", f"the name is already used at {seen[label]}; names must be unique", "CP-ENTRY-NAME")
+            )
+            continue
+        seen[label] = record.place
         try:
-            if label in seen:
-                raise CatalogError(
-                    f"the name is already used at {seen[label]}; names must be unique",
-                    entry=label,
-                    field="name",
-                    place=record.place,
-                    code="CP-ENTRY-NAME",
-                )
-            seen[label] = record.place
-            entries.append(read_entry(record.value, defaults, label=label, place=record.place, folder=folder))
-        except CatalogError as error:
-            problems.append(error)
+            entries.append(_read_entry(record, defaults, label=label, folder=folder))
+        except BadEntriesError as error:
+            problems += error.problems
     if not entries and not problems:
         raise CatalogError(f"{origin} has no entry that matches {only!r}", field="--only", code="CP-CATALOG-EMPTY")
     return Catalog(entries=tuple(entries), problems=tuple(problems))
+
+
+def _read_entry(record: Record, defaults: Mapping[str, Any], *, label: str, folder: Path) -> Entry:
+    """Turn a record into an entry, checked as far as possible without loading its model.
+
+    Args:
+        record: its value should be a mapping of fields.
+        defaults: of the fields.
+        label: name of the entry, or its number without a name.
+        folder: base of relative paths.
+
+    Raises:
+        BadEntriesError: the entry is invalid.
+    """
+    given = record.value
+    if not isinstance(given, dict):
+        got = "nothing" if given is None else f"a {type(given).__name__}"
+        raise BadEntriesError([_problem(record, label, None, f"got {got}, expected a mapping of fields", "CP-ENTRY-FORM")])
+    merged = {**defaults, **given}
+    if isinstance(defaults.get("limits"), dict) and isinstance(given.get("limits"), dict):
+        merged["limits"] = {**defaults["limits"], **given["limits"]}
+    folders = Folders(base=folder, search_path=tuple(dict.fromkeys((str(folder), str(Path.cwd())))))
+    try:
+        parsed = EntryModel.model_validate(merged, context=folders)
+    except ValidationError as error:
+        raise BadEntriesError([_problem(record, label, *coded_problem(found)) for found in error.errors()]) from None
+    except OSError as error:
+        raise BadEntriesError([_problem(record, label, None, f"{type(error).__name__}: {error}", "CP-FETCH")]) from error
+    fields = {name: value for name, value in parsed if name not in (*SOURCE_SETTINGS, "dims")}
+    registered_name = f"{parsed.name}-frozen" if fields["source"].kind == "mlflow" else None
+    return Entry(spec=fields.pop("inputs"), search_path=folders.search_path, registered_name=registered_name, **fields)
+
+
+def _problem(record: Record, label: str, field: str | None, message: str, code: str) -> CatalogError:
+    place = record.lines.get((field or "").partition(".")[0], record.place)
+    return CatalogError(message, entry=label, field=field, place=place, code=code)

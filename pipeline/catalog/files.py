@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +28,16 @@ MAX_NODES = 4_000_000
 JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points")
 """Fields that a Parquet catalog stores as JSON text."""
 
-NOT_IN_PARQUET = ("preserve", "reset")
-"""Fields that a Parquet catalog does not have."""
-
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One unchecked entry, and its place in the file."""
+    """One unchecked entry, its place, and those of its fields where they have a line of their own."""
 
     place: str
     value: Any
+    lines: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,17 +75,10 @@ def parquet_schema() -> pa.Schema:
     """Return the columns of a Parquet catalog. Nulls and missing columns are missing fields."""
     import pyarrow as pa
 
-    texts = pa.list_(pa.string())
-    types = {
-        "seed": pa.int64(),
-        "trust": pa.bool_(),
-        "files": texts,
-        "device_classes": texts,
-        "recipes": texts,
-        "threads": pa.list_(pa.int64()),
-    }
-    names = [name for name in EntryModel.model_fields if name not in NOT_IN_PARQUET]
-    return pa.schema([(name, types.get(name, pa.string())) for name in names])
+    texts, counts = pa.list_(pa.string()), pa.list_(pa.int64())
+    types = {"seed": pa.int64(), "trust": pa.bool_(), "threads": counts}
+    types |= dict.fromkeys(("files", "device_classes", "recipes", "preserve"), texts)
+    return pa.schema([(name, types.get(name, pa.string())) for name in EntryModel.model_fields])
 
 
 def _read_yaml(path: Path) -> CatalogFile:
@@ -97,104 +88,83 @@ def _read_yaml(path: Path) -> CatalogFile:
             "JSON Lines (.jsonl) or Parquet (.parquet), or split it",
             code="CP-CATALOG-SIZE",
         )
-    root = _compose(_text(path), path)
-    _check_nodes(root, path)
     try:
+        root = _compose(_decoded(path.read_bytes(), str(path)).removeprefix("\ufeff"), path)
         document = None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
+    _check_size(document, path)
     if not isinstance(document, dict):
         raise CatalogError(f"{path}: got a {type(document).__name__}, expected a mapping with `models:`", code="CP-CATALOG-FORM")
     for key in set(document) - {"defaults", "models"}:
         raise CatalogError(f"{path}: the field is unknown; expected defaults and models", field=str(key), code="CP-CATALOG-FORM")
-    defaults, models = document.get("defaults") or {}, document.get("models")
-    models = [] if models is None else models
-    for field, value, expected, kind in (
+    defaults, models = document.get("defaults") or {}, document.get("models") or []
+    for name, value, expected, kind in (
         ("defaults", defaults, "a mapping of fields", dict),
         ("models", models, "a list of entries", list),
     ):
         if not isinstance(value, kind):
             got = type(value).__name__
-            raise CatalogError(f"{path}: got a {got}, expected {expected}", field=field, code="CP-CATALOG-FORM")
-    lines = _lines_of_models(root)
-    records = (Record(place=f"{path.name}:{line}", value=value) for line, value in zip(lines, models, strict=True))
+            raise CatalogError(f"{path}: got a {got}, expected {expected}", field=name, code="CP-CATALOG-FORM")
+    nodes: list[yaml.Node] = next((value.value for key, value in root.value if key.value == "models"), [])
+    records = (
+        Record(place=_place(node, path), value=value, lines=_places_of_fields(node, path))
+        for node, value in zip(nodes, models, strict=True)
+    )
     return CatalogFile(defaults=defaults, records=tuple(records))
 
 
 def _compose(text: str, path: Path) -> Any:
-    """Parse a YAML text. Nesting is checked first, since the parser crashes the process on deep nesting."""
+    """Parse a YAML text to nodes. Nesting is checked first, since the parser crashes the process on deep nesting."""
     depth = 0
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-                if depth > MAX_DEPTH:
-                    raise CatalogError(
-                        f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10",
-                        code="CP-CATALOG-EXPLODES",
-                    )
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
-        return yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
-
-
-def _check_nodes(root: Any, path: Path) -> None:
-    """Reject duplicate fields, and aliases that contain themselves or expand beyond MAX_NODES."""
-    sizes: dict[int, int] = {}
-    open_nodes: set[int] = set()
-
-    def size_of(node: Any) -> int:
-        if not isinstance(node, yaml.CollectionNode):
-            return 1
-        known = sizes.get(id(node))
-        if known is not None:
-            return known
-        if id(node) in open_nodes:
-            raise CatalogError(
-                f"{path.name}:{node.start_mark.line + 1}: an alias contains itself; write the value",
-                code="CP-CATALOG-EXPLODES",
-            )
-        open_nodes.add(id(node))
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            message = f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10"
+            raise CatalogError(message, code="CP-CATALOG-EXPLODES")
+    root = yaml.compose(text, Loader=_Loader)
+    waiting, checked = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, yaml.CollectionNode) or id(node) in checked:
+            continue
+        checked.add(id(node))
         if isinstance(node, yaml.MappingNode):
             _check_keys(node, path)
-            children = [child for pair in node.value for child in pair]
-        else:
-            children = node.value
-        total = 1 + sum(size_of(child) for child in children)
-        if total > MAX_NODES:
-            raise CatalogError(
-                f"{path.name}:{node.start_mark.line + 1}: this expands to more than {MAX_NODES:,} values; write it without aliases",
-                code="CP-CATALOG-EXPLODES",
-            )
-        open_nodes.discard(id(node))
-        sizes[id(node)] = total
-        return total
-
-    if root is not None:
-        size_of(root)
+        waiting += [child for pair in node.value for child in (pair if isinstance(pair, tuple) else [pair])]
+    return root
 
 
-def _check_keys(node: Any, path: Path) -> None:
+def _check_keys(node: yaml.MappingNode, path: Path) -> None:
+    """Reject duplicate fields, of which YAML would keep the last."""
     seen: dict[str, int] = {}
     for key, _ in node.value:
-        line = key.start_mark.line + 1
-        if isinstance(key, yaml.ScalarNode) and key.value in seen:
-            raise CatalogError(
-                f"{path.name}:{line}: {key.value!r} is given twice, first in line {seen[key.value]}; remove one",
-                field=key.value,
-                code="CP-CATALOG-SYNTAX",
-            )
-        if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-            seen[key.value] = line
+        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+            continue
+        if key.value in seen:
+            message = f"{_place(key, path)}: {key.value!r} is given twice, first in line {seen[key.value]}; remove one"
+            raise CatalogError(message, field=key.value, code="CP-CATALOG-SYNTAX")
+        seen[key.value] = key.start_mark.line + 1
 
 
-def _lines_of_models(root: Any) -> list[int]:
-    for key, value in root.value:
-        if key.value == "models" and isinstance(value, yaml.SequenceNode):
-            return [item.start_mark.line + 1 for item in value.value]
-    return []
+def _check_size(document: Any, path: Path) -> None:
+    """Reject aliases that contain themselves, or expand to more than MAX_NODES values."""
+    try:
+        parts = json.JSONEncoder(default=str, skipkeys=True).iterencode(document)
+        too_large = any(number > 2 * MAX_NODES for number, _ in enumerate(parts))  # a separator comes with each value
+    except ValueError:
+        raise CatalogError(f"{path}: an alias contains itself; write the value", code="CP-CATALOG-EXPLODES") from None
+    if too_large:
+        message = f"{path}: this expands to more than {MAX_NODES:,} values; write it without aliases"
+        raise CatalogError(message, code="CP-CATALOG-EXPLODES")
+
+
+def _place(node: yaml.Node, path: Path) -> str:
+    return f"{path.name}:{node.start_mark.line + 1}"
+
+
+def _places_of_fields(node: yaml.Node, path: Path) -> dict[str, str]:
+    return {key.value: _place(key, path) for key, _ in node.value} if isinstance(node, yaml.MappingNode) else {}
 
 
 def _read_json_lines(path: Path) -> CatalogFile:
@@ -265,10 +235,6 @@ def _parquet_record(row: Mapping[str, Any], place: str) -> Record:
     fields = {name: value for name, value in row.items() if value is not None}
     value = {name: _parsed_json(given, place, name) if name in JSON_FIELDS else given for name, given in fields.items()}
     return Record(place=place, value=value)
-
-
-def _text(path: Path) -> str:
-    return _decoded(path.read_bytes(), str(path)).removeprefix("\ufeff")
 
 
 def _decoded(content: bytes, place: str) -> str:

@@ -1,24 +1,198 @@
-"""The fields of a catalog entry, parsed by pydantic."""
+"""The fields of a catalog entry, checked by pydantic as far as possible without loading the model. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import glob
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from freezer.errors import CatalogError
+from freezer.errors import ColdpressError
+from freezer.files.download import file_name, is_url
+from freezer.freezing.models.sources import Source, module_file, parse_source
+from freezer.freezing.recipes.recipes import select
+from freezer.hardware.device_classes import device_class
+from freezer.limits import Limits
+from freezer.spec.inputs import InputSpec
+from freezer.spec.parse import declared_spec
+from freezer.spec.sample_headers import match_headers, read_header
+from freezer.store.store import NAME
 
 DAY_S = 86_400.0
 
-_Count = Annotated[int, Field(ge=1, lt=2**31)]
+SAMPLE_SUFFIXES = (".safetensors", ".npz")
 
-_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+KNOWS_ITS_INPUTS = ("export", "mlflow")
+"""Kinds of sources that declare their inputs, so that an entry need not."""
+
+REGISTRY = "mlflow:"
+
+SOURCE_SETTINGS = ("args", "weights", "seed", "method", "sha256", "trust")
+"""Fields that become attributes of the source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folders:
+    """Context of a validation: the base of relative paths, and where Python modules are searched."""
+
+    base: Path
+    search_path: tuple[str, ...]
+
+
+def _folders(info: ValidationInfo) -> Folders:
+    assert isinstance(info.context, Folders)
+    return info.context
+
+
+@contextmanager
+def _as_field_error(code: str) -> Iterator[None]:
+    """Turn an error of the library into one of the field."""
+    try:
+        yield
+    except ColdpressError as error:
+        raise PydanticCustomError(error.code if error.code == "CP-TRUST" else code, str(error)) from None
+
+
+def _check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        suggested = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        expected = "expected lower-case letters and digits, joined by single '.', '_' or '-'"
+        raise PydanticCustomError("CP-ENTRY-NAME", f"got {name!r}, {expected}" + (f"; write {suggested!r}" if suggested else ""))
+    return name
+
+
+def _read_source(text: str, info: ValidationInfo) -> Source:
+    folders = _folders(info)
+    settings = {name: info.data[name] for name in SOURCE_SETTINGS if name in info.data} | {"search_path": folders.search_path}
+    if text.startswith(REGISTRY):
+        location = text.removeprefix(REGISTRY)
+        if not re.fullmatch(r"models:/[^/@]+(@[\w-]+|/\d+|/latest)?", location):
+            message = f"got {text!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION"
+            raise PydanticCustomError("CP-ENTRY-SOURCE", message)
+        return Source(kind="mlflow", location=location, **settings)
+    with _as_field_error("CP-ENTRY-SOURCE"):
+        source = parse_source(text, folder=folders.base, **settings)
+    if source.kind == "python":
+        _check_function(source.location, source.args, folders)
+    return source
+
+
+def _read_spec(given: Any, info: ValidationInfo) -> InputSpec | None:
+    dims = info.data.get("dims", {})
+    if given is None:
+        if dims:
+            raise PydanticCustomError("CP-ENTRY-DIMS", "dims need `inputs:` whose shapes name them")
+        return None
+    if not isinstance(given, dict | list):
+        raise PydanticCustomError("CP-ENTRY-INPUTS", f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]")
+    try:
+        return declared_spec(given, dims)
+    except ColdpressError as error:
+        code = "CP-ENTRY-DIMS" if str(error).startswith("dim ") else "CP-ENTRY-INPUTS"
+        raise PydanticCustomError(code, str(error)) from None
+
+
+def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
+    spec, source = info.data.get("inputs"), info.data.get("source")
+    if given is None:
+        if "inputs" in info.data and spec is None and source is not None and source.kind not in KNOWS_ITS_INPUTS:
+            message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
+            raise PydanticCustomError("CP-ENTRY-INPUTS", message)
+        return None
+    name = file_name(given) if is_url(given) else given
+    if not name.endswith(SAMPLE_SUFFIXES):
+        message = f"got {name!r}, expected a file that ends in {' or '.join(SAMPLE_SUFFIXES)}"
+        raise PydanticCustomError("CP-ENTRY-SAMPLES", message)
+    if is_url(given):
+        return given
+    path: Path = (_folders(info).base / given).resolve()
+    if not path.is_file():
+        raise PydanticCustomError("CP-ENTRY-SAMPLES", f"{path} does not exist; paths are relative to the catalog")
+    with _as_field_error("CP-ENTRY-SAMPLES"):
+        sets = read_header(path)
+        if spec is not None:
+            match_headers(sets, spec)
+    return path
+
+
+def _find_files(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[Path, ...]:
+    files: list[Path] = []
+    folder = _folders(info).base
+    for pattern in patterns:
+        found = sorted(glob.glob(str(folder / pattern), recursive=True))
+        if not found:
+            message = f"{pattern!r} matches nothing in {folder}; write a path or a glob"
+            raise PydanticCustomError("CP-ENTRY-FILES", message)
+        files += (Path(path).resolve() for path in found if Path(path).is_file())
+    return tuple(files)
+
+
+def _read_task_metric(given: str, info: ValidationInfo) -> str:
+    kind, _, location = given.partition(":")
+    if kind != "python" or location.count(":") != 1:
+        raise PydanticCustomError("CP-ENTRY-SOURCE", f"got {given!r}, expected python:MODULE:FUNCTION")
+    _check_function(location, None, _folders(info))
+    return location
+
+
+def _check_device_classes(names: tuple[str, ...]) -> tuple[str, ...]:
+    with _as_field_error("CP-ENTRY-CLASS"):
+        for name in names:
+            if name != "auto":
+                device_class(name)
+    return names
+
+
+def _check_recipes(names: tuple[str, ...]) -> tuple[str, ...]:
+    with _as_field_error("CP-ENTRY-RECIPE"):
+        select(names, portable=False)
+    return names
+
+
+def _check_preserve(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            message = f"got {name!r}, expected an attribute or method, or one of a submodule: sub.attr"
+            raise PydanticCustomError("CP-ENTRY-PRESERVE", message)
+    return tuple(dict.fromkeys(names))
+
+
+def _check_reset(name: str) -> str:
+    if not name.isidentifier():
+        raise PydanticCustomError("CP-ENTRY-PRESERVE", f"got {name!r}, expected the name of a method that takes nothing")
+    return name
+
+
+def _check_threads(given: tuple[int, ...] | None) -> tuple[int, ...]:
+    if given and len(set(given)) < len(given):
+        raise PydanticCustomError("CP-ENTRY-THREADS", f"got {list(given)}, expected each count once; the first decides")
+    return given or ()
+
+
+def _check_points(given: tuple[Mapping[str, int], ...] | None, info: ValidationInfo) -> tuple[Mapping[str, int], ...]:
+    """Check the points. Those of dims that the source declares are checked when it is loaded."""
+    spec, source = info.data.get("inputs"), info.data.get("source")
+    if given and (spec is not None or ("inputs" in info.data and source is not None and source.kind not in KNOWS_ITS_INPUTS)):
+        with _as_field_error("CP-ENTRY-POINTS"):
+            (spec or InputSpec(inputs=())).named_points(given)
+    return given or ()
+
+
+_Item = TypeVar("_Item")
+_List = Annotated[tuple[_Item, ...], Strict(False)]
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
 
 
 class LimitsModel(_Strict):
@@ -31,65 +205,152 @@ class LimitsModel(_Strict):
     latency_ms_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     size_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
+    def limits(self) -> Limits:
+        """Return the limits, with defaults for those that are not given."""
+        return Limits(**self.model_dump(exclude_none=True))
+
 
 class EntryModel(_Strict):
-    """The fields of an entry."""
+    """The fields of an entry, as a catalog gives them; validation replaces them by the values of Entry.
 
-    name: str
-    source: str
+    A check reads the fields above its own.
+    """
+
+    name: Annotated[str, AfterValidator(_check_name)]
     args: dict[str, Any] = {}
     weights: Literal["random"] | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     method: str | None = None
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     trust: bool = False
-    inputs: dict[str, Any] | list[Any] | None = None
+    source: Annotated[str, AfterValidator(_read_source)]
     dims: dict[str, Any] = {}
-    samples: str | None = None
-    files: list[str] = []
-    task_metric: str | None = None
-    limits: LimitsModel = LimitsModel()
-    device_classes: list[str] = Field(default=["auto"], min_length=1)
-    recipes: list[str] = Field(default=["auto"], min_length=1)
+    inputs: Annotated[Any, AfterValidator(_read_spec)] = None
+    samples: Annotated[str | None, AfterValidator(_find_samples)] = None
+    files: Annotated[_List[str], AfterValidator(_find_files)] = ()
+    task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
+    limits: Annotated[LimitsModel, AfterValidator(LimitsModel.limits)] = LimitsModel()
+    device_classes: Annotated[_List[str], Field(min_length=1), AfterValidator(_check_device_classes)] = ("auto",)
+    recipes: Annotated[_List[str], Field(min_length=1), AfterValidator(_check_recipes)] = ("auto",)
     tags: dict[str, str] = {}
-    preserve: list[str] = []
-    reset: str | None = None
-    threads: list[_Count] | None = Field(default=None, min_length=1)
-    points: list[dict[str, _Count]] | None = Field(default=None, min_length=1)
+    preserve: Annotated[_List[str], AfterValidator(_check_preserve)] = ()
+    reset: Annotated[str, AfterValidator(_check_reset)] | None = None
+    threads: Annotated[Annotated[_List[_Count], Field(min_length=1)] | None, AfterValidator(_check_threads)] = None
+    points: Annotated[Annotated[_List[dict[str, _Count]], Field(min_length=1)] | None, AfterValidator(_check_points)] = None
 
 
-def as_catalog_error(error: ValidationError, label: str, place: str) -> CatalogError:
-    """Return the first error of pydantic, and the number of others."""
-    first, *others = error.errors()
-    location = [str(part) for part in first["loc"]]
-    more = f"; and {len(others)} more in this entry" if others else ""
-    code = "CP-ENTRY-LIMITS" if location[:1] == ["limits"] else "CP-ENTRY-FIELD"
-    message = _in_words(first, location)
-    return CatalogError(f"{message}{more}", entry=label, field=".".join(location), place=place, code=code)
+# Errors
 
 
-def _in_words(problem: Any, location: Sequence[str]) -> str:
-    kind, got, context = problem["type"], f"got {str(problem['input'])[:80]!r}", problem.get("ctx", {})
+_EXPECTED = {
+    "string_type": "a text; put it in quotes",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list: [...]",
+    "dict_type": "a mapping: {...}",
+    "model_type": "a mapping: {...}",
+    "finite_number": "a finite number",
+    "too_short": "at least one; remove the field to use the default",
+    "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
+}
+_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+_FIELDS = {"CP-ENTRY-DIMS": "dims", "CP-ENTRY-INPUTS": "inputs"}
+"""Fields of errors that are found while another field is checked."""
+
+
+def coded_problem(problem: ErrorDetails) -> tuple[str, str, str]:
+    """Return the field in dotted form, the message and the code of an error of EntryModel."""
+    location, kind = [str(part) for part in problem["loc"]], problem["type"]
+    if kind.startswith("CP-"):
+        return _FIELDS.get(kind, location[0]), problem["msg"], kind
+    of_limits = location[0] == "limits"
+    code = "CP-ENTRY-LIMITS" if of_limits else "CP-ENTRY-FIELD"
+    return ".".join(location), _in_words(problem, LimitsModel if of_limits else EntryModel), code
+
+
+def _in_words(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
     if kind == "missing":
         return "the field is required; add it"
     if kind == "extra_forbidden":
-        known = list(LimitsModel.model_fields if location[0] == "limits" else EntryModel.model_fields)
-        close = get_close_matches(location[-1], known, n=1)
-        return "the field is unknown; " + (f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}")
-    expected = {
-        "string_type": "a text; put it in quotes",
-        "int_type": "a whole number",
-        "int_from_float": "a whole number",
-        "float_type": "a number",
-        "bool_type": "true or false",
-        "list_type": "a list: [...]",
-        "dict_type": "a mapping: {...}",
-        "model_type": "a mapping: {...}",
-        "finite_number": "a finite number",
-        "too_short": "at least one; remove the field to use the default",
-        "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
-    }.get(kind)
-    if expected is None:
-        bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
-        expected = f"a number {' and '.join(bounds)}" if bounds else str(context.get("expected", problem["msg"]))
-    return f"{got}, expected {expected}"
+        close = get_close_matches(str(problem["loc"][-1]), model.model_fields, n=1)
+        return "the field is unknown; " + (
+            f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(model.model_fields)}"
+        )
+    bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
+    expected = f"a number {' and '.join(bounds)}" if bounds else str(context.get("expected", problem["msg"]))
+    return f"got {str(problem['input'])[:80]!r}, expected {_EXPECTED.get(kind, expected)}"
+
+
+# `python:` functions, which are checked without running them: they exist and take the arguments
+
+
+def _check_function(location: str, args: Mapping[str, Any] | None, folders: Folders) -> None:
+    """Reject MODULE:FUNCTION if it cannot work; only running the module can show the rest.
+
+    Args:
+        location: of the function.
+        args: keyword arguments of the call; None if unknown.
+        folders: to search.
+    """
+    module, _, function = location.partition(":")
+    file = module_file(module, folders.search_path)
+    if file is None:
+        looked = ", ".join(folders.search_path)
+        message: str | None = f"module {module!r} is not found; looked in {looked} and on PYTHONPATH"
+    else:
+        message = _problem_of(file, function, args) if file.suffix == ".py" else None
+    if message is not None:
+        raise PydanticCustomError("CP-ENTRY-SOURCE", message)
+
+
+def _problem_of(file: Path, name: str, args: Mapping[str, Any] | None) -> str | None:
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except SyntaxError as error:
+        return f"{file}:{error.lineno}: {error.msg}; fix the module"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{file} cannot be read: {error}"
+    names = list(_bound_names(tree.body))
+    if name not in names:
+        if "*" in names or "__getattr__" in names:
+            return None
+        close = get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(set(names))[:12]) or 'nothing'}"
+        return f"{file} has no function {name!r}; {hint}"
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if args is None or not found or found[-1].decorator_list:
+        return None  # a class, an import, or a decorated function
+    refused = _refused_arguments(found[-1].args, args)
+    return f"{file}:{found[-1].lineno}: {name} {refused}" if refused else None
+
+
+def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yield the names that a module binds at its top level, also in branches; `*` for a star import."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (item.id for target in targets for item in ast.walk(target) if isinstance(item, ast.Name))
+        else:
+            for field in ("body", "orelse", "finalbody"):
+                yield from _bound_names(getattr(node, field, []))
+            for handler in getattr(node, "handlers", []):
+                yield from _bound_names(handler.body)
+
+
+def _refused_arguments(takes: ast.arguments, args: Mapping[str, Any]) -> str | None:
+    names = [item.arg for item in (*takes.args, *takes.kwonlyargs)]
+    unknown = [name for name in args if name not in names]
+    if unknown and takes.kwarg is None:
+        return f"takes no argument {unknown[0]!r}; it takes {', '.join(names) or 'none'}"
+    positional = [item.arg for item in (*takes.posonlyargs, *takes.args)]
+    required = positional[: len(positional) - len(takes.defaults)]
+    required += [item.arg for item, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None]
+    missing = [name for name in required if name not in args]
+    return f"needs the argument {missing[0]!r}; add it to `args:`" if missing else None

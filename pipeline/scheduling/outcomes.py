@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,19 +59,23 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
 
 def skipped_outcomes(problems: Iterable[CatalogError], unplaced: Iterable[Unplaced]) -> list[Outcome]:
     """Return the outcomes of bad entries, and of classes without a node, that --keep-going skips."""
+    by_entry: dict[str, list[CatalogError]] = {}
+    for problem in problems:
+        by_entry.setdefault(problem.entry or "?", []).append(problem)
     return [
-        *(_skipped(problem.entry or "?", "auto", "source", problem) for problem in problems),
-        *(_skipped(item.model, item.device_class, "infrastructure", item.problem) for item in unplaced),
+        *(_skipped(entry, "auto", "source", found) for entry, found in by_entry.items()),
+        *(_skipped(item.model, item.device_class, "infrastructure", [item.problem]) for item in unplaced),
     ]
 
 
-def _skipped(model: str, device_class: str, kind: str, error: ColdpressError) -> Outcome:
+def _skipped(model: str, device_class: str, kind: str, errors: Sequence[ColdpressError]) -> Outcome:
+    reason = "; ".join(map(str, errors))
     return Outcome(
         model=model,
         device_class=device_class,
         verdict="failed",
-        failure=Failure(kind=kind, code=error.code, message=str(error)),
-        reason=str(error),
+        failure=Failure(kind=kind, code=errors[0].code, message=reason),
+        reason=reason,
         num_threads=0,
         source="",
         source_key="",
