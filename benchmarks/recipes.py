@@ -14,8 +14,7 @@ from benchmarks.pages import markdown_table
 from freezer.store.store import Store
 from pipeline.ledger.ledger import ledger_folder
 from pipeline.ledger.segments import read_rows
-from pipeline.records.figures import Figures
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import CandidateReport, Figures, Outcome
 
 HEAD = ("model", "device class", "recipe", "captured", "result", "operators", "MB", "error ratio", "speedup (95%)", "build s")
 

@@ -21,14 +21,11 @@ from freezer.store.store import WORK, Store
 from pipeline.catalog.catalog import read_catalog
 from pipeline.config import Config
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.item import Plan
-from pipeline.planning.plan import PlanRequest, make_plan
-from pipeline.planning.reuse import FinishedWork
+from pipeline.planning.keys import FileDigests
+from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, make_plan
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
-from pipeline.records.figures import Figures
-from pipeline.records.outcome import flat_json
+from pipeline.records.outcome import Figures, flat_json
 from pipeline.run import run
 from pipeline.scheduling import executor, slots
 from pipeline.sources.materials import Materials

@@ -13,7 +13,7 @@ from pipeline.config import Config
 from pipeline.ledger.campaign_record import CampaignRecord, Continued, Member, members_of
 from pipeline.ledger.lease import LeaseLostError
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.item import Plan
+from pipeline.planning.plan import Plan
 from pipeline.publish import Publisher
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome

@@ -13,10 +13,8 @@ from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableEr
 from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.store.store import Store, Version
 from pipeline.ledger.ledger import Draft, Ledger
-from pipeline.planning.item import Item, Plan
-from pipeline.records.failure import Failure
-from pipeline.records.figures import UNMEASURED
-from pipeline.records.outcome import Outcome
+from pipeline.planning.plan import Item, Plan
+from pipeline.records.outcome import UNMEASURED, Failure, Outcome
 from pipeline.scheduling.item_state import ItemState, OutcomeKnown, VersionPublished, advance, may_publish
 from pipeline.workspace.layout import judged_folder, judged_name
 from pipeline.workspace.workspace import workplace

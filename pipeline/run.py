@@ -28,9 +28,8 @@ from pipeline.cluster.ray_cluster import Cluster
 from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.plan import PlanRequest, auto_classes_of, make_plan
-from pipeline.planning.reuse import FinishedWork
+from pipeline.planning.keys import FileDigests
+from pipeline.planning.plan import FinishedWork, PlanRequest, auto_classes_of, make_plan
 from pipeline.records.events import Event
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display

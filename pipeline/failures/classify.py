@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from freezer.errors import ColdpressError, FreezeError, InfrastructureError, StoreError, UsageError
 from freezer.freezing.diagnostics.remedies import NOT_WRITTEN
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 
 CODES = {
     "timeout": "CP-TIMEOUT",

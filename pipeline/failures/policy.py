@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pipeline.failures.classify import GPU_MEMORY, NODE_MEMORY, classify
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 
 Kept = Literal["never", "memory", "quarantine", "key"]
 """What the next campaign does, see Decision; in order of how soon it retries."""

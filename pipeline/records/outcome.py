@@ -1,4 +1,4 @@
-"""Outcome of one (model, device class) in a campaign. The ledger stores it; MLflow and `--json` show it."""
+"""Outcomes of models, and the results that they consist of. The ledger stores them; MLflow and `--json` show them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freezer.codec import decode, encode
-from pipeline.records.failure import Failure, failure_to_json
-from pipeline.records.figures import UNMEASURED, Figures
+from freezer.codec import decode, encode, stored_as
 
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
@@ -18,6 +16,78 @@ _REPORTED = (
     *("drift", "latency_ms", "artifact", "version", "build_s", "judge_s"),
 )
 """Keys of the record in `--json`, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why something failed.
+
+    Attributes:
+        kind: type of the failed outcome: `source`, `capture`, `timeout`, `memory`, `crash`, ... (docs/contract.md).
+        code: error code in docs/errors.md. Rows of earlier releases may lack it.
+        message: one sentence for people.
+        log_tail: the last lines that the child printed.
+        tried_bytes: memory that was not enough, for failures of memory.
+    """
+
+    kind: str = field(metadata=stored_as("failure"))
+    code: str | None = None
+    message: str = ""
+    log_tail: str = ""
+    tried_bytes: int | None = None
+
+
+def failure_to_json(failure: Failure | None) -> dict[str, Any]:
+    """Return the fields that stored records contain next to their own; of None, the empty ones."""
+    return encode(failure) if failure else {**encode(Failure(kind="")), "failure": None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedBuild:
+    """One build.
+
+    Attributes:
+        recipe: which recipe was built.
+        failure: None if there is a candidate.
+        wall_s: duration in seconds.
+        peak_bytes: largest resident memory of the child and its compilers.
+        starts: number of campaign starts in which it failed; earlier releases did not store it.
+    """
+
+    recipe: str
+    failure: Failure | None
+    wall_s: float = 0.0
+    peak_bytes: int = 0
+    starts: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ledger's form: flat."""
+        return encode(self) | failure_to_json(self.failure)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FinishedBuild:
+        """Return the record that `to_json` wrote."""
+        return decode(cls, {**data, "failure": data if data["failure"] else None}, origin="build row")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Speed and drift of one candidate; None where nothing was measured.
+
+    Attributes:
+        speedup: over eager, at the deciding thread count and the first point.
+        speedup_ci: its 95% confidence interval.
+        drift: `error_ratio`, `max_abs_err`, `sqnr_db`, `margin`.
+        latency_ms: `p50`, `p90`, `p99`; of an outcome also `eager_p50`.
+    """
+
+    speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+    drift: Mapping[str, float | None] | None = None
+    latency_ms: Mapping[str, float | None] | None = None
+
+
+UNMEASURED = Figures()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

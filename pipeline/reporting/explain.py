@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.planning.item import Item, Plan
+from pipeline.planning.plan import Item, Plan
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import Display

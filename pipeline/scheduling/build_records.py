@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from freezer.store.store import Store
 from pipeline.failures.policy import is_kept
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.item import Item
 from pipeline.planning.memory_estimate import Demand, demand_of, learned
-from pipeline.records.finished_build import FinishedBuild
+from pipeline.planning.plan import Item
+from pipeline.records.outcome import FinishedBuild
 from pipeline.worker.requests import BuildResult
 from pipeline.workspace.layout import build_wall_s
 from pipeline.workspace.workspace import workplace

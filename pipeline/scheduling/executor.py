@@ -20,13 +20,11 @@ from pipeline.cluster.nodes import Done, Handle
 from pipeline.failures.classify import classify
 from pipeline.failures.policy import decide
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.item import Item, Plan
 from pipeline.planning.keys import pinned
 from pipeline.planning.memory_estimate import demand_of
-from pipeline.planning.reuse import FinishedWork
+from pipeline.planning.plan import FinishedWork, Item, Plan
 from pipeline.records.events import Event
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import (

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pipeline.failures.policy import attempts_left, decide, final_sentence, memory_for_next
-from pipeline.planning.item import Item
 from pipeline.planning.memory_estimate import Demand, corrected, learned
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.planning.plan import Item
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.outcomes import failed_outcome, outcome_of
 from pipeline.worker.requests import BuildResult, JudgeResult
 

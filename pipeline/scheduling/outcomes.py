@@ -8,9 +8,8 @@ from typing import Any
 
 from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures.policy import retry_rank
-from pipeline.planning.item import Item, Unplaced
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.planning.plan import Item, Unplaced
+from pipeline.records.outcome import CandidateReport, Failure, Outcome
 from pipeline.worker.requests import BuildResult, JudgeResult
 
 

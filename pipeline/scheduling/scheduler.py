@@ -15,7 +15,7 @@ from pipeline.cluster.nodes import Done, Node
 from pipeline.failures.classify import CODES
 from pipeline.planning.memory_estimate import BASE_BYTES
 from pipeline.records.events import Event
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.queue import Queue, Work, missing, serves
 from pipeline.scheduling.slots import Slot, begins_turn, by_load, ends_turn

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from freezer.errors import IntegrityError
 from pipeline.cluster.nodes import Done, Node
 from pipeline.failures.classify import CODES, NODE_MEMORY
-from pipeline.planning.item import Item
 from pipeline.planning.memory_estimate import Demand
-from pipeline.records.failure import Failure
+from pipeline.planning.plan import Item
+from pipeline.records.outcome import Failure
 from pipeline.scheduling.item_state import ItemState, TaskFailure
 from pipeline.worker.requests import BuildResult, JudgeResult
 

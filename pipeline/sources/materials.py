@@ -24,8 +24,7 @@ from freezer.freezing.models.sources import FILE_KINDS, Source, fetched
 from freezer.spec.parse import declared_spec
 from freezer.store.store import WORK
 from pipeline.catalog.entry import SOURCE_RUN, SOURCE_VERSION, Entry, of_version
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.keys import source_key
+from pipeline.planning.keys import FileDigests, source_key
 from pipeline.sources.transfer import sent, ship
 
 if TYPE_CHECKING:

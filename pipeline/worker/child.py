@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.failures.classify import classify
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 from pipeline.workspace.processes import die_with, oom_score
 
 TEMPORARY = {

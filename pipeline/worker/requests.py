@@ -9,9 +9,7 @@ from typing import Any
 from freezer.codec import decode
 from freezer.limits import SamplingPolicy
 from pipeline.catalog.entry import Entry
-from pipeline.records.failure import Failure
-from pipeline.records.figures import UNMEASURED, Figures
-from pipeline.records.outcome import CandidateReport, nested_json
+from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, nested_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ from freezer.errors import ColdpressError, InfrastructureError
 from freezer.files.atomic import make_folder
 from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
 from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY, classify
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 from pipeline.worker.child import End
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, RESULT_LIMIT_BYTES, Bounds, SupervisorReport, supervise
 from pipeline.workspace.processes import KILL_WAIT_S, adopting, children, descendants, kill

@@ -25,9 +25,7 @@ from freezer.hardware.device_classes import device_class
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
 from pipeline.failures.policy import decide
-from pipeline.records.failure import Failure
-from pipeline.records.figures import UNMEASURED, Figures
-from pipeline.records.outcome import CandidateReport, flat_json
+from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, flat_json
 from pipeline.sources.transfer import arrived
 from pipeline.worker.child import End
 from pipeline.worker.probe import memory_limit

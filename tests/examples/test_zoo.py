@@ -22,7 +22,7 @@ from freezer.freezing.models.sources import KINDS
 from freezer.freezing.models.subject import Subject
 from freezer.runtime.pytree import leaves_of
 from pipeline.catalog.catalog import read_catalog
-from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.keys import FileDigests
 from pipeline.sources.materials import Materials
 from pipeline.worker.tasks import load_subject
 

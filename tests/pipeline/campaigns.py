@@ -30,14 +30,10 @@ from pipeline.catalog.entry import Entry
 from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.item import Item, Plan
-from pipeline.planning.plan import PlanRequest, make_plan
-from pipeline.planning.reuse import FinishedWork
+from pipeline.planning.keys import FileDigests
+from pipeline.planning.plan import FinishedWork, Item, Plan, PlanRequest, make_plan
 from pipeline.records.class_facts import ClassFacts
-from pipeline.records.failure import Failure
-from pipeline.records.figures import Figures
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import LineDisplay
 from pipeline.scheduling.executor import Executor

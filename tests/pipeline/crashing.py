@@ -27,9 +27,8 @@ from pipeline.cluster.nodes import Done, Handle
 from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.file_digests import FileDigests
-from pipeline.records.failure import Failure
-from pipeline.records.figures import Figures
+from pipeline.planning.keys import FileDigests
+from pipeline.records.outcome import Failure, Figures
 from pipeline.reporting.display import LineDisplay
 from pipeline.scheduling.executor import Executor
 from pipeline.sources.materials import Materials

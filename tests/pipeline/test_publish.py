@@ -17,11 +17,9 @@ from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.ledger.ledger import Ledger, ledger_folder
 from pipeline.ledger.segments import LedgerRow, read_rows
-from pipeline.planning.item import Item, Plan
-from pipeline.planning.plan import auto_classes_of
+from pipeline.planning.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import CandidateReport, Failure, Outcome
 from pipeline.workspace.layout import judged_folder
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of

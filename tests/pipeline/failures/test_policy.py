@@ -28,12 +28,11 @@ from pipeline.failures.policy import (
     kind_of_ray,
 )
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.item import Item, Plan
+from pipeline.planning.keys import FileDigests
+from pipeline.planning.plan import Item, Plan
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.outcomes import failed_outcome
 from pipeline.sources.materials import Materials

@@ -13,8 +13,7 @@ from freezer.freezing.models.sources import parse_source
 from freezer.freezing.recipes.recipes import RECIPES, Recipe
 from freezer.limits import Limits, SamplingPolicy
 from pipeline.catalog.entry import Entry
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.keys import BuildTarget, Key, build_key, differing, judge_key, make_key, source_key
+from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, differing, judge_key, make_key, source_key
 from tests.pipeline import campaigns
 
 POLICY = SamplingPolicy()

@@ -15,9 +15,8 @@ from pipeline.cluster.nodes import Done, Handle
 from pipeline.failures.classify import CODES
 from pipeline.failures.policy import MOST_STARTS
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.item import Item, Plan
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.planning.plan import Item, Plan
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.reporting.display import LineDisplay
 from pipeline.reporting.explain import explain_plan
 from pipeline.worker.requests import BuildResult, JudgeResult

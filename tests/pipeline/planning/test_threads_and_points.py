@@ -19,9 +19,8 @@ from freezer.spec.items import TensorSpec
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.item import Plan
-from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key, source_key
+from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, make_key, source_key
+from pipeline.planning.plan import Plan
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records

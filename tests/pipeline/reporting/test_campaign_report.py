@@ -14,9 +14,7 @@ from freezer.artifact.freezing_report import FreezingReport
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.events import Event, verdict_text
-from pipeline.records.failure import Failure
-from pipeline.records.figures import Figures
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
 from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.display import LineDisplay, LiveDisplay
 

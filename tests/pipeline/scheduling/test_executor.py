@@ -18,11 +18,10 @@ from freezer.store.store import Store
 from pipeline.cluster.coordination import BEAT_S, Turns
 from pipeline.cluster.nodes import Done, Handle, Node
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.item import Item, Plan
+from pipeline.planning.keys import FileDigests
+from pipeline.planning.plan import Item, Plan
 from pipeline.publish import Publisher
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult

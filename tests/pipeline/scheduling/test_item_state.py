@@ -15,10 +15,9 @@ from freezer.freezing.models.sources import Source
 from freezer.limits import Limits, SamplingPolicy
 from pipeline.catalog.entry import Entry
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, decide
-from pipeline.planning.item import Item
 from pipeline.planning.keys import make_key
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.planning.plan import Item
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.item_state import (
     BuildEnded,
     Decide,

@@ -24,8 +24,7 @@ from freezer.spec.inputs import Dim
 from pipeline.catalog.catalog import Catalog, read_catalog, read_registry
 from pipeline.catalog.entry import Entry
 from pipeline.failures.classify import classify
-from pipeline.planning.file_digests import FileDigests
-from pipeline.planning.keys import source_key
+from pipeline.planning.keys import FileDigests, source_key
 from pipeline.sources.materials import Materials
 from pipeline.sources.transfer import module_closure, ship
 from pipeline.worker.tasks import load_subject

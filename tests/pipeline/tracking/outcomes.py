@@ -7,9 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.records.failure import Failure
-from pipeline.records.figures import Figures
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
 
 Record = TypeVar("Record", CandidateReport, Outcome)
 FIGURES = Figures(

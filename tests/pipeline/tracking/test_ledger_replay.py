@@ -26,8 +26,7 @@ from jobs.replay import app
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import Ledger, ledger_folder
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.tracking.ledger_replay import History
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import MODELS, run_judged

@@ -18,8 +18,7 @@ from mlflow import MlflowClient
 from freezer.artifact.folder import Artifact
 from freezer.errors import IntegrityError
 from freezer.store.store import Store
-from pipeline.records.failure import Failure
-from pipeline.records.outcome import Outcome
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.tracking.process import AHEAD, LOT, TrackerProcess
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged

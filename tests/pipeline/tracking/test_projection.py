@@ -14,7 +14,7 @@ from mlflow.entities import Run
 from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 from pipeline.tracking.projection import Projection, outcomes_digest
 from pipeline.tracking.run_records import run_records, summary_table
 from tests.pipeline.full_disks import full_disk

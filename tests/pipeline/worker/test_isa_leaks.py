@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.failures.policy import is_kept
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 from tests.steps import HERE, python
 
 BUILD = """

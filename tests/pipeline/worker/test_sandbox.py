@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from freezer.errors import BuildError
-from pipeline.records.failure import Failure
+from pipeline.records.outcome import Failure
 from pipeline.worker import sandbox
 from pipeline.worker.child import End
 from pipeline.worker.sandbox import Memory, run_isolated

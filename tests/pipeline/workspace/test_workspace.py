@@ -16,7 +16,7 @@ from pipeline.ledger import lease as lease_module
 from pipeline.ledger.lease import LeaseLostError, campaign_lock, lease_of, read_holder
 from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
 from pipeline.ledger.segments import part_paths, read_rows
-from pipeline.planning.file_digests import FileDigests
+from pipeline.planning.keys import FileDigests
 from pipeline.sources.materials import Materials
 from pipeline.sources.transfer import SHIPPED, arrived
 from pipeline.tracking.ledger_replay import History
