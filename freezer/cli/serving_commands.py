@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from freezer.cli.arguments import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, folder_or_name, say
+from freezer.codec import encode
 from freezer.errors import ColdpressError, UsageError
 from freezer.files.paths import check_file
 
@@ -70,11 +71,11 @@ def diff(
     if isinstance(folder_or_name(model), Path):
         raise UsageError(f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION")
     from freezer.serving.diff import diff as diff_here
-    from freezer.serving.diff_result import matrix, problem, sentences
+    from freezer.serving.diff import matrix, problem, sentences
 
     found = diff_here(model, store=store)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(encode(found), allow_nan=False) + "\n")
     else:
         count = f"{len(found.sets)} golden set{'' if len(found.sets) == 1 else 's'}"
         say(f"{found.model}:{found.version}, {count}")
