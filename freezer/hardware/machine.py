@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import archspec.cpu.detect
+import pynvml
 
 from freezer.hardware import nvml
 from freezer.hardware.device_classes import (
@@ -107,9 +108,9 @@ def _sve_bits() -> int | None:
 def _gpus() -> tuple[tuple[Gpu, ...], str, str | None]:
     """The GPUs, the reason if there are none, and the driver's version."""
     try:
-        with nvml.opened() as library:
-            found = library.gpus()
-            return found, "" if found else "NVML shows no GPU", library.driver()
+        with nvml.opened():
+            found = nvml.gpus()
+            return found, "" if found else "NVML shows no GPU", pynvml.nvmlSystemGetDriverVersion()
     except nvml.NvmlError as error:
         if not Path("/dev/nvidiactl").exists():
             return (), "no NVIDIA driver", None

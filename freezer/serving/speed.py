@@ -119,7 +119,7 @@ def differences(manifest: Manifest, timed: SpeedCheck) -> Iterator[str]:
         ("torch", torch.__version__, manifest.toolchain.get("torch")),
         ("CPU", here["cpu"], judged.get("cpu")),
     ):
-        if other not in {None, own}:
+        if other and other != own:
             yield f"{topic}: {own} here, {other} where it was judged"
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from freezer.hardware.nvml import Nvml, NvmlError, Reading
+from freezer.hardware.nvml import NvmlError, Reading, opened, reading
 from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import current, nvml_uuid
 
@@ -141,21 +141,14 @@ def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[Meter]:
     if device.type != "cuda":
         yield CpuMeter(policy)
         return
-    nvml, uuid = _opened(), nvml_uuid(device)
-    try:
-        with current(device):
-            read = None if nvml is None or uuid is None else partial(nvml.reading, uuid)
-            yield GpuMeter(policy, lambda: torch.cuda.Event(enable_timing=True), read)
-    finally:
-        if nvml is not None:
-            nvml.close()
-
-
-def _opened() -> Nvml | None:
-    try:
-        return Nvml()
-    except NvmlError:
-        return None
+    uuid, read = nvml_uuid(device), None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(current(device))
+        if uuid is not None:
+            with contextlib.suppress(NvmlError):
+                stack.enter_context(opened())
+                read = partial(reading, uuid)
+        yield GpuMeter(policy, lambda: torch.cuda.Event(enable_timing=True), read)
 
 
 def _range(values: Any) -> list[int] | None:

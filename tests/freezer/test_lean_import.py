@@ -111,7 +111,7 @@ def test_serving_commands_import_nothing_of_freezing(command: str, published: St
 
 
 def test_freezing_works_with_minimal_dependencies(tmp_path: Path) -> None:
-    blocked = ("numpy", "pyarrow", "pynvml", "rich", "typer", "ray", "mlflow", "pydantic", "pandas", "psutil", "yaml")
+    blocked = ("numpy", "pyarrow", "rich", "typer", "ray", "mlflow", "pydantic", "pandas", "psutil", "yaml")
     code = f"""
 import sys, warnings
 sys.modules.update(dict.fromkeys({blocked!r}))

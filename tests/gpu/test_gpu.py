@@ -20,7 +20,7 @@ from freezer.freezing.models.samples import Dims
 from freezer.freezing.options import FreezeOptions
 from freezer.freezing.recipes.inductor_settings import COMMON
 from freezer.freezing.recipes.recipes import RECIPES
-from freezer.hardware.nvml import NvmlError, opened
+from freezer.hardware import nvml
 from freezer.limits import Limits
 from freezer.runtime.devices import visible
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
@@ -271,11 +271,11 @@ def test_a_version_serves_gpu_and_cpu(gpu: torch.device, gpu_class: str, mlp: Ca
 
 def test_nvml_and_torch_agree(gpu: torch.device) -> None:
     try:
-        with opened() as nvml:
+        with nvml.opened():
             known = {item.uuid: item for item in nvml.gpus()}
             uuid = f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"
             assert known[uuid].name == torch.cuda.get_device_name(gpu)
             reading = nvml.reading(uuid)
-    except NvmlError as error:
+    except nvml.NvmlError as error:
         pytest.skip(f"NVML is not available: {error}")
     assert reading.sm_clock_mhz is None or reading.sm_clock_mhz > 0

@@ -1,81 +1,77 @@
-"""NVML against a small library with the same functions."""
+"""NVML: what is read of each GPU, and which processes count."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from pathlib import Path
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import pynvml
 import pytest
 
-from freezer.hardware import nvml
 from freezer.hardware.machine import this_host
-from freezer.hardware.nvml import Gpu, Nvml, NvmlError, Reading, num_others, opened
+from freezer.hardware.nvml import Gpu, NvmlError, Reading, num_others, reading
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("nvml") / "libfake-nvml.so"
-    compiler = shutil.which("gcc") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source = Path(__file__).with_name("fake_nvml.c")
-    subprocess.run([compiler, "-x", "c", "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
-    return str(path)
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """NVML of a machine with two GPUs, of which the second reports no temperature."""
 
+    def temperature(handle: int, sensor: int) -> int:
+        if handle:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return 41
 
-def test_gpus_and_driver(library: str) -> None:
-    with opened(library) as found:
-        assert found.driver() == "550.54.15"
-        assert found.gpus() == (
-            Gpu("GPU-first", 90, "NVIDIA H200"),
-            Gpu("GPU-second", 86, "NVIDIA H200"),
-        )
-
-
-def test_reading_of_a_gpu(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_NVML_PROCESSES", "3")
-    monkeypatch.setenv("FAKE_NVML_PID", str(os.getpid()))
-    with opened(library) as found:
-        expected = Reading(
-            others=2,
-            sm_clock_mhz=1980,
-            memory_clock_mhz=3201,
-            temperature_c=41,
-            throttled=("power cap", "thermal slowdown by hardware"),
-        )
-        assert found.reading("GPU-first") == expected
-        assert found.reading("GPU-second").temperature_c is None, "not reported by this driver"
-        with pytest.raises(NvmlError, match="nvmlDeviceGetHandleByUUID: Unknown Error"):
-            found.reading("GPU-third")
-
-
-@pytest.mark.parametrize("num", [31, 32, 33, 500])
-def test_long_process_lists_are_counted(library: str, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
-    monkeypatch.setenv("FAKE_NVML_PROCESSES", str(num))
-    monkeypatch.setenv("FAKE_NVML_PID", "1")
-    with opened(library) as found:
-        assert found.reading("GPU-first").others == num - 1
-
-
-def test_a_missing_or_failing_library_is_an_error(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_NVML_INIT", "9")
-    with pytest.raises(NvmlError, match="nvmlInit_v2: Driver Not Loaded"):
-        Nvml(library)
-    with pytest.raises(NvmlError, match=r"libno-such-nvml\.so cannot be opened"):
-        Nvml("libno-such-nvml.so")
-
-
-def test_the_host_lists_nvml_gpus(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: "550.54.15",
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByUUID": ["GPU-first", "GPU-second"].index,
+        "nvmlDeviceGetUUID": ["GPU-first", "GPU-second"].__getitem__,
+        "nvmlDeviceGetName": lambda _: "NVIDIA H200",
+        "nvmlDeviceGetCudaComputeCapability": [(9, 0), (8, 6)].__getitem__,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1 | 0x4 | 0x40,
+        "nvmlDeviceGetClockInfo": lambda _, kind: {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[kind],
+        "nvmlDeviceGetTemperature": temperature,
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=pid) for pid in (1, 2, os.getpid())],
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
     this_host.cache_clear()
-    try:
-        monkeypatch.setattr(nvml, "opened", lambda: opened(library))
-        host = this_host()
-        assert [gpu.uuid for gpu in host.gpus] == ["GPU-first", "GPU-second"]
-        assert (host.driver, host.no_gpu) == ("550.54.15", "")
-    finally:
-        this_host.cache_clear()
+    yield
+    this_host.cache_clear()
+
+
+@pytest.mark.usefixtures("library")
+def test_the_host_lists_nvml_gpus() -> None:
+    host = this_host()
+    assert host.gpus == (Gpu("GPU-first", 90, "NVIDIA H200"), Gpu("GPU-second", 86, "NVIDIA H200"))
+    assert (host.driver, host.no_gpu) == ("550.54.15", "")
+
+
+@pytest.mark.usefixtures("library")
+def test_reading_of_a_gpu() -> None:
+    assert reading("GPU-first") == Reading(
+        others=2,
+        sm_clock_mhz=1980,
+        memory_clock_mhz=3201,
+        temperature_c=41,
+        throttled=("power cap", "thermal slowdown by hardware"),
+    )
+    assert reading("GPU-second").temperature_c is None
+
+
+def test_a_failing_library_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise NvmlError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    this_host.cache_clear()
+    assert this_host().gpus == ()
+    this_host.cache_clear()
 
 
 @pytest.mark.parametrize(("listed", "expected"), [([], 0), ([7], 0), ([7, 8, 9], 2), ([1], 0), ([1, 2], 1)])
