@@ -108,7 +108,8 @@ def differences(manifest: Manifest, timed: SpeedCheck) -> Iterator[str]:
     for name in sorted({*there, *here["environment"]}):
         if (own := here["environment"].get(name, "unset")) != (other := there.get(name, "unset")):
             yield f"{name}: {own} here, {other} where it was judged"
-    counts = {cell.num_threads for cell in manifest.latency.points} | {manifest.latency.num_threads} if manifest.latency else set()
+    latency = manifest.latency
+    counts = {latency.num_threads, *(cell.num_threads for cell in latency.points)} if latency else set()
     if timed.num_threads not in counts:
         yield f"threads: {timed.num_threads} here, {' or '.join(str(count) for count in counts)} where it was judged"
     if (num_cpus := available_cpus()) < timed.num_threads:
