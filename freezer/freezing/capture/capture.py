@@ -18,8 +18,9 @@ from freezer.freezing.capture.convert import convert
 from freezer.freezing.capture.equivalence import EagerAnswers, run_eager
 from freezer.freezing.capture.export import export, strict_may_help
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.capture.script import as_is, refuse_kept, script
+from freezer.freezing.capture.script import as_is, script
 from freezer.freezing.capture.trace import trace
+from freezer.freezing.models.checks import PRESERVE
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
 
@@ -40,8 +41,8 @@ class Attempt:
         self.subject = replace(subject, sets=at_point)
         self.point = point
         self.discarded = False
-        self._exports: list[CaptureError | None] = []
-        """The error of the capture `export`, or None if it succeeded; empty before it was tried."""
+        self._tried: dict[CaptureName, CaptureError | None] = {}
+        """The error of each capture that was tried, or None if it succeeded."""
 
     @functools.cached_property
     def eager(self) -> EagerAnswers:
@@ -59,8 +60,8 @@ class Attempt:
             return "the source is TorchScript"
         if name == "script" and isinstance(self.subject.model, torch.fx.GraphModule):
             return "the source is an exported program, which torch.jit.script does not take"
-        if name == "export-strict" and self._exports:
-            refusal = self._exports[-1]
+        if name == "export-strict" and "export" in self._tried:
+            refusal = self._tried["export"]
             if refusal is None:
                 return "torch.export took the model, and strict tracing gives the same program"
             if not strict_may_help(refusal):
@@ -75,15 +76,25 @@ class Attempt:
         """
         if why := self.unfit(name):
             raise CaptureError(why)
-        if name != "export":
-            return self._capture(name)
+        if name not in ("as-is", "script"):
+            self._refuse_kept(name)
         try:
             captured = self._capture(name)
         except CaptureError as error:
-            self._exports = [error]
+            self._tried[name] = error
             raise
-        self._exports = [None]
+        self._tried[name] = None
         return captured
+
+    def _refuse_kept(self, name: CaptureName) -> None:
+        """Refuse a capture that reduces a model to one function, if names must be kept."""
+        if self.subject.kept_names:
+            listed = ", ".join(repr(kept) for kept in self.subject.kept_names)
+            raise CaptureError(
+                f"{'a trace' if name == 'trace' else 'an exported program'} keeps no attribute or method, and {listed} must stay; "
+                "preserve needs torch.jit.script or a TorchScript source",
+                code=PRESERVE,
+            )
 
     def _capture(self, name: CaptureName) -> Captured:
         subject, point = self.subject, self.point
@@ -92,9 +103,7 @@ class Attempt:
         if name == "script":
             return script(subject, lambda: self.eager)
         if name == "trace":
-            refuse_kept(subject.kept_names, "a trace")
             return trace(subject, point, lambda: self.eager)
-        refuse_kept(subject.kept_names, "an exported program")
         if name == "convert":
             return convert(subject, point, lambda: self.eager)
         return export(subject, point, lambda: self.eager, strict=name == "export-strict")

@@ -5,7 +5,6 @@ The converter is not a public interface. It takes no `if` on sizes, no loop over
 
 from __future__ import annotations
 
-import importlib
 import io
 import logging
 import re
@@ -16,61 +15,44 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.equivalence import EagerAnswers
-from freezer.freezing.capture.export import DIMS, export_flat
-from freezer.freezing.capture.program import Captured, Flat
+from freezer.freezing.capture.export import DIMS, export_flat, named
+from freezer.freezing.capture.program import Captured, FlatModule
 from freezer.freezing.diagnostics.source_lines import line_of_node
 from freezer.freezing.models.exported_program import module_of
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.models.torchscript_module import flat_forward, variable_of
+from freezer.freezing.models.torchscript_module import flat_forward
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.pytree import leaves_of
-
-
-class ConvertedModule(Flat):
-    """The flat form of a converted program."""
-
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        super().__init__()
-        self.model = module_of(program)
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The output tensors, in order."""
-        return self.laid_out(leaves_of(self.model(*tensors)))
 
 
 def convert(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]) -> Captured:
     """Convert a TorchScript source to an exported program.
 
     Raises:
-        CaptureError: this torch has no converter, the converter does not take the graph, or its program cannot be exported for the
-            declared sizes, or differs from the source.
+        CaptureError: the converter does not take the graph, or its program cannot be exported for the declared sizes, or differs
+            from the source.
     """
-    try:
-        converter = importlib.import_module("torch._export.converter").TS2EPConverter
-    except (ImportError, AttributeError) as error:
-        raise CaptureError(f"torch {torch.__version__} has no converter from TorchScript to exported programs") from error
     example = subject.set_at(point if point is not None else max(subject.spec.points(), key=lambda sizes: sum(sizes.values())))
     source = cast(torch.jit.ScriptModule, subject.model)
+    in_order = replace(subject.spec, inputs=subject.spec.tensors, style="positional")
     try:
         with _quietly():
+            from torch._export.converter import TS2EPConverter  # not a public interface: a release may lack it
+
             source = _reloaded(subject)
             flat = flat_forward(source, subject.spec)
-            program = converter(flat, tuple(example.cloned().values()), {}).convert()
+            program = TS2EPConverter(flat, tuple(example.cloned().values()), {}).convert()
     except Exception as error:
         raise CaptureError(f"PyTorch's converter: {_sentence(error, source)}") from error
     try:
         with _quietly():
-            captured = export_flat(lambda: ConvertedModule(program).eval(), "convert", subject, point, eager)
+            captured = export_flat(lambda: FlatModule(module_of(program), in_order).eval(), "convert", subject, point, eager)
     except CaptureError as error:
         guard = str(error.__cause__).strip().partition("\n")[0]
         if isinstance(error.__cause__, AssertionError) and guard.startswith("Guard failed: "):
-            sizes = guard.removeprefix("Guard failed: ")
-            for item in subject.spec.tensors:
-                sizes = re.sub(rf"\b{variable_of(item.name)}(_\d+)?\.size\(\)\[(\d+)\]", rf"{item.name}.shape[\2]", sizes)
+            sizes = named(guard.removeprefix("Guard failed: "), subject.spec)
             why = f"PyTorch's converter makes a program of fixed sizes, {sizes}, since forward asks for a size"
             raise CaptureError(why, code=DIMS) from error.__cause__
         raise

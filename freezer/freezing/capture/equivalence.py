@@ -6,18 +6,15 @@ A trace keeps the branch and the Python numbers of its example and only warns; h
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.jit._trace import TracerWarning
 
 from freezer.errors import CaptureError
 from freezer.freezing.diagnostics.messages import run_sentence
-from freezer.freezing.diagnostics.source_lines import warned_at
 from freezer.freezing.models.calls import call_source, same_each_time
 from freezer.freezing.models.subject import Subject
 from freezer.numerics import comparable, in_double, structure_problem
@@ -191,13 +188,6 @@ def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
     allowed = tolerance * (one.abs() + (sizes.median() if sizes.numel() else 0.0))  # a mask's -1e9 must not widen the tolerance
     apart = (one - other).abs()
     return (float(apart.max()), f"is off by up to {float(apart.max()):.3g}") if bool((apart > allowed).any()) else None
-
-
-def kept_values(caught: Sequence[warnings.WarningMessage]) -> str:
-    """Where the tracer warned that it keeps a value of its example, as the end of a sentence."""
-    warned = (warned_at(item) for item in caught if issubclass(item.category, TracerWarning))
-    lines = list(dict.fromkeys(line for line in warned if line))
-    return f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
 
 
 def first_lines(lines: Sequence[str]) -> str:

@@ -7,26 +7,34 @@ set, and its guards on every declared size, before anything is built from it.
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freezer.errors import CaptureError
+from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.equivalence import Call, EagerAnswers, answers_right, check_answers, flat_call
-from freezer.freezing.capture.export_guards import declare, guards_of, named, narrowed, sizes_of, unserved
-from freezer.freezing.capture.program import Captured, Flat, FlatModule, lines_of, other_layouts
+from freezer.freezing.capture.program import Captured, FlatModule, lines_of, other_layouts
 from freezer.freezing.diagnostics.messages import code_of, export_sentence
+from freezer.freezing.diagnostics.source_lines import line_of_stack
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from freezer.spec.inputs import Dim, InputSpec
+
+NUM_SIZES = 4096
+"""The most combinations of sizes to try; beyond that, only each dim's sizes at the corners of the others."""
+
+_SIZE = re.compile(r"L\['\w+'\]\[(\d+)\]\.size\(\)\[(\d+)\]|\btensors_(\d+)(?:_\d+)?\.size\(\)\[(\d+)\]")
 
 DIFFERS = "CP-EXPORT-DIFFERS"
 DIMS = "CP-EXPORT-DIMS"
@@ -49,7 +57,7 @@ def export(
             differs from the model (code CP-EXPORT-DIFFERS).
     """
 
-    def fresh() -> Flat:
+    def fresh() -> FlatModule:
         return FlatModule(subject.fresh(), subject.spec).eval()
 
     try:
@@ -63,7 +71,7 @@ def export(
 
 
 def export_flat(
-    fresh: Callable[[], Flat],
+    fresh: Callable[[], FlatModule],
     name: CaptureName,
     subject: Subject,
     point: Mapping[str, int] | None,
@@ -116,7 +124,7 @@ class _Exporter:
         caught: warnings so far.
     """
 
-    def __init__(self, fresh: Callable[[], Flat], name: CaptureName, subject: Subject, spec: InputSpec) -> None:
+    def __init__(self, fresh: Callable[[], FlatModule], name: CaptureName, subject: Subject, spec: InputSpec) -> None:
         self._fresh, self._name, self._subject, self._spec = fresh, name, subject, spec
         self.dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
         self.caught: list[warnings.WarningMessage] = []
@@ -194,7 +202,6 @@ def _refusal(error: Exception, spec: InputSpec) -> CaptureError:
     conditions = list(dict.fromkeys(_condition(line, spec) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)))
     fixes = text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
     remedies = [remedy for line in fixes if (remedy := _remedy(line.strip(), spec, names))]
-    remedies = remedies or [fit for dim in spec.dims if dim.name in names and (fit := narrowed(dim, sizes_of(conditions, dim)))]
     return CaptureError(
         f"torch.export: no program takes all declared sizes of {' and '.join(names)}: it needs "
         f"{' and '.join(conditions[:_MAX_CONDITIONS])}; "
@@ -220,10 +227,10 @@ def _remedy(fix: str, spec: InputSpec, names: Sequence[str]) -> str | None:
     if (found := _MULTIPLE.match(fix)) and found["name"] in dims:
         dim, step = dims[found["name"]], int(found["step"])
         low, high = -(-dim.min // step) * step, dim.max // step * step
-        return f"declare {declare(dim.name, low, high, step)}" if low <= high else None
+        return f"declare {_declare(dim.name, low, high, step)}" if low <= high else None
     if (found := _BOUND.match(fix)) and found["name"] in dims:
         dim = dims[found["name"]]
-        return f"declare {declare(dim.name, int(found['min'] or dim.min), int(found['max'] or dim.max), dim.multiple_of)}"
+        return f"declare {_declare(dim.name, int(found['min'] or dim.min), int(found['max'] or dim.max), dim.multiple_of)}"
     if (found := _OTHER.match(fix)) and found["name"] in dims:
         if found["other"].isdigit():
             return f"write {found['other']} for {found['name']} in the shapes"
@@ -246,7 +253,7 @@ def _check_answers(
         ones = [dim for dim in subject.spec.dims if item.point[dim.name] == 1 < example.point[dim.name]]
         if not ones or answers_right(fresh(), item, subject, eager) or not answers_right(fresh(), example, subject, eager):
             return ""
-        remedies = " and ".join(declare(dim.name, 2, dim.max) for dim in ones)
+        remedies = " and ".join(_declare(dim.name, 2, dim.max) for dim in ones)
         names = " and ".join(dim.name for dim in ones)
         return f", since torch.export assumes {names} larger than 1; declare {remedies}, or do not read that size in forward"
 
@@ -296,3 +303,96 @@ def _writes(node: torch.fx.Node) -> bool:
         return bool(node.args[5])  # training changes running statistics, which the schema omits
     schema = getattr(node.target, "_schema", None)
     return schema is None or bool(schema.is_mutable)
+
+
+def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[str, ...]:
+    """Conditions on inputs, in words: bounds and multiples of dims, guards, and run-time assertions."""
+    found: list[str] = []
+    for dim in spec.dims:
+        if dim.min < dim.max:
+            step = f", in multiples of {dim.multiple_of}" if dim.multiple_of > 1 else ""
+            found.append(f"{dim.min} <= {dim.name} <= {dim.max}{step}")
+    for guard in program._guards_code or ():
+        text = named(guard, spec)
+        one, _, other = text.partition(" == ")
+        if one != other and not one.isdigit():
+            found.append(text)
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten._assert_scalar.default:
+            message = str(node.args[1]).removeprefix("Runtime assertion failed for expression ").partition(" on node")[0]
+            where = line_of_stack(node.meta.get("stack_trace") or "")
+            found.append(f"at run time: {message}" + (f" at {where}" if where else ""))
+    return tuple(dict.fromkeys(found))
+
+
+def unserved(program: torch.export.ExportedProgram, spec: InputSpec) -> str | None:
+    """Describe declared sizes that a program does not take, and how to declare those that it takes; None if it takes all.
+
+    torch.export raises if a declared range does not fit. But some guards narrow a range silently (a size that a reshape halves must
+    not be 2), and a lowering that checks no guards would return wrong numbers for such sizes.
+    """
+    guards: Any = program.module()._guards_fn
+    refused: dict[tuple[int, ...], str] = {}
+    taken: list[dict[str, int]] = []
+    for point in _some_points(spec):
+        try:
+            guards(*(torch.empty(item.at(point), dtype=getattr(torch, item.dtype), device="meta") for item in spec.tensors))
+            taken.append(point)
+        except (AssertionError, ArithmeticError, RuntimeError) as error:
+            refused[tuple(point.values())] = named(first_line(error).removeprefix("Guard failed: "), spec)
+    if not refused:
+        return None
+    for index, dim in enumerate(spec.dims):
+        good = sorted({point[dim.name] for point in taken})
+        bad = sorted({sizes[index] for sizes in refused} - set(good))
+        if bad:
+            guard = next(why for sizes, why in refused.items() if sizes[index] == bad[0])
+            remedy = _narrowed(dim, good)
+            return f"the program does not take {dim.name}={bad[0]} ({guard}), got {dim}" + (f"; {remedy}" if remedy else "")
+    sizes, guard = next(iter(refused.items()))
+    named_sizes = ", ".join(f"{dim.name}={size}" for dim, size in zip(spec.dims, sizes, strict=True))
+    return f"the program does not take {named_sizes} ({guard}); declare fewer sizes, or one name for both dims"
+
+
+def _declare(name: str, low: int, high: int, multiple_of: int = 1) -> str:
+    """The bounds of a dim as a catalog declares them."""
+    step = f", multiple_of: {multiple_of}" if multiple_of > 1 else ""
+    return f"`dims: {{{name}: {{min: {low}, max: {high}{step}}}}}`"
+
+
+def _narrowed(dim: Dim, sizes: Sequence[int]) -> str | None:
+    """How to declare the accepted sizes of a dim; None if bounds and multiples cannot express them."""
+    if not sizes or list(sizes) == list(dim.sizes):
+        return None
+    step = reduce(math.gcd, sizes, 0)
+    fitting = [size for size in dim.sizes if sizes[0] <= size <= sizes[-1] and size % step == 0]
+    if fitting != list(sizes):  # there is a hole: declare the sizes above it
+        after = [size for size in sizes if all(other in sizes for other in dim.sizes if other >= size)]
+        return f"declare {_declare(dim.name, after[0], after[-1], dim.multiple_of)}" if after else None
+    within = [size for size in dim.sizes if sizes[0] <= size <= sizes[-1]]
+    return f"declare {_declare(dim.name, sizes[0], sizes[-1], dim.multiple_of if within == fitting else step)}"
+
+
+def named(guard: str, spec: InputSpec) -> str:
+    """A condition of torch.export with the names of dims, or of inputs and axes."""
+
+    def name(found: re.Match[str]) -> str:
+        index, axis = (int(part) for part in found.groups() if part is not None)
+        size = spec.tensors[index].shape[axis]
+        return size if isinstance(size, str) else f"{spec.tensors[index].name}.shape[{axis}]"
+
+    return _SIZE.sub(name, guard)
+
+
+def _some_points(spec: InputSpec) -> Iterator[dict[str, int]]:
+    """All declared points if they are few; otherwise the spec's own, and each dim's sizes at its corners."""
+    if math.prod(len(dim.sizes) for dim in spec.dims) <= NUM_SIZES:
+        for sizes in product(*(dim.sizes for dim in spec.dims)):
+            yield dict(zip((dim.name for dim in spec.dims), sizes, strict=True))
+        return
+    corners = list(spec.points())
+    yield from corners
+    for dim in spec.dims:
+        skip = max(1, len(dim.sizes) // (NUM_SIZES // (len(spec.dims) * len(corners)) or 1))
+        for corner in corners:
+            yield from ({**corner, dim.name: size} for size in dim.sizes[::skip])

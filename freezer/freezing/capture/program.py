@@ -50,37 +50,27 @@ class Captured:
     owned: tuple[Tensor, ...] = ()
 
 
-class Flat(nn.Module):
-    """A module that takes tensors in order and returns a tuple of tensors.
+class FlatModule(nn.Module):
+    """The flat form of a model: takes tensors in order and returns a tuple of tensors.
 
     Attributes:
         layouts: memory formats to give to outputs, by index, where a capture's layout would differ from eager's.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layouts: Mapping[int, torch.memory_format] = {}
-
-    def laid_out(self, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-        """The output tensors, those of `layouts` in their memory format."""
-        for place, layout in self.layouts.items():
-            leaves[place] = leaves[place].contiguous(memory_format=layout)
-        return tuple(leaves)
-
-
-class FlatModule(Flat):
-    """The flat form of a model."""
-
     def __init__(self, model: nn.Module, spec: InputSpec) -> None:
         super().__init__()
         self.model = model
+        self.layouts: Mapping[int, torch.memory_format] = {}
         self._spec = spec
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
         named = {item.name: tensor for item, tensor in zip(self._spec.tensors, tensors, strict=True)}
         args, kwargs = bind(self._spec, named)
-        return self.laid_out(leaves_of(self.model(*args, **kwargs)))
+        leaves = leaves_of(self.model(*args, **kwargs))
+        for place, layout in self.layouts.items():
+            leaves[place] = leaves[place].contiguous(memory_format=layout)
+        return tuple(leaves)
 
 
 def other_layouts(expected: Sequence[Tensor], got: Sequence[Tensor]) -> dict[int, torch.memory_format]:

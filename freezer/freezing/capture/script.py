@@ -62,20 +62,6 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
     )
 
 
-def refuse_kept(names: Sequence[str], what: str) -> None:
-    """Refuse a capture that reduces a model to one function.
-
-    Raises:
-        CaptureError: a name must be kept; code CP-PRESERVE.
-    """
-    if names:
-        listed = ", ".join(repr(name) for name in names)
-        raise CaptureError(
-            f"{what} keeps no attribute or method, and {listed} must stay; preserve needs torch.jit.script or a TorchScript source",
-            code=PRESERVE,
-        )
-
-
 @contextlib.contextmanager
 def _new_types() -> Iterator[None]:
     """Make torch.jit.script compile each class again.

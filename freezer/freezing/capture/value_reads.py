@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import reduce
@@ -46,37 +46,24 @@ _READING_OPERATORS = frozenset(("aten::_nested_tensor_from_mask_left_aligned",))
 _SCALAR = "aten::_local_scalar_dense"
 _CONVERTED = "Converting a tensor to a Python"
 
+INPUTS, STATE, RANDOM = "its inputs", "state that a call changes", "random numbers"
+"""Origins of values, in words."""
+
 _INPUTS, _RANDOM = 1, 2
 _FIRST_STATE = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reads:
-    """The user's source lines that read values, in order.
-
-    Attributes:
-        inputs, state, random: reads of values from the inputs, from state that the call changes, and from random numbers.
-    """
-
-    inputs: tuple[str, ...] = ()
-    state: tuple[str, ...] = ()
-    random: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.inputs or self.state or self.random)
-
-
 def values_read(
     make: Callable[[], nn.Module], trace: Callable[[nn.Module, Sequence[Tensor]], Any], tensors: Sequence[Tensor]
-) -> Reads:
-    """Find the values that Python reads while a model is traced.
+) -> dict[str, list[str]]:
+    """Find the values that Python reads while a model is traced: by their origin, in words, the user's source lines in order.
 
     Args:
         make: makes the model in its initial state; called twice.
         trace: traces a model on tensors.
         tensors: the inputs; they are copied.
     """
-    found: list[Reads] = []
+    reads: dict[str, list[str]] = {}
     for functions in (True, False):
         model, given = _Called(make()), [tensor.clone() for tensor in tensors]
         with warnings.catch_warnings(record=True) as caught, ExitStack() as modes:
@@ -89,8 +76,10 @@ def values_read(
             except Exception:
                 if not model.called:  # otherwise only the discarded trace failed, because of the modes
                     raise
-        found.append(values.reads())
-    return Reads(**{kind: _united(getattr(one, kind) for one in found) for kind in ("inputs", "state", "random")})
+        for origin, line in values.reads():
+            if line not in reads.setdefault(origin, []):
+                reads[origin].append(line)
+    return reads
 
 
 class _Called(nn.Module):
@@ -106,10 +95,6 @@ class _Called(nn.Module):
         result = self.model(*tensors)
         self.called = True
         return result
-
-
-def _united(lines: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line for several in lines for line in several))
 
 
 @dataclass(kw_only=True)
@@ -163,10 +148,10 @@ class _Values(TorchDispatchMode):
         for tensor in inputs:
             self._values.add(tensor, _INPUTS)
 
-    def reads(self) -> Reads:
-        """The reads so far."""
-        kinds = {"inputs": _INPUTS, "random": _RANDOM, "state": self._changed}
-        return Reads(**{kind: _united([line] for bits, line in self._noted if bits & wanted) for kind, wanted in kinds.items()})
+    def reads(self) -> Iterator[tuple[str, str]]:
+        """The reads so far: origin in words, and the user's line."""
+        for origin, wanted in ((INPUTS, _INPUTS), (STATE, self._changed), (RANDOM, _RANDOM)):
+            yield from ((origin, line) for bits, line in self._noted if bits & wanted)
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note that the current line reads values of tensors."""

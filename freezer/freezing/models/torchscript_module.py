@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -68,34 +68,29 @@ def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.S
     Raises:
         RuntimeError: TorchScript does not accept such a call.
     """
-    arguments = [_call_text(item) for item in spec.inputs]
+    names = {item.name: f"tensors_{index}" for index, item in enumerate(spec.tensors)}
+    arguments = [_call_text(item, names) for item in spec.inputs]
     if spec.style == "keyword":
         arguments = [f"{item.name}={text}" for item, text in zip(spec.inputs, arguments, strict=True)]
-    names = [variable_of(item.name) for item in spec.tensors]
-    parameters = ", ".join(["self", *(f"{name}: Tensor" for name in names)])
+    parameters = ", ".join(["self", *(f"{name}: Tensor" for name in names.values())])
     with torchscript_deprecations_silenced():
         wrapper = torch.jit.script(_holder(module))
         wrapper.define(f"def forward({parameters}):\n    return self.model.forward({', '.join(arguments)})\n")
     return wrapper.train(module.training)
 
 
-def _call_text(item: InputItem) -> str:
+def _call_text(item: InputItem, names: Mapping[str, str]) -> str:
     """TorchScript's source text of an input."""
     if isinstance(item, TensorSpec):
-        return variable_of(item.name)
+        return names[item.name]
     if isinstance(item, ConstantSpec):
         return _literal(item.value)
-    parts = [_call_text(part) for part in item.items]
+    parts = [_call_text(part, names) for part in item.items]
     if item.kind == "dict":
         return "{" + ", ".join(f"{_literal(key)}: {part}" for key, part in zip(item.keys, parts, strict=True)) + "}"
     if item.kind == "list":
         return f"[{', '.join(parts)}]"
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-
-
-def variable_of(path: str) -> str:
-    """The parameter name of `flat_forward` for the path of a tensor; unique for each path."""
-    return "t_" + re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", path)
 
 
 def _holder(module: torch.jit.ScriptModule) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -65,15 +64,12 @@ def test_wrong_trace_names_set_output_and_line() -> None:
     place = re.escape(place_of(Sized.forward, "int("))
     message = (
         r"^the trace differs from the model on input set \d \(batch=(2|4)\): output 'output' is off by up to \d\.\d+, "
-        rf"since a trace keeps the values of its example at {place}; "
-        rf"there the graph differs: `-aten::mul\(x, 1\)`, `\+aten::mul\(x, [24]\)` at {place}$"
+        rf"since a trace keeps the values of its example at {place}$"
     )
     with pytest.raises(CaptureError) as caught:
         captured(Sized(), "trace", dynamic=True)
     assert re.match(message, str(caught.value))
     assert caught.value.code == "CP-TRACE-DIFFERS"
-    whole = "".join(traceback.format_exception(caught.value))
-    assert re.search(r"^--- input set \d \(batch=1\)\n\+\+\+ input set \d \(batch=[24]\)\n@@ -1,2 \+1,2 @@$", whole, re.MULTILINE)
 
 
 def differing(right: Callable[[Tensor], Any], traced: Callable[[Tensor], Any]) -> nn.Module:
