@@ -33,11 +33,6 @@ WAITS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0)
 """Waits between attempts: 10 attempts within 3.3 s. If one attempt in three fails, one step in 59,000 fails."""
 
 
-def is_transient(error: OSError) -> bool:
-    """Whether the same step may succeed in a moment."""
-    return error.errno in TRANSIENT
-
-
 def retried(step: Callable[[], _T]) -> _T:
     """Run a repeatable step, again after transient errors.
 
@@ -48,7 +43,7 @@ def retried(step: Callable[[], _T]) -> _T:
         try:
             return step()
         except OSError as error:
-            if not is_transient(error):
+            if error.errno not in TRANSIENT:
                 raise
             time.sleep(wait_s)
     return step()
@@ -66,10 +61,10 @@ def write_whole(path: Path, data: bytes, *, mode: int | None = None, synced: boo
     Raises:
         OSError: it cannot be written; the previous file is unchanged.
     """
-    with _replacing(path, mode) as partial:
+    with replacing(path, mode) as partial:
         _write(partial, lambda file: file.write(data), synced=synced)
     if synced:
-        sync_folder(path.parent)
+        retried(lambda: _fsync(path.parent))
 
 
 def copy_whole(source: Path, dest: Path, *, mode: int | None = None, check: Callable[[Path], object] | None = None) -> None:
@@ -89,7 +84,7 @@ def copy_whole(source: Path, dest: Path, *, mode: int | None = None, check: Call
         with source.open("rb") as content:
             shutil.copyfileobj(content, file, CHUNK_BYTES)
 
-    with _replacing(dest, mode) as partial:
+    with replacing(dest, mode) as partial:
         _write(partial, copy)
         if check is not None:
             check(partial)
@@ -98,8 +93,8 @@ def copy_whole(source: Path, dest: Path, *, mode: int | None = None, check: Call
 def link_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
     """Make a durable hard link, or a copy if the file system cannot link. The mode becomes the source's too."""
     try:
-        with _replacing(dest, mode) as partial:
-            _link(source, partial)
+        with replacing(dest, mode) as partial:
+            retried(lambda: os.link(source, partial))
             _fsync(partial)
     except OSError:  # also a failed sync, after which the content must be written again
         copy_whole(source, dest, mode=mode)
@@ -109,14 +104,14 @@ def link_or_copy(source: Path, dest: Path) -> None:
     """Make a hard link at a new path, or a copy if the file system cannot link, without syncing. Makes the folder of `dest`."""
     make_folder(dest.parent)
     try:
-        _link(source, dest)
+        retried(lambda: os.link(source, dest))
     except OSError:
         retried(lambda: shutil.copyfile(source, dest))
 
 
 def move(source: Path, dest: Path) -> None:
     """Rename a file or folder atomically."""
-    _retried_once_done(lambda: os.replace(source, dest), done=lambda: not source.exists() and dest.exists())
+    retried(lambda: os.replace(source, dest))
 
 
 def make_folder(path: Path, *, mode: int = 0o777) -> None:
@@ -133,20 +128,13 @@ def sync(path: Path) -> None:
     """Make a file written by others durable."""
     try:
         _fsync(path)
-    except OSError as error:
-        if not is_transient(error):
-            raise
+    except OSError:  # the content must be written again
         copy_whole(path, path, mode=path.stat().st_mode & 0o7777)
 
 
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    retried(lambda: _fsync(path))
-
-
 @contextlib.contextmanager
-def _replacing(path: Path, mode: int | None) -> Iterator[Path]:
-    """A temporary path beside `path`, which the block writes; renamed to `path` at its end, removed if it raises."""
+def replacing(path: Path, mode: int | None) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, which the block writes; renamed to `path` at its end, removed if it raises."""
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         yield partial
@@ -182,26 +170,6 @@ def _write(path: Path, fill: Callable[[BinaryIO], object], *, synced: bool = Tru
         retried(write)
     finally:
         os.close(handle)
-
-
-def _link(source: Path, dest: Path) -> None:
-    _retried_once_done(lambda: os.link(source, dest), done=lambda: dest.samefile(source))
-
-
-def _retried_once_done(step: Callable[[], object], *, done: Callable[[], bool]) -> None:
-    """Retry a step that works only once: a failed attempt may have been executed with only its answer lost."""
-    tried = False
-
-    def attempt() -> None:
-        nonlocal tried
-        again, tried = tried, True
-        try:
-            step()
-        except (FileNotFoundError, FileExistsError):
-            if not (again and done()):
-                raise
-
-    retried(attempt)
 
 
 def _fsync(path: Path) -> None:

@@ -17,7 +17,13 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from freezer.errors import MissingDependencyError, StoreUnreachableError, UsageError, first_line
 
-SCHEMES = ("s3", "gs")
+OPTIONS = {
+    "s3": ("region", "endpoint_override", "scheme", "anonymous", "tls_ca_file_path"),
+    "gs": ("endpoint_override", "scheme", "retry_limit_seconds"),
+}
+"""Options of the query by scheme."""
+
+SCHEMES = tuple(OPTIONS)
 
 CONNECT_S, READ_S = 5, 20
 """Timeouts of a connection, and between two pieces of an answer."""
@@ -27,12 +33,6 @@ ATTEMPTS = 4
 
 RETRY_LIMIT_S = 30
 """Longest time for retries of a request to Google."""
-
-S3_OPTIONS = ("region", "endpoint_override", "scheme", "anonymous", "tls_ca_file_path")
-GS_OPTIONS = ("endpoint_override", "scheme", "retry_limit_seconds")
-
-_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +65,7 @@ def open_bucket(uri: str) -> Bucket:
     try:
         from pyarrow import ArrowException, fs
     except ImportError:
-        raise MissingDependencyError(f"store {uri!r}: {parts.scheme}:// needs pyarrow; pip install 'coldpress[stores]'") from None
-    base = unquote(f"{parts.netloc.removeprefix('anonymous@')}{parts.path}").strip("/")
+        raise MissingDependencyError(f"{uri!r}: {parts.scheme}:// needs pyarrow; pip install 'coldpress[stores]'") from None
     try:
         if parts.scheme == "s3":
             filesystem = _s3(fs, parts.netloc, options)
@@ -74,10 +73,17 @@ def open_bucket(uri: str) -> Bucket:
             query = urlencode({"retry_limit_seconds": RETRY_LIMIT_S, **options})
             filesystem, _ = fs.FileSystem.from_uri(parts._replace(query=query).geturl())
     except (ArrowException, ValueError) as error:
-        raise UsageError(f"store {uri!r}: {first_line(error)}") from error
+        raise UsageError(f"{uri!r}: {first_line(error)}") from error
     except OSError as error:
-        raise StoreUnreachableError(f"store {uri!r} cannot be reached: {first_line(error)}; {remedy(parts.scheme)}") from error
+        raise StoreUnreachableError(f"{uri!r} cannot be reached: {first_line(error)}; {remedy(parts.scheme)}") from error
+    base = path_in_bucket(uri)
     return Bucket(uri=uri, filesystem=filesystem, base=base, where=f"{parts.scheme}://{base}")
+
+
+def path_in_bucket(uri: str) -> str:
+    """BUCKET/PREFIX of a URI."""
+    parts = urlsplit(uri)
+    return unquote(f"{parts.netloc.removeprefix('anonymous@')}{parts.path}").strip("/")
 
 
 def remedy(scheme: str) -> str:
@@ -88,30 +94,28 @@ def remedy(scheme: str) -> str:
 
 def _options(uri: str, parts: SplitResult) -> dict[str, str]:
     if not parts.hostname:
-        raise UsageError(f"store {uri!r} names no bucket; expected {parts.scheme}://BUCKET/PREFIX")
+        raise UsageError(f"{uri!r} names no bucket; expected {parts.scheme}://BUCKET/PREFIX")
     if "@" in parts.netloc and not (parts.scheme == "gs" and parts.netloc.startswith("anonymous@")):
         raise UsageError(
-            f"store {parts.scheme}://…{parts.netloc.rpartition('@')[2]}{parts.path} contains credentials, but URIs are "
+            f"{parts.scheme}://…{parts.netloc.rpartition('@')[2]}{parts.path} contains credentials, but URIs are "
             "printed and stored; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         )
-    known = S3_OPTIONS if parts.scheme == "s3" else GS_OPTIONS
+    known = OPTIONS[parts.scheme]
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise UsageError(f"store {uri!r}: unknown option {', '.join(unknown)}; expected {', '.join(known)}")
+    if unknown := sorted(options.keys() - set(known)):
+        raise UsageError(f"{uri!r}: unknown option {', '.join(unknown)}; expected {', '.join(known)}")
     return options
 
 
 def _s3(fs: Any, bucket: str, options: dict[str, str]) -> Any:
     """A filesystem with bounded retries; asks AWS for the region of the bucket unless it is given."""
-    given = {name: value for name, value in options.items() if name != "anonymous"}
-    endpoint = given.get("endpoint_override") or next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
-    region = given.get("region") or next((os.environ[name] for name in _REGIONS if os.environ.get(name)), None)
+    environ = os.environ
+    endpoint = options.get("endpoint_override") or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    region = options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
     if region is None and endpoint is None:
         region = fs.resolve_s3_region(bucket)
     return fs.S3FileSystem(
-        **{**given, "region": region, "endpoint_override": endpoint},
-        anonymous=options.get("anonymous", "").lower() == "true",
+        **{**options, "region": region, "endpoint_override": endpoint, "anonymous": options.get("anonymous", "").lower() == "true"},
         connect_timeout=CONNECT_S,
         request_timeout=READ_S,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),

@@ -8,21 +8,28 @@ from pathlib import Path
 from freezer.errors import IntegrityError
 
 
-def verify_file(path: Path, *, digest: str, size_bytes: int) -> None:
+def verify_file(path: Path, *, digest: str, size_bytes: int, origin: str | None = None) -> None:
     """Compare a file with its size and digest.
+
+    Args:
+        path: the file.
+        digest: `sha256:` and hex.
+        size_bytes: expected size.
+        origin: where the file comes from, for the message; its path if None.
 
     Raises:
         IntegrityError: the file is missing or differs.
     """
+    name = origin or path
     try:
         found_size = path.stat().st_size
-        found = digest_file(path) if found_size == size_bytes else None
+        if found_size != size_bytes:
+            raise IntegrityError(f"{name} has {found_size} bytes, expected {size_bytes}; it was changed or damaged: pull it again")
+        found = digest_file(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise IntegrityError(f"{path} is missing; pull the artifact again") from None
-    if found is None:
-        raise IntegrityError(f"{path} has {found_size} bytes, expected {size_bytes}; it was changed or damaged: pull it again")
+        raise IntegrityError(f"{name} is missing; pull the artifact again") from None
     if found != digest:
-        raise IntegrityError(f"{path} is {found}, expected {digest}; it was changed or damaged: pull it again")
+        raise IntegrityError(f"{name} is {found}, expected {digest}; it was changed or damaged: pull it again")
 
 
 def digest_bytes(data: bytes) -> str:

@@ -1,7 +1,7 @@
-"""The files of a store: the protocol that the OCI layout needs, and its implementation for a local folder. Imports no torch.
+"""The files of a store in a local folder; bucket.py has the same methods for a bucket. Imports no torch.
 
-Paths are relative to the store and use `/`; `` is the store itself. Methods raise OSError, and
-FileNotFoundError for a missing file.
+Paths are relative to the store and use `/`; `` is the store itself. Written files appear whole or not at all, and are durable when
+the call returns. Methods raise OSError, and FileNotFoundError for a missing file.
 """
 
 from __future__ import annotations
@@ -9,66 +9,12 @@ from __future__ import annotations
 import fcntl
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from freezer.errors import IntegrityError
 from freezer.files.atomic import copy_whole, link_whole, make_folder, remove, retried, write_whole
 from freezer.files.digest import verify_file
-
-
-class RemoteError(OSError):
-    """A bucket failed; never raised for local files."""
-
-
-class StoreFiles(Protocol):
-    """The place of a store. Written files appear whole or not at all, and are durable when the call returns."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether locks are exclusive; otherwise they are advisory."""
-        ...
-
-    def where(self, path: str = "") -> str:
-        """A path for messages: absolute, or a URI."""
-        ...
-
-    def read(self, path: str) -> bytes:
-        """Read a file."""
-        ...
-
-    def write(self, path: str, data: bytes) -> None:
-        """Write or replace a file in a prepared folder."""
-        ...
-
-    def put(self, path: str, source: Path) -> None:
-        """Write or replace a file with the content of a local one."""
-        ...
-
-    def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
-        """Whether a file exists and, as far as can be checked without downloading it, has this content."""
-        ...
-
-    def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
-        """A read-only local copy of a file; the caller verifies its digest."""
-        ...
-
-    def fetch(self, path: str, dest: Path) -> None:
-        """Copy a file to a new local one; the caller verifies its digest."""
-        ...
-
-    def folders_with(self, name: str) -> list[str]:
-        """Top-level folders that contain a file of this name, sorted."""
-        ...
-
-    def prepare(self, folder: str) -> None:
-        """Make a folder and remove partial files of killed writers, under its lock."""
-        ...
-
-    def locked(self, name: str) -> AbstractContextManager[None]:
-        """Exclude others that lock the same name, as far as `exact` says."""
-        ...
 
 
 class LocalFiles:
@@ -77,6 +23,9 @@ class LocalFiles:
     Args:
         root: of the store.
         work: folder for locks and work files; files in it are linked into the store instead of copied.
+
+    Attributes:
+        exact: whether locks are exclusive; otherwise they are advisory.
     """
 
     exact = True
@@ -85,7 +34,7 @@ class LocalFiles:
         self._root, self._work = root, root / work
 
     def where(self, path: str = "") -> str:
-        """An absolute path."""
+        """A path for messages: absolute, or a URI."""
         return str(self._root / path)
 
     def read(self, path: str) -> bytes:
@@ -93,16 +42,16 @@ class LocalFiles:
         return (self._root / path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        """Write or replace a file."""
+        """Write or replace a file in a prepared folder."""
         write_whole(self._root / path, data, mode=0o644)
 
     def put(self, path: str, source: Path) -> None:
-        """Link a file of the work folder; copy any other, which its owner may change later."""
+        """Write or replace a file: link one of the work folder, copy any other, which its owner may change later."""
         keep = link_whole if self._work in source.parents else copy_whole
         keep(source, self._root / path, mode=0o444)
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
-        """Whether a file has this digest."""
+        """Whether a file exists and, as far as can be checked without downloading it, has this content."""
         try:
             verify_file(self._root / path, digest=digest, size_bytes=size_bytes)
         except IntegrityError:
@@ -110,11 +59,11 @@ class LocalFiles:
         return True
 
     def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
-        """The store's own file."""
+        """A read-only local copy of a file, or the store's own; the caller verifies its digest."""
         return self._root / path
 
     def fetch(self, path: str, dest: Path) -> None:
-        """Copy a file."""
+        """Copy a file to a new local one; the caller verifies its digest."""
         shutil.copyfile(self._root / path, dest)
 
     def folders_with(self, name: str) -> list[str]:
@@ -122,14 +71,14 @@ class LocalFiles:
         return sorted(path.parent.name for path in self._root.glob(f"*/{name}"))
 
     def prepare(self, folder: str) -> None:
-        """Make a folder, and remove its hidden files."""
+        """Make a folder and remove partial files of killed writers, under its lock."""
         make_folder(self._root / folder)
         for path in (self._root / folder).glob(".*"):
             remove(path)
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Exclude others that lock the same name."""
+        """Exclude others that lock the same name, as far as `exact` says."""
         locks = self._work / "locks"
         make_folder(locks)
         with retried(lambda: (locks / name).open("a")) as file:

@@ -13,24 +13,20 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from freezer.errors import StoreUnreachableError, first_line
-from freezer.files.atomic import sync
+from freezer.errors import IntegrityError, StoreUnreachableError, first_line
+from freezer.files.atomic import replacing
 from freezer.files.buckets import Bucket, remedy
-from freezer.store.backend import RemoteError
-from freezer.store.blob_cache import cached
+from freezer.files.digest import verify_file
 
 CHUNK_BYTES = 8 << 20
 NUM_READS = 50
 """Attempts at reading an object while others replace it."""
-
-NUM_AT_ONCE = 16
-"""Concurrent requests for the existence of objects."""
 
 WRITTEN_ONCE = ("/blobs/", ".arrow")
 """Parts of the paths of objects that never change."""
@@ -49,6 +45,10 @@ PATIENCE_S = 180.0
 """Longest wait for a lock."""
 
 
+class RemoteError(OSError):
+    """A bucket failed; never raised for local files."""
+
+
 class RemoteFiles:
     """A store in a bucket.
 
@@ -64,7 +64,6 @@ class RemoteFiles:
 
     def __init__(self, bucket: Bucket, *, work: str) -> None:
         self._bucket, self._fs, self._work = bucket, bucket.filesystem, work
-        self._is_s3 = bucket.where.startswith("s3:")
         name = bucket.base.partition("/")[0]
         try:
             with self._reaching():
@@ -107,47 +106,57 @@ class RemoteFiles:
     def put(self, path: str, source: Path) -> None:
         """Upload a local file."""
         with self._reaching(), source.open("rb") as file, self._fs.open_output_stream(self._at(path)) as stream:
-            while chunk := file.read(CHUNK_BYTES):
-                stream.write(chunk)
-        if self._size(path) != source.stat().st_size:
-            raise RemoteError(f"{self.where(path)} differs in size from the uploaded file; another process replaced it: try again")
+            shutil.copyfileobj(file, stream, CHUNK_BYTES)
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
         """Whether an object of this size exists; readers verify its digest."""
         return self._size(path) == size_bytes
 
     def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
-        """A copy in this user's cache."""
-        return cached(digest, size_bytes, lambda dest: self._download(path, dest), origin=self.where(path))
+        """A verified, read-only copy in this user's cache. Several processes may ask for it at once.
+
+        Raises:
+            IntegrityError: the fetched bytes have another digest.
+            StoreUnreachableError: the cache cannot be written.
+        """
+        copy = cache_folder() / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        with contextlib.suppress(IntegrityError):  # missing or damaged
+            verify_file(copy, digest=digest, size_bytes=size_bytes)
+            return copy
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(copy, 0o444) as partial:
+                self.fetch(path, partial)
+                verify_file(partial, digest=digest, size_bytes=size_bytes, origin=self.where(path))
+        except (FileNotFoundError, RemoteError):
+            raise
+        except OSError as error:
+            remedy = "set XDG_CACHE_HOME to a writable folder"
+            raise StoreUnreachableError(f"the cache {copy.parent} cannot be written: {error}; {remedy}", code="CP-CACHE") from error
+        return copy
 
     def fetch(self, path: str, dest: Path) -> None:
         """Download an object."""
-        self._download(path, dest)
-        sync(dest)
+        with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
+            shutil.copyfileobj(stream, file, CHUNK_BYTES)
 
     def folders_with(self, name: str) -> list[str]:
-        """Top-level folders that contain an object of this name, sorted."""
-        from pyarrow.fs import FileSelector
-
-        with self._reaching():
-            if self._is_s3:
-                listed = self._fs.get_file_info(FileSelector(self._bucket.base, allow_not_found=True))
-                folders = [info.base_name for info in listed if info.type.name == "Directory"]
-                with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-                    sizes = list(pool.map(lambda folder: self._size(f"{folder}/{name}"), folders))
-                return sorted(folder for folder, size in zip(folders, sizes, strict=True) if size is not None)
-            # Google lists no folders, only objects
-            listed = self._fs.get_file_info(FileSelector(self._bucket.base, allow_not_found=True, recursive=True))
-        parts = [info.path.removeprefix(f"{self._bucket.base}/").split("/") for info in listed]
-        return sorted(part[0] for part in parts if len(part) == 2 and part[1] == name)
+        """Top-level folders that contain an object of this name, sorted. Lists all objects: Google lists no folders."""
+        paths = (path.split("/") for path in self._listed("", recursive=True))
+        return sorted(parts[0] for parts in paths if len(parts) == 2 and parts[1] == name)
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects in a folder."""
+        return self._listed(folder)
+
+    def _listed(self, folder: str, *, recursive: bool = False) -> list[str]:
+        """Paths of the objects below a folder, relative to it."""
         from pyarrow.fs import FileSelector
 
+        base = self._at(folder).rstrip("/")
         with self._reaching():
-            listed = self._fs.get_file_info(FileSelector(self._at(folder), allow_not_found=True))
-        return [info.base_name for info in listed if info.type.name == "File"]
+            found = self._fs.get_file_info(FileSelector(base, allow_not_found=True, recursive=recursive))
+        return [info.path.removeprefix(f"{base}/") for info in found if info.is_file]
 
     def remove(self, path: str) -> None:
         """Delete an object, if it exists."""
@@ -196,22 +205,11 @@ class RemoteFiles:
         except FileNotFoundError:
             return None
 
-    def _download(self, path: str, dest: Path) -> None:
-        with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
-            while chunk := stream.read(CHUNK_BYTES):
-                file.write(chunk)
-
     def _size(self, path: str) -> int | None:
         """The size of an object, in bytes; None if it does not exist."""
         with self._reaching():
-            if not self._is_s3:
-                info = self._fs.get_file_info(self._at(path))
-                return int(info.size) if info.type.name == "File" else None
-            try:  # one request; get_file_info also asks for a folder
-                with self._fs.open_input_file(self._at(path)) as file:
-                    return int(file.size())
-            except FileNotFoundError:
-                return None
+            info = self._fs.get_file_info(self._at(path))
+        return int(info.size) if info.is_file else None
 
     def _at(self, path: str) -> str:
         return f"{self._bucket.base}/{path}"
@@ -231,3 +229,13 @@ class RemoteFiles:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
                 raise
             raise RemoteError(f"{first_line(error)}; {remedy(self._bucket.where.partition(':')[0])}") from error
+
+
+def cache_folder() -> Path:
+    """The cache folder of this user: $XDG_CACHE_HOME/coldpress, by default ~/.cache/coldpress.
+
+    `blobs/sha256/<digest>` are copies of buckets' blobs, since payloads are mapped into memory from local files. They are verified
+    before each use. Users may delete them at any time; nothing else does.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "coldpress"

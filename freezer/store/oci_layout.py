@@ -1,26 +1,44 @@
-"""The OCI image layout of one model: blobs by digest, and index.json that maps tags to versions. Imports no torch."""
+"""The OCI image layout of one model: blobs by digest, and index.json that maps tags to versions. Imports no torch.
+
+Artifacts and signatures are written as OCI images, versions as OCI indexes.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from freezer.artifact.manifest import FileRef, Payload
+from freezer.artifact.folder import MEDIA_MANIFEST, MEDIA_PAYLOAD, Artifact
+from freezer.artifact.manifest import FileRef
+from freezer.artifact.signatures import ANNOTATION, MEDIA_SIGNATURE, Signed
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files.digest import digest_bytes, verify_file
-from freezer.store.backend import RemoteError, StoreFiles
 
+if TYPE_CHECKING:
+    from freezer.store.backend import LocalFiles
+    from freezer.store.bucket import RemoteFiles
+
+ARTIFACT_TYPE = "application/vnd.coldpress.frozen.v1"
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
+MEDIA_IMAGE = "application/vnd.oci.image.manifest.v1+json"
+MEDIA_CONFIG = "application/vnd.oci.image.config.v1+json"
+DEVICE_CLASS = "dev.coldpress.device-class"
+MODEL = "dev.coldpress.model"
+VERSION = "dev.coldpress.version"
+SOURCE_KEY = "dev.coldpress.source-key"
+TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
 INDEX = "index.json"
 _BLOBS = "blobs/sha256"
 
 
-class OvertakenError(OSError):
+class OvertakenError(StoreUnreachableError):
     """Another writer wrote index.json at the same time, where locks are advisory; write again."""
 
 
@@ -31,7 +49,7 @@ class Layout:
     Writing methods raise OSError.
     """
 
-    def __init__(self, files: StoreFiles, model: str) -> None:
+    def __init__(self, files: LocalFiles | RemoteFiles, model: str) -> None:
         self._files, self._model = files, model
         self._index = f"{model}/{INDEX}"
 
@@ -40,16 +58,13 @@ class Layout:
         where = self._files.where(self._index)
         try:
             layout = json.loads(self._files.read(self._index))
+            return {item["annotations"][TAG]: item for item in layout["manifests"] if TAG in item.get("annotations", {})}
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
-        except ValueError as error:
-            raise IntegrityError(f"{where} is damaged: {error}") from None
-        try:
-            return {item["annotations"][TAG]: item for item in layout["manifests"] if TAG in item.get("annotations", {})}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise IntegrityError(f"{where} is not an OCI index: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IntegrityError(f"{where} is damaged: it is not an OCI index: {error}") from None
 
     def blob(self, descriptor: Mapping[str, Any]) -> bytes:
         """The verified content of a blob."""
@@ -66,18 +81,11 @@ class Layout:
         with self._reading(path):
             return self._files.local(path, digest=digest, size_bytes=size_bytes)
 
-    def verified(self, *, digest: str, size_bytes: int) -> Path:
-        """A verified read-only local file of a blob."""
-        path = self.local(digest=digest, size_bytes=size_bytes)
-        with self._reading(self._path(digest)):
-            verify_file(path, digest=digest, size_bytes=size_bytes)
-        return path
-
     def fetch(self, digest: str, dest: Path) -> None:
         """Copy a blob to a local file; the caller verifies its digest."""
-        dest.parent.mkdir(parents=True, exist_ok=True)
         path = self._path(digest)
-        with self._reading(path, unreachable=RemoteError):  # an error of the local disk stays what it is
+        with self._reading(path):
+            dest.parent.mkdir(parents=True, exist_ok=True)
             self._files.fetch(path, dest)
 
     def begin(self) -> None:
@@ -86,24 +94,71 @@ class Layout:
         self._files.prepare(f"{self._model}/{_BLOBS}")
         self._files.write(f"{self._model}/oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
 
-    def write_blob(self, data: bytes, media_type: str) -> dict[str, Any]:
-        """Store bytes as a blob, and return its descriptor."""
-        digest = digest_bytes(data)
-        path = self._path(digest)
-        if not self._files.holds(path, digest=digest, size_bytes=len(data)):
-            self._files.write(path, data)
-        return {"mediaType": media_type, "digest": digest, "size": len(data)}
-
-    def keep_file(self, source: Path, item: FileRef | Payload) -> None:
-        """Store a file of an artifact as a blob, unless the store has it.
+    def write_files(self, artifact: Artifact) -> None:
+        """Store the files of an artifact that the store lacks as blobs.
 
         Raises:
-            IntegrityError: the file differs from the artifact's manifest.
+            IntegrityError: a file differs from the artifact's manifest.
         """
-        path = self._path(item.digest)
-        if not self._files.holds(path, digest=item.digest, size_bytes=item.size_bytes):
-            verify_file(source, digest=item.digest, size_bytes=item.size_bytes)
-            self._files.put(path, source)
+        for item in artifact.manifest.contents:
+            path = self._path(item.digest)
+            if not self._files.holds(path, digest=item.digest, size_bytes=item.size_bytes):
+                verify_file(artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
+                self._files.put(path, artifact.folder / item.path)
+
+    def write_image(self, artifact: Artifact, *, version: int) -> dict[str, Any]:
+        """Write an artifact as an image, first published in `version`, and return the descriptor of its image manifest.
+
+        Raises:
+            IntegrityError: a file differs from the artifact's manifest.
+        """
+        self.write_files(artifact)
+        manifest = artifact.manifest
+        layers = []
+        for item in manifest.contents:
+            media_type = item.media_type if isinstance(item, FileRef) else MEDIA_PAYLOAD
+            layer = {"mediaType": media_type, "digest": item.digest, "size": item.size_bytes, "annotations": {TITLE: item.path}}
+            layers.append(layer)
+        image = {
+            "schemaVersion": 2,
+            "mediaType": MEDIA_IMAGE,
+            "artifactType": ARTIFACT_TYPE,
+            "config": self._write_blob(replace(manifest, version=version).to_bytes(), MEDIA_MANIFEST),
+            "layers": layers,
+            "annotations": {DEVICE_CLASS: manifest.device_class, MODEL: self._model},
+        }
+        descriptor = self._write_json(image, MEDIA_IMAGE)
+        descriptor |= {"artifactType": ARTIFACT_TYPE, "annotations": {DEVICE_CLASS: manifest.device_class}}
+        if manifest.device_class.startswith("cpu-x86-64"):
+            descriptor["platform"] = {"architecture": "amd64", "os": "linux"}
+        return descriptor
+
+    def write_index(self, images: Mapping[str, Mapping[str, Any]], *, version: int, source_key: str) -> dict[str, Any]:
+        """Write the index of a version, whose image descriptors are given by device class, and return its descriptor."""
+        index = {
+            "schemaVersion": 2,
+            "mediaType": MEDIA_INDEX,
+            "artifactType": ARTIFACT_TYPE,
+            "manifests": [images[name] for name in sorted(images)],
+            "annotations": {MODEL: self._model, VERSION: str(version), SOURCE_KEY: source_key},
+        }
+        return self._write_json(index, MEDIA_INDEX)
+
+    def write_signatures(self, signed: Sequence[Signed]) -> dict[str, Any]:
+        """Write signatures as an image in cosign's form, and return its descriptor."""
+        layers = [
+            {**self._write_blob(one.payload, MEDIA_SIGNATURE), "annotations": {ANNOTATION: b64encode(one.signature).decode()}}
+            for one in signed
+        ]
+        diffs = [layer["digest"] for layer in layers]
+        config = {"architecture": "", "os": "", "config": {}, "rootfs": {"type": "layers", "diff_ids": diffs}}
+        image = {
+            "schemaVersion": 2,
+            "mediaType": MEDIA_IMAGE,
+            "config": self._write_json(config, MEDIA_CONFIG),
+            "layers": layers,
+        }
+        return self._write_json(image, MEDIA_IMAGE)
 
     def write_tags(self, tags: Mapping[str, Mapping[str, Any]]) -> None:
         """Write index.json with all tags, under the model's lock.
@@ -115,11 +170,10 @@ class Layout:
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
             "manifests": [
-                {**{k: v for k, v in tags[tag].items() if k != "annotations"}, "annotations": {TAG: tag}}
-                for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), int(tag) if tag.isdigit() else 0))
+                {**tags[tag], "annotations": {TAG: tag}} for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), len(tag), tag))
             ],
         }
-        self._files.write(self._index, json_bytes(layout))
+        self._files.write(self._index, _json_bytes(layout))
         if not self._files.exact:
             found = self.tags()
             lost = [tag for tag in tags if tag != "latest" and found.get(tag, {}).get("digest") != tags[tag]["digest"]]
@@ -127,23 +181,33 @@ class Layout:
                 where = self._files.where(self._index)
                 raise OvertakenError(f"{where} was overwritten by another writer and lacks {', '.join(lost)}; try again")
 
+    def _write_blob(self, data: bytes, media_type: str) -> dict[str, Any]:
+        """Store bytes as a blob, and return its descriptor."""
+        digest = digest_bytes(data)
+        path = self._path(digest)
+        if not self._files.holds(path, digest=digest, size_bytes=len(data)):
+            self._files.write(path, data)
+        return {"mediaType": media_type, "digest": digest, "size": len(data)}
+
+    def _write_json(self, data: Mapping[str, Any], media_type: str) -> dict[str, Any]:
+        return self._write_blob(_json_bytes(data), media_type)
+
     def _path(self, digest: str) -> str:
-        algorithm, _, value = digest.partition(":")
-        if algorithm != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", value):
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise IntegrityError(f"{digest!r} is not a sha256 digest")
-        return f"{self._model}/{_BLOBS}/{value}"
+        return f"{self._model}/{_BLOBS}/{digest.removeprefix('sha256:')}"
 
     @contextmanager
-    def _reading(self, path: str, *, unreachable: type[OSError] = OSError) -> Iterator[None]:
+    def _reading(self, path: str) -> Iterator[None]:
         where = self._files.where(path)
         try:
             yield
         except FileNotFoundError:
             raise IntegrityError(f"{where} is missing; the store is damaged") from None
-        except unreachable as error:
+        except OSError as error:
             raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
 
 
-def json_bytes(data: Mapping[str, Any]) -> bytes:
+def _json_bytes(data: Mapping[str, Any]) -> bytes:
     """The JSON of blobs and of index.json."""
     return json.dumps(data, indent=1, sort_keys=True).encode()

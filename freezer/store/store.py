@@ -16,23 +16,22 @@ import re
 import shutil
 import tempfile
 from base64 import b64decode
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlparse
+from urllib.parse import parse_qsl, unquote, urlparse
 
 from freezer.artifact.folder import MANIFEST, Artifact, check_inside
-from freezer.artifact.manifest import FileRef, Manifest
+from freezer.artifact.manifest import FileRef, Manifest, Payload
 from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
 from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.atomic import make_folder, move, write_whole
-from freezer.files.buckets import SCHEMES, open_bucket
-from freezer.store.backend import LocalFiles, StoreFiles
-from freezer.store.blob_cache import cache_folder
-from freezer.store.oci_images import DEVICE_CLASS, SOURCE_KEY, TITLE, VERSION, write_image, write_index, write_signatures
-from freezer.store.oci_layout import INDEX, Layout, OvertakenError
-from freezer.store.uri import local_folder
+from freezer.files.buckets import SCHEMES, open_bucket, path_in_bucket
+from freezer.files.digest import verify_file
+from freezer.store.backend import LocalFiles
+from freezer.store.oci_layout import DEVICE_CLASS, INDEX, SOURCE_KEY, TITLE, VERSION, Layout, OvertakenError
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
@@ -84,7 +83,7 @@ class Store:
 
     def __init__(self, root: Path, remote: RemoteFiles | None = None) -> None:
         self.root, self.remote = root, remote
-        self._files: StoreFiles = remote or LocalFiles(root, work=WORK)
+        self._files: LocalFiles | RemoteFiles = remote or LocalFiles(root, work=WORK)
         self.uri = self._files.where()
 
     @classmethod
@@ -101,11 +100,11 @@ class Store:
             MissingDependencyError: the store is in a bucket and pyarrow is not installed.
         """
         if urlparse(uri).scheme in SCHEMES:
-            from freezer.store.bucket import RemoteFiles
+            from freezer.store.bucket import RemoteFiles, cache_folder
 
             root = cache_folder() / "work" / hashlib.sha256(uri.encode()).hexdigest()[:16]
             return cls(root, RemoteFiles(open_bucket(uri), work=WORK))
-        root = local_folder(uri)
+        root = _local_folder(uri)
         try:
             if create:
                 make_folder(root / WORK)
@@ -152,9 +151,11 @@ class Store:
         """The manifest.json of one artifact, byte for byte."""
         return self._layout(version.model).blob(self._image(version, device_class)["config"])
 
-    def file(self, version: Version, item: FileRef) -> Path:
+    def file(self, version: Version, item: FileRef | Payload) -> Path:
         """A verified local copy of one file of an artifact, read-only; a store in a folder gives its own."""
-        return self._layout(version.model).verified(digest=item.digest, size_bytes=item.size_bytes)
+        path = self._layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
+        verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
+        return path
 
     def pull(self, version: Version, device_class: str, dest: Path) -> Artifact:
         """Copy one artifact into a folder and verify every digest.
@@ -241,7 +242,7 @@ class Store:
         """
         layout = self._layout(version.model)
         for item in self.manifest(version, device_class).contents:
-            layout.verified(digest=item.digest, size_bytes=item.size_bytes)
+            self.file(version, item)
         image = version.images[device_class]
         new = signed_with(key, image_digest=image["digest"], model=version.model)
 
@@ -250,7 +251,7 @@ class Store:
             signed = before.signed if before is not None else ()
             if any(is_by(one, key) for one in signed):
                 return False
-            layout.write_tags({**layout.tags(), _signature_tag(image): write_signatures(layout, (*signed, new))})
+            layout.write_tags({**layout.tags(), _signature_tag(image): layout.write_signatures((*signed, new))})
             return True
 
         return self._written(version.model, write)
@@ -262,7 +263,7 @@ class Store:
         source_key: str,
         artifacts: Mapping[str, Artifact],
         carried: Mapping[str, Mapping[str, Any]],
-        judged: Collection[str] | None = None,
+        judged: Collection[str] = (),
     ) -> Version:
         """Publish a new version, unless it would equal the latest one.
 
@@ -272,7 +273,7 @@ class Store:
             artifacts: new ones by device class; their folders are unchanged.
             carried: image descriptors of the previous version to keep, by device class.
             judged: the classes that have a verdict now. Other classes of the latest version of the same source are kept too,
-                also if another campaign has published it since `carried` was computed. None keeps only `carried`.
+                also if another campaign has published it since `carried` was computed.
 
         Returns:
             The new version, or the latest one if nothing differs; missing or damaged blobs of that are written again.
@@ -284,44 +285,46 @@ class Store:
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
         layout = self._layout(model)
         if not self._files.exact:  # upload large blobs before the lock, which must be held only briefly
-            self._written(model, lambda: _keep(layout, *artifacts.values()), locked=False)
+            with self._writing():
+                for artifact in artifacts.values():
+                    layout.write_files(artifact)
 
         def write() -> Version:
             layout.begin()
             numbers = self.versions(model)
             latest = self.version(model) if numbers else None
             same_source = latest if latest is not None and latest.source_key == source_key else None
-            images = dict(same_source.images) if same_source and judged is not None else {}
-            images = {name: image for name, image in images.items() if name not in (judged or ())} | dict(carried)
+            earlier = same_source.images if same_source else {}
+            images = {name: image for name, image in earlier.items() if name not in judged} | dict(carried)
             number = (numbers[-1] if numbers else 0) + 1
             for name, artifact in artifacts.items():
                 if same_source and self._contains(same_source, name, artifact):
                     images[name] = same_source.images[name]
-                    _keep(layout, artifact)
+                    layout.write_files(artifact)
                 else:
-                    images[name] = write_image(layout, model, artifact, version=number)
+                    images[name] = layout.write_image(artifact, version=number)
             if same_source and _digests(same_source.images) == _digests(images):
                 return same_source
-            descriptor = write_index(layout, model, images, version=number, source_key=source_key)
+            descriptor = layout.write_index(images, version=number, source_key=source_key)
             layout.write_tags({**layout.tags(), str(number): descriptor, "latest": descriptor})
             return Version(model=model, number=number, source_key=source_key, images=images)
 
         return self._written(model, write)
 
-    def _written(self, model: str, write: Callable[[], T], *, locked: bool = True) -> T:
+    def _written(self, model: str, write: Callable[[], T]) -> T:
         """Run a write under the model's lock; again where the lock is advisory and another writer interfered."""
-        for left in reversed(range(TRIES)):
-            try:
-                if not locked:
-                    return write()
-                with self._files.locked(model):
-                    return write()
-            except OvertakenError as error:
-                if not left:
-                    raise StoreUnreachableError(str(error)) from error
-            except OSError as error:
-                raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
-        raise AssertionError("unreachable")
+        for _ in range(TRIES - 1):
+            with suppress(OvertakenError), self._writing(), self._files.locked(model):
+                return write()
+        with self._writing(), self._files.locked(model):
+            return write()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
 
     def _contains(self, version: Version, device_class: str, artifact: Artifact) -> bool:
         if device_class not in version.images:
@@ -343,10 +346,30 @@ class Store:
         return Layout(self._files, model)
 
 
-def _keep(layout: Layout, *artifacts: Artifact) -> None:
-    for artifact in artifacts:
-        for item in artifact.manifest.contents:
-            layout.keep_file(artifact.folder / item.path, item)
+def one_spelling(uri: str) -> str:
+    """Normalize a store's URI without opening it: `/s`, `/s/` and `file:///s` are one store, and so are `s3://b/p` and `s3://b/p/`.
+
+    Of a bucket's options only the endpoint identifies the store.
+
+    Raises:
+        UsageError: the scheme is not supported.
+    """
+    parts = urlparse(uri)
+    if parts.scheme not in SCHEMES:
+        return str(_local_folder(uri))
+    endpoint = dict(parse_qsl(parts.query)).get("endpoint_override")
+    return f"{parts.scheme}://{path_in_bucket(uri)}" + (f"?endpoint_override={endpoint}" if endpoint else "")
+
+
+def _local_folder(uri: str) -> Path:
+    """The folder of a URI outside buckets."""
+    parts = urlparse(uri)
+    if parts.scheme not in ("", "file"):
+        hint = "; copy it to a registry with skopeo or oras" if parts.scheme == "oci" else ""
+        raise UsageError(f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://{hint}")
+    if parts.scheme and parts.netloc not in ("", "localhost"):
+        raise UsageError(f"store {uri!r} names the host {parts.netloc!r}; a local folder is file:PATH or file:///PATH")
+    return Path(unquote(parts.path) if parts.scheme else uri).absolute()
 
 
 def _signature_tag(image: Mapping[str, Any]) -> str:

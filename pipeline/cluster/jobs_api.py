@@ -26,7 +26,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from freezer.errors import InfrastructureError, UsageError, first_line
-from freezer.store.uri import one_spelling
+from freezer.store.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, USAGE
 
 STOP_WAIT_S = 60
