@@ -27,11 +27,11 @@ from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.records.outcome import Figures, flat_json
 from pipeline.run import run
-from pipeline.scheduling import executor, slots
+from pipeline.scheduling import executor, queue
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.tasks import build
-from pipeline.workspace.layout import candidate_folder, judged_folder
+from pipeline.workspace.workspace import candidate_folder, judged_folder
 
 CAMPAIGN = "scale"
 TEMPLATE = "template"
@@ -112,7 +112,7 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
         executor.build = idle_build  # type: ignore[attr-defined]
     if job["do_judge"] is False:
         executor.judge = idle_judge  # type: ignore[attr-defined]
-        slots.JUDGE_BATCH = job.get("judge_batch", slots.JUDGE_BATCH)
+        queue.JUDGE_BATCH = job.get("judge_batch", queue.JUDGE_BATCH)
     wall, cpu = time.perf_counter(), time.process_time()
     report = run(
         Config(

@@ -18,7 +18,7 @@ from freezer.freezing.recipes.recipes import select
 from freezer.store.store import NAME
 from jobs.exits import exiting, say
 from pipeline.catalog.catalog import BadEntriesError, is_registry
-from pipeline.cluster.locations import check_absolute, in_job
+from pipeline.cluster.working_dir import check_absolute, in_job
 from pipeline.config import Config
 from pipeline.ledger.lease import check_campaign
 from pipeline.reporting.campaign_report import print_next_steps, print_report

@@ -21,8 +21,7 @@ from jobs import optimize
 from jobs.exits import exiting
 from pipeline.catalog.catalog import is_registry
 from pipeline.cluster.jobs_api import Job, Jobs, job_prefix
-from pipeline.cluster.locations import check_absolute
-from pipeline.cluster.working_dir import gather, stage
+from pipeline.cluster.working_dir import check_absolute, gather, stage
 from pipeline.exit_codes import INTERRUPTED, OK
 from pipeline.ledger.lease import check_campaign
 from pipeline.workspace.staging import temporary_place

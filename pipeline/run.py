@@ -35,8 +35,8 @@ from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.reporting.explain import explain_plan
 from pipeline.scheduling.executor import Executor
-from pipeline.scheduling.fleet import Fleet, assembled
-from pipeline.scheduling.outcomes import skipped_outcomes
+from pipeline.scheduling.fleet import Fleet
+from pipeline.scheduling.item_state import skipped_outcomes
 from pipeline.sources.materials import Materials
 from pipeline.tracking.process import TrackerProcess
 from pipeline.workspace.staging import remove_abandoned
@@ -76,7 +76,7 @@ def run(config: Config, display: Display) -> CampaignReport:
         continued = Continued(ledger, started)
         fleet = _fleet(config, cluster, store, continued, display)
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
-        with nullcontext() if config.explain else tracker, assembled(fleet, _named_classes(config, entries)):
+        with nullcontext() if config.explain else tracker, fleet.assembled(_requested_classes(config, entries)):
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
             finished = FinishedWork(store, ledger, lifted=config.lift_quarantine, since=continued.own_since)
             plan = make_plan(_request(config, entries, fleet), finished, digests)
@@ -126,6 +126,5 @@ def _request(config: Config, entries: Sequence[Entry], fleet: Fleet) -> PlanRequ
     )
 
 
-def _named_classes(config: Config, entries: Sequence[Entry]) -> set[str]:
-    """The classes that are requested by name."""
-    return (set(config.device_classes) or {name for entry in entries for name in entry.device_classes}) - {"auto"}
+def _requested_classes(config: Config, entries: Sequence[Entry]) -> set[str]:
+    return set(config.device_classes) or {name for entry in entries for name in entry.device_classes}

@@ -19,8 +19,7 @@ from freezer.errors import InfrastructureError, UsageError, first_line
 from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.machine import detect
 from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
-from pipeline.cluster.nodes import LABEL
-from pipeline.cluster.ray_cluster import Cluster
+from pipeline.cluster.ray_cluster import LABEL, Cluster
 from pipeline.cluster.tls import check_tls
 
 OBJECT_STORE_BYTES = 100_000_000

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,12 +19,68 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from freezer.errors import InfrastructureError, first_line
+from freezer.errors import first_line
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, device_class
 from pipeline.cluster.coordination import reported_by
 from pipeline.cluster.head_monitor import LOOK_S, Head
-from pipeline.cluster.nodes import LABEL, Done, Handle, Node
 from pipeline.failures.policy import kind_of_ray
+
+LABEL = "coldpress.dev/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A live node of the cluster and the device classes that it serves, including `portable`.
+
+    Attributes:
+        memory_bytes: memory that Ray schedules on the node, or None.
+        labelled: whether the node has any Coldpress label.
+    """
+
+    node_id: str
+    num_cpus: int
+    classes: tuple[str, ...]
+    num_gpus: int = 0
+    memory_bytes: int | None = None
+    labelled: bool = True
+
+
+def classes_of(nodes: Collection[Node]) -> tuple[str, ...]:
+    """Return the classes that the nodes serve, in the order of DEVICE_CLASSES."""
+    found = {name for node in nodes for name in node.classes}
+    return tuple(name for name in DEVICE_CLASSES if name in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A running task."""
+
+    ref: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """Result of a task: its value, or the infrastructure's failure in one sentence.
+
+    Attributes:
+        lost: whether its worker or node was lost.
+        kind: kind of the failure, as in pipeline/failures/policy.py.
+    """
+
+    handle: Handle
+    value: Any = None
+    failure: str | None = None
+    lost: bool = False
+    kind: str = "infrastructure"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Resources of one waiting task, as requested from an autoscaler; no memory if any node has enough."""
+
+    device_class: str
+    num_cpus: int = 1
+    memory_bytes: int | None = None
 
 
 class Cluster:
@@ -39,6 +96,7 @@ class Cluster:
         self.joined, self.head = joined, head
         self.home: str = ray.get_runtime_context().get_node_id()
         self._nodes: list[Node] = []
+        self._asked: dict[Ask, list[Handle]] = {}
 
     def nodes(self) -> list[Node]:
         """Return the live nodes with CPUs; while the head is silent, the last known ones.
@@ -51,15 +109,12 @@ class Cluster:
         return list(self._nodes)
 
     def in_use(self, node: Node) -> str:
-        """Describe the resources in use on a node, and its actors."""
+        """Describe the cores and GPUs in use on a node, and its actors."""
         free, actors = self._free(node)
         if free is None:
             return "its resources in use are unknown"
         given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
         taken = [f"{total - free.get(name, 0):g} of its {total} {name}s" for name, total in given.items() if total]
-        memory = (node.memory_bytes or 0) - free.get("memory", 0)
-        if memory > 0 and node.memory_bytes is not None:
-            taken.append(f"{memory / 1e9:.1f} of its {node.memory_bytes / 1e9:.1f} GB")
         return f"in use are {' and '.join(taken)}" + (f"; actors there: {', '.join(sorted(actors))}" if actors else "")
 
     def held(self, node: Node) -> str | None:
@@ -78,6 +133,32 @@ class Cluster:
                 actors = [one["ActorClassName"].rpartition(".")[2] for one in alive if one["Address"]["NodeID"] == node.node_id]
                 return state.available_resources_per_node().get(node.node_id), actors
         return None, []
+
+    def ask(self, wanted: Mapping[Ask, int]) -> None:
+        """Ask an autoscaler for nodes, with tasks that do nothing and wait for a node.
+
+        Ray's `request_resources` takes label selectors too, but is worse here: a cluster has a single request, which every campaign
+        would overwrite, and which outlives its driver and keeps the nodes running. Tasks end with their driver.
+
+        Args:
+            wanted: count of each, instead of the previous ones. All tasks of an unwanted kind are cancelled; single ones are not,
+                since Ray requests nodes as long as any task of a kind waits.
+        """
+        waiting = [handle for handles in self._asked.values() for handle in handles]
+        ended = {done.handle for done in self.wait(waiting, timeout_s=0)} if waiting else set()
+        for ask in {*wanted, *self._asked}:
+            count, pending = wanted.get(ask, 0), [handle for handle in self._asked.pop(ask, []) if handle not in ended]
+            if not count:
+                self.cancel(pending, grace_s=1)
+                continue
+            self._asked[ask] = pending
+            for _ in range(count - len(pending)):
+                name, memory_bytes = f"ask {ask.device_class}", ask.memory_bytes
+                pending.append(
+                    self.start(
+                        _nothing, name=name, device_class_=ask.device_class, num_cpus=ask.num_cpus, memory_bytes=memory_bytes
+                    )
+                )
 
     def start(
         self,
@@ -110,26 +191,6 @@ class Cluster:
             options["label_selector"] = {f"{LABEL}{device_class_}": "true"}
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
-    def start_alone(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        name: str,
-        device_class_: str,
-        node: Node,
-        memory_bytes: int | None = None,
-    ) -> Handle:
-        """Start a task on all cores of a node; arguments as of `start`."""
-        return self.start(
-            function,
-            *args,
-            name=name,
-            device_class_=device_class_,
-            node=node,
-            num_cpus=node.num_cpus,
-            memory_bytes=memory_bytes,
-        )
-
     def glance(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
         """Start a short task that reserves no core, so that it also runs beside a judge."""
         options = {"num_cpus": 0, "scheduling_strategy": _bound_to(node)}
@@ -151,17 +212,6 @@ class Cluster:
         if ended and others:
             ended += ray.wait(others, num_returns=len(others), timeout=0)[0]
         return [self._done(by_ref[ref]) for ref in ended]
-
-    def result(self, handle: Handle) -> Any:
-        """Wait for a task and return its value.
-
-        Raises:
-            InfrastructureError: the task, its worker or its node died.
-        """
-        done = self._done(handle)
-        if done.failure is not None:
-            raise InfrastructureError(done.failure)
-        return done.value
 
     def _done(self, handle: Handle) -> Done:
         try:
@@ -205,3 +255,7 @@ def _node(found: Mapping[str, Any]) -> Node:
 def _bound_to(node: Node) -> NodeAffinitySchedulingStrategy:
     """Bind a task to a node by its id: on a dead node it fails, while a task bound by a label would wait."""
     return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+
+
+def _nothing() -> None:
+    """The task that waits for a node."""

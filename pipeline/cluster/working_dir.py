@@ -1,4 +1,4 @@
-"""Working directory of a submitted job: the project's three packages and the folder of the catalog.
+"""What a submitted job gets: a working directory with the project's packages and the catalog's folder, and absolute locations.
 
 Files keep their paths relative to the current directory, so `python:examples.models:ranker` and `samples: data/x.safetensors` mean
 the same on the cluster. The folder of a catalog outside of the current directory becomes `catalog/`.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlparse
 
 from freezer.errors import UsageError
 from freezer.files.atomic import link_or_copy
@@ -20,6 +21,9 @@ MAX_BYTES = 500 * 1024 * 1024
 
 NUM_NAMED = 5
 PACKAGES = ("freezer", "pipeline", "jobs")
+
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Variable that Ray sets for the driver of a submitted job."""
 
 EXCLUDED = (
     *(".*", "__pycache__", "*.pyc", "node_modules", "*.egg-info"),
@@ -111,3 +115,37 @@ def _check_size(files: Sequence[Upload]) -> None:
         f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them "
         "where the cluster can read them, and name them in the catalog by absolute path or URL"
     )
+
+
+def in_job() -> bool:
+    """Whether this process is the driver of a submitted job."""
+    return JOB_CONFIG in os.environ
+
+
+def check_absolute(locations: Mapping[str, str]) -> None:
+    """Reject relative locations: a job's output would be lost with its temporary folder.
+
+    Args:
+        locations: paths or URIs by option.
+
+    Raises:
+        UsageError: a location is relative.
+    """
+    for option, location in locations.items():
+        if is_relative(location):
+            database = option == "--tracking-uri"
+            expected = "a server, or sqlite:////PATH/mlflow.db" if database else "an absolute path that all nodes reach"
+            raise UsageError(
+                f"{option} {location!r} is relative, but a job runs in a temporary folder of the cluster, deleted with it; "
+                f"expected {expected}"
+            )
+
+
+def is_relative(location: str) -> bool:
+    """Whether a path or URI depends on the working directory."""
+    scheme, colon, rest = location.partition(":")
+    if not colon or "/" in scheme:
+        return not location.startswith("/")
+    if scheme.startswith("sqlite"):
+        return not rest.removeprefix("///").startswith("/")
+    return scheme == "file" and not urlparse(location).path.startswith("/")

@@ -1,4 +1,4 @@
-"""Scheduling: the state machine of items, queues, slots, the fleet and the executor.
+"""Scheduling: the state machine of items, queues, the fleet and the executor.
 
 May import: pipeline.worker and below.
 Read first: item_state.py, then executor.py.

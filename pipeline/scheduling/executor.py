@@ -8,48 +8,30 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
 
-from freezer.errors import ColdpressError
+from freezer.errors import ColdpressError, IntegrityError
 from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
-from pipeline.cluster.nodes import Done, Handle
-from pipeline.failures.classify import classify
-from pipeline.failures.policy import decide
+from pipeline.cluster.ray_cluster import Done, Handle
+from pipeline.failures.classify import CODES, NODE_MEMORY, classify
+from pipeline.failures.policy import decide, is_kept
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import pinned
-from pipeline.planning.memory_estimate import demand_of
+from pipeline.planning.memory_estimate import Demand, demand_of, learned
 from pipeline.planning.plan import FinishedWork, Item, Plan
 from pipeline.records.events import Event
-from pipeline.records.outcome import Failure, Outcome
-from pipeline.scheduling.build_records import BuildRecords
+from pipeline.records.outcome import Failure, FinishedBuild, Outcome
 from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.item_state import (
-    BuildEnded,
-    Decide,
-    DemandKnown,
-    ItemEvent,
-    ItemState,
-    JudgeEnded,
-    JudgeStarted,
-    OutcomeKnown,
-    Phase,
-    QueueTask,
-    RecordBuild,
-    ShowNote,
-    Start,
-    advance,
-)
-from pipeline.scheduling.queue import Queue, ask_bytes
+from pipeline.scheduling.item_state import Decide, ItemAction, ItemState, QueueTask, RecordBuild, ShowNote, TaskFailure
+from pipeline.scheduling.queue import Slot, Task, ask_bytes
 from pipeline.scheduling.scheduler import Places
-from pipeline.scheduling.slots import Slot
-from pipeline.scheduling.work import Progress, Task, failure_in
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.tasks import build, judge
+from pipeline.workspace.workspace import build_wall_s, workplace
 
 IDLE_S = 1.0
 """Interval between two checks for tasks that can start while none ends."""
@@ -76,17 +58,15 @@ class Executor:
         self._fleet, self._store, self._ledger, self._materials, self._show = fleet, store, ledger, materials, show
         self._lifted = plan.lift_quarantine
         self._records = BuildRecords(store, ledger, lifted=plan.lift_quarantine)
-        self._waiting: Queue[Task] = Queue()
-        self._ready: Queue[Task] = Queue()
+        self._places = Places(fleet, show)
         self._running: dict[Handle, Task] = {}
         self._due: deque[tuple[Item, Outcome]] = deque()
         self._classes = {item.device_class for item in plan.items}
-        self._places: Places[Task] = Places(fleet, self._waiting, self._ready, show)
         for index, item in enumerate(plan.items):
             if item.finished is None:
-                state = ItemState(item=item, estimate=self._records.estimate(item))
-                self._advance(Progress(index=index, state=state), Start(finished=self._records.finished(item)))
-        self.num_builds = len(self._waiting)
+                state = ItemState(item=item, index=index, estimate=self._records.estimate(item))
+                self._perform(state, state.start(self._records.finished(item)))
+        self.num_builds = len(self._places.waiting)
 
     def may_disturb(self) -> bool:
         """Whether no judge of any campaign runs on the driver's node. Thread-safe."""
@@ -96,41 +76,38 @@ class Executor:
         """Yield the outcome of each item, not published yet. Closing the iterator cancels everything that runs."""
         cluster = self._fleet.cluster
         try:
-            while self._waiting or self._ready or self._running or self._due:
+            while self._places.waiting or self._places.ready or self._running or self._due:
                 while self._due and self.may_disturb():  # before the next judge starts on the driver's node
                     yield self._due.popleft()
                     self._places.turns.tick()  # another campaign may have claimed the node meanwhile
                 self._start_tasks()
                 goes_on = self._running or (self._due and self.may_disturb())
-                if not goes_on and (self._waiting or self._ready or self._due):
+                if not goes_on and (self._places.waiting or self._places.ready or self._due):
                     time.sleep(IDLE_S)  # until a node joins, or another campaign's turn ends
                 for done in cluster.wait(list(self._running), timeout_s=IDLE_S) if self._running else ():
                     task = self._running.pop(done.handle)
                     self._places.leave(task, done)
                     self._ended(task, done)
         finally:
-            self._places.close()
+            self._places.turns.close()
             cluster.cancel(list(self._running))
 
-    def _advance(self, progress: Progress, event: ItemEvent) -> None:
-        """Report an event to the state machine of an item, and perform its actions."""
-        progress.state, actions = advance(progress.state, event)
+    def _perform(self, state: ItemState, actions: list[ItemAction]) -> None:
+        """Perform the actions that an event of an item requires."""
         for action in actions:
             match action:
                 case QueueTask(recipe=recipe):
-                    queue = self._waiting if recipe else self._ready
-                    (queue.appendleft if action.first else queue.append)(Task(progress=progress, recipe=recipe))
-                    if action.attempt > 1:
-                        self._places.check_again()
+                    queue = self._places.waiting if recipe else self._places.ready
+                    (queue.appendleft if action.first else queue.append)(Task(state=state, recipe=recipe))
                 case RecordBuild(result=result):
-                    self._records.add(progress.item, result)
+                    self._records.add(state.item, result)
                     failure = result.failure
                     text = f"failed: {failure.kind}: {failure.message}" if failure else f"in {result.wall_s:.1f} s"
-                    self._show(Event(kind="built", what=progress.item.label(result.recipe), text=text))
+                    self._show(Event(kind="built", what=state.item.label(result.recipe), text=text))
                 case ShowNote(text=text):
                     self._show(Event(kind="note", text=text))
                 case Decide(outcome=outcome):
-                    self._due.append((progress.item, outcome))
+                    self._due.append((state.item, outcome))
 
     def _start_tasks(self) -> None:
         """Start the tasks that may run now."""
@@ -144,60 +121,46 @@ class Executor:
             if slot.node.node_id == self._fleet.cluster.home:
                 here.append((slot, task))
             else:
-                self._start_judge(task, slot)
+                self._start(task, slot)
         for slot, task in self._places.builds(self._may_bring):  # before a judge here forbids to transfer sources
-            self._start_task(task, slot, self._build_request)
+            self._start(task, slot)
         for slot, task in here:
-            self._start_judge(task, slot)
+            self._start(task, slot)
 
     def _may_bring(self, task: Task) -> bool:
         """Whether the sources of a task may be transferred now, which would disturb a judge on the driver's node."""
-        return self.may_disturb() or self._materials.is_ready(task.progress.item.entry)
+        return self.may_disturb() or self._materials.is_ready(task.item.entry)
 
-    def _start_judge(self, task: Task, slot: Slot) -> None:
-        found = FinishedWork(self._store, self._ledger, lifted=self._lifted).found_meanwhile(task.progress.item)
-        if found is not None:
-            self._advance(task.progress, OutcomeKnown(outcome=found))
-        else:
-            self._start_task(task, slot, self._judge_request)
-
-    def _start_task(self, task: Task, slot: Slot, request_for: Callable[[Task, Entry], BuildRequest | JudgeRequest]) -> None:
+    def _start(self, task: Task, slot: Slot) -> None:
+        """Start a task, unless its source cannot be brought, or another campaign has reached the outcome meanwhile."""
+        state, item, cluster, kind = task.state, task.item, self._fleet.cluster, "build" if task.recipe else "judge"
+        if task.recipe is None:
+            found = FinishedWork(self._store, self._ledger, lifted=self._lifted).found_meanwhile(item)
+            if found is not None:
+                self._perform(state, state.decided(found))
+                return
         try:
-            entry = self._ready_entry(task)
+            entry = self._materials.ready(item.entry)
         except ColdpressError as error:
             self._give_up(task, classify(error))
             return
-        request = request_for(task, self._materials.travelling(entry))
-        cluster = self._fleet.cluster
-        kind: Literal["build", "judge"] = "build" if task.recipe else "judge"
-        start, function = (cluster.start, build) if task.recipe else (cluster.start_alone, judge)
-        self._show(Event(kind=kind, what=task.label))
+        entry = replace(entry, source=pinned(entry.source, item.source))  # the file that was planned
+        state.estimate = max(state.estimate, demand_of(entry), key=lambda demand: demand.asked)
+        entry = self._materials.travelling(entry)
+        self._show(Event(kind="build" if task.recipe else "judge", what=task.label))
         self._places.enter(task, slot)
-        if task.recipe is None:
-            self._advance(task.progress, JudgeStarted())
-        handle = start(
-            function,
-            request,
+        handle = cluster.start(
+            build if task.recipe else judge,
+            self._build_request(item, task.recipe, entry) if task.recipe else self._judge_request(state, entry),
             name=f"{kind} {task.label}",
-            device_class_=self._limits_of(task.progress.item, slot),
+            device_class_=self._limits_of(item, slot),
             node=slot.node,
+            num_cpus=1 if task.recipe else slot.node.num_cpus,  # a judge runs alone
             memory_bytes=ask_bytes(task.demand, slot.node),
         )
         self._running[handle] = task
 
-    def _ready_entry(self, task: Task) -> Entry:
-        """Return the entry of a task once workers can load it, with the source pinned to the file that was planned."""
-        item = task.progress.item
-        entry = self._materials.ready(item.entry)
-        entry = replace(entry, source=pinned(entry.source, item.source))
-        before = task.progress.state
-        self._advance(task.progress, DemandKnown(demand=demand_of(entry)))
-        if task.progress.state is not before:
-            self._places.check_again()
-        return entry
-
-    def _build_request(self, task: Task, entry: Entry) -> BuildRequest:
-        item, recipe = task.progress.item, str(task.recipe)
+    def _build_request(self, item: Item, recipe: str, entry: Entry) -> BuildRequest:
         return BuildRequest(
             key=item.builds[recipe].digest,
             entry=entry,
@@ -208,8 +171,8 @@ class Executor:
             further_threads=item.further_threads,
         )
 
-    def _judge_request(self, task: Task, entry: Entry) -> JudgeRequest:
-        item, results = task.progress.item, task.progress.state.results
+    def _judge_request(self, state: ItemState, entry: Entry) -> JudgeRequest:
+        item, results = state.item, state.results
         return JudgeRequest(
             key=item.judge.digest,
             entry=entry,
@@ -232,23 +195,100 @@ class Executor:
 
     def _give_up(self, task: Task, failure: Failure) -> None:
         """End a task that cannot be started."""
-        item = task.progress.item
+        state, item = task.state, task.item
         if task.recipe is not None:
             built = BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe, failure=failure)
-            self._advance(task.progress, BuildEnded(result=built))
+            self._perform(state, state.build_ended(built))
         else:
-            self._advance(task.progress, JudgeEnded(result=JudgeResult.of_failure(item.judge.digest, failure)))
+            self._perform(state, state.judge_ended(JudgeResult.of_failure(item.judge.digest, failure)))
 
     def _ended(self, task: Task, done: Done) -> None:
         """Report a task that ended to the state machine."""
-        progress, failed = task.progress, failure_in(done, task.node)
+        state, item, failed = task.state, task.item, _failure_in(task, done)
         if task.recipe is not None:
-            built = done.value or BuildResult(key=progress.item.builds[task.recipe].digest, recipe=task.recipe)
-            self._advance(progress, BuildEnded(result=built, failed=failed))
+            built = done.value or BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe)
+            self._perform(state, state.build_ended(built, failed))
             return
-        judged = done.value or JudgeResult(key=progress.item.judge.digest, verdict="failed", reason="")
+        judged = done.value or JudgeResult(key=item.judge.digest, verdict="failed", reason="")
         damaged = failed is not None and decide(failed.kind, failed.failure.code).rebuild
-        gone = self._records.removed(progress.state.results) if damaged else ()
-        self._advance(progress, JudgeEnded(result=judged, failed=failed, gone=gone))
-        if progress.state.phase == Phase.DECIDED:
+        gone = self._records.removed(state.results) if damaged else ()
+        self._perform(state, state.judge_ended(judged, failed, gone))
+        if state.outcome is not None:
             self._show(Event(kind="judged", what=task.label, text=f"in {judged.judge_s:.1f} s"))
+
+
+def _failure_in(task: Task, done: Done) -> TaskFailure | None:
+    """Return why a task failed; None if it succeeded."""
+    node_id = task.node.node_id if task.node else None
+    if done.failure is not None:
+        kind = {"node-memory": "memory", "disk": "disk"}.get(done.kind, "infrastructure")
+        code = NODE_MEMORY if kind == "memory" else CODES[kind]
+        return TaskFailure(kind=done.kind, failure=Failure(kind=kind, code=code, message=done.failure), node_id=node_id)
+    result: BuildResult | JudgeResult = done.value
+    if result.failure is None:
+        return None
+    is_damage = task.recipe is None and result.failure.code == IntegrityError.code
+    kind = "damage" if is_damage else result.failure.kind
+    return TaskFailure(kind=kind, failure=result.failure, node_id=node_id, peak_bytes=result.peak_bytes)
+
+
+class BuildRecords:
+    """Results of builds in the ledger and the store: finds what earlier campaigns finished, and appends what this one adds.
+
+    Args:
+        store, ledger: of the campaign.
+        lifted: whether quarantined builds are retried.
+    """
+
+    def __init__(self, store: Store, ledger: Ledger, *, lifted: bool) -> None:
+        self._store, self._ledger, self._lifted = store, ledger, lifted
+        self._place = workplace(store.uri)
+
+    def estimate(self, item: Item) -> Demand:
+        """Return the memory estimate of an item: of its files, or the peak of its last build, possibly with other weights."""
+        row = self._ledger.nearest("build", item.entry.name, item.device_class)
+        return learned(demand_of(item.entry), 0 if row is None else FinishedBuild.from_json(row.data).peak_bytes)
+
+    def finished(self, item: Item) -> dict[str, BuildResult]:
+        """Return the builds of an item that need not run, by recipe."""
+        found = {recipe: self._finished(item, recipe, key.digest) for recipe, key in item.builds.items()}
+        return {recipe: result for recipe, result in found.items() if result is not None}
+
+    def _finished(self, item: Item, recipe: str, key: str) -> BuildResult | None:
+        """Return a candidate in the store, or a failure that only another key can fix."""
+        row = self._ledger.find("build", key)
+        known = None if row is None else FinishedBuild.from_json(row.data)
+        # A candidate that this campaign built before it was stopped, or whose row no driver wrote, counts as this campaign's work.
+        own_s = known.wall_s if known and row and row.campaign == self._ledger.campaign else 0.0
+        if self._place.is_listed("candidates", key):
+            wall_s = build_wall_s(self._store.uri, key) if known is None else own_s
+            return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
+        if known is None or known.failure is None:
+            return None
+        if not is_kept(known.failure, memory_bytes=item.memory_bytes, lifted=self._lifted):
+            return None
+        return BuildResult(key=key, recipe=recipe, cached=True, failure=known.failure, wall_s=own_s)
+
+    def removed(self, results: Mapping[str, BuildResult]) -> tuple[str, ...]:
+        """Return the recipes whose candidate was built and is no longer in the store."""
+        built = {recipe: result.key for recipe, result in results.items() if result.failure is None}
+        return tuple(recipe for recipe, key in built.items() if not self._place.has("candidates", key))
+
+    def add(self, item: Item, result: BuildResult) -> None:
+        """Append a result to the ledger, with the number of campaign starts in which the build failed."""
+        row = self._ledger.find("build", result.key, model=item.entry.name)
+        before = None if row is None else FinishedBuild.from_json(row.data)
+        failed_before = before.starts if before and before.failure else 0
+        self._ledger.append(
+            "build",
+            result.key,
+            model=item.entry.name,
+            device_class=item.device_class,
+            data=FinishedBuild(
+                recipe=result.recipe,
+                failure=result.failure,
+                wall_s=result.wall_s,
+                peak_bytes=result.peak_bytes,
+                starts=failed_before + 1 if result.failure else 0,
+            ).to_json(),
+        )

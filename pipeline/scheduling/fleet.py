@@ -1,7 +1,7 @@
 """The nodes of the cluster that a campaign uses, from its start to its end.
 
 Candidates are stored under the toolchain of their class, so a node with another toolchain is not used for the class. How a node is
-checked: node_check.py; how an autoscaler is asked for nodes: cluster/autoscaling.py.
+checked: node_check.py; how an autoscaler is asked for nodes: `Cluster.ask`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from typing import Any
 from freezer.errors import InfrastructureError
 from freezer.hardware.device_classes import PORTABLE, auto_classes
 from freezer.hardware.machine import detect
-from pipeline.cluster.autoscaling import Ask, Asking
-from pipeline.cluster.nodes import Handle, Node, classes_of
-from pipeline.cluster.ray_cluster import Cluster
+from pipeline.cluster.ray_cluster import Ask, Cluster, Handle, Node, classes_of
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
-from pipeline.scheduling.node_check import SAY_S, Examination, Examiner, facts_of
+from pipeline.scheduling.node_check import NodeCheck, NodeChecks
 
 REFRESH_S = 2.0
 """Interval between two updates of the list of nodes."""
 
 AGAIN_S = 30.0
 """Delay before a node is checked again whose check was lost, or that does not see the store yet."""
+
+SAY_S = 60.0
+"""Interval between two reports that the campaign waits for nodes."""
 
 GONE_S = 60.0
 """How long a class may be without a node during a campaign that does not wait for nodes."""
@@ -68,15 +69,13 @@ class Fleet:
         before: Mapping[str, ClassFacts] | None = None,
     ) -> None:
         self.cluster, self.wait_s = cluster, wait_s if cluster.joined else None
-        self._show, self._store, self._reached, self._before = show, store, reached, before or {}
-        self._examiner = Examiner(cluster, self._note, store=store, files=files, reached=reached)
-        self._asking = Asking(cluster)
+        self._show, self._before = show, before or {}
+        self._checks = NodeChecks(cluster, self._note, store=store, files=files, reached=reached)
         self.blind = False
         self._used: dict[str, Node] = {}
         self._refused: dict[str, tuple[float, str]] = {}
         self._doubted: dict[str, Handle] = {}
-        self._toolchains: dict[str, Mapping[str, Any]] = {}
-        self._memory_bytes: dict[str, int | None] = {}
+        self._facts: dict[str, ClassFacts] = {}
         self._next = 0.0
 
     @property
@@ -98,38 +97,35 @@ class Fleet:
         """Return, for each class, its toolchain, the largest memory of an item, and the thread count: the cores of its smallest
         node, or the count of a continued campaign.
         """
-        return {
-            name: ClassFacts(
-                num_threads=self._num_threads(name),
-                toolchain=self._toolchains[name],
-                memory_bytes=self._memory_bytes[name],
-            )
-            for name in classes_of(self._used.values())
-        }
+        return {name: replace(self._facts[name], num_threads=self._num_threads(name)) for name in classes_of(self._used.values())}
 
-    def assemble(self, wanted: Collection[str]) -> None:
-        """Find and check the nodes.
+    @contextmanager
+    def assembled(self, requested: Collection[str]) -> Iterator[None]:
+        """Find and check the nodes, and check those that join inside the block.
 
         Args:
-            wanted: classes that are requested by name, to wait for.
+            requested: classes of the catalog, also `auto`. The campaign waits for those that are requested by name.
 
         Raises:
             InfrastructureError: there is no node, none has a label, one does not see the store, none can build, or the only one of
                 a class is in use by others.
         """
-        nodes = self._waited_for(wanted)
-        self._examiner.open()
-        for node in nodes:
-            self._examiner.examine(node, next((name for name in node.classes if name in wanted), node.classes[0]))
-        self._examiner.wait({*(wanted or _auto(nodes)), PORTABLE}, self.wait_s or 0)
-        examined = self._examiner.ended()
-        self._check_store(examined)
-        self._settle_toolchains(examined)
-        for item in examined:
-            self._admit(item)
-        if not self._used:
-            why = next(done.failure for item in examined for done in item.found.values() if done.failure is not None)
-            raise InfrastructureError(f"no node can build; the first one reports: {why}")
+        named = set(requested) - {"auto"}
+        with self._checks.marked():
+            nodes = self._waited_for(named)
+            auto = {name for node in nodes for name in auto_classes(node.classes)} if "auto" in requested else set()
+            for node in nodes:
+                self._start_check(node, named | auto | {PORTABLE})
+            self._checks.wait(self.wait_s or 0)
+            checks = self._checks.take_complete()
+            self._check_store(checks)
+            self._settle(checks)
+            for check in checks:
+                self._admit(check)
+            if not self._used:
+                why = next((done.failure for check in checks for done in check.found.values() if done.failure is not None), "")
+                raise InfrastructureError(f"no node can build; the first one reports: {why}")
+            yield
 
     def tick(self) -> None:
         """Use nodes that joined, drop nodes that left, and take answers of doubtful ones. Cheap to call often."""
@@ -137,28 +133,19 @@ class Fleet:
             self._next = time.monotonic() + REFRESH_S
             self._refresh()
         self._take_answers()
-        self._examiner.collect()
-        for item in self._examiner.ended():
-            self._admit(item)
-        self._examiner.report_late()
+        self._checks.collect()
+        for check in self._checks.take_complete():
+            self._admit(check)
 
     def doubt(self, node: Node) -> None:
         """Give no more tasks to a node that lost one until it answers."""
         if node.node_id in self._used and node.node_id not in self._doubted:
-
-            def answer() -> bool:
-                return True
-
-            self._doubted[node.node_id] = self.cluster.glance(answer, name="answer", device_class_=node.classes[0], node=node)
+            self._doubted[node.node_id] = self.cluster.glance(_answer, name="answer", device_class_=node.classes[0], node=node)
 
     def ask(self, wanted: Mapping[Ask, int]) -> None:
-        """Ask an autoscaler for nodes, if the campaign waits for nodes; see `Asking.ask`."""
+        """Ask an autoscaler for nodes, if the campaign waits for nodes; see `Cluster.ask`."""
         if self.wait_s is not None:
-            self._asking.ask(wanted)
-
-    def close(self) -> None:
-        """Remove the file in the store. Tasks that still wait end with the driver."""
-        self._examiner.close()
+            self.cluster.ask(wanted)
 
     def _waited_for(self, wanted: Collection[str]) -> list[Node]:
         """Return the nodes once every wanted class has one, or when the wait is over; the plan rejects classes without a node."""
@@ -184,17 +171,19 @@ class Fleet:
             time.sleep(1)
         return nodes
 
-    def _check_store(self, examined: Collection[Examination]) -> None:
-        unseen = {item.node.node_id: why for item in examined if (why := self._examiner.unseen(item)) is not None}
-        first = next(iter(unseen), None)
-        if first is None:
-            return
-        what = (
-            f"do not see the store's {self._store}, the first is {first}; put it on storage that all nodes mount at the same path"
-            if self._reached is None
-            else f"do not reach the store {self._reached}, the first is {first}: {unseen[first]}"
-        )
-        raise InfrastructureError(f"{len(unseen)} node(s) {what}", code="CP-STORE-UNSHARED")
+    def _start_check(self, node: Node, wanted: Collection[str]) -> None:
+        """Check a node for those of the wanted classes that it serves."""
+        self._checks.start(replace(node, classes=tuple(name for name in node.classes if name in wanted)))
+
+    def _check_store(self, checks: Collection[NodeCheck]) -> None:
+        problems = {check.node.node_id: check.sight.problem for check in checks if check.sight.problem is not None}
+        if problems:
+            first, why = next(iter(problems.items()))
+            raise InfrastructureError(
+                f"{len(problems)} node(s) cannot use the store, the first is {first}: {why}; put it on storage that all nodes "
+                "mount at the same path, or in a bucket that they can reach",
+                code="CP-STORE-UNSHARED",
+            )
 
     def _take_answers(self) -> None:
         """Use doubtful nodes that answer; drop those whose answer was lost, to be checked again if they are still listed."""
@@ -212,13 +201,12 @@ class Fleet:
             self._note(f"node {node_id[:12]} left; it served {', '.join(self._used[node_id].classes)}")
             del self._used[node_id]
             self._doubted.pop(node_id, None)
-        self._examiner.forget(alive)
+        for node_id in self._checks.under_way.keys() - alive.keys():
+            del self._checks.under_way[node_id]
         for node_id, node in alive.items():
-            name = next((name for name in node.classes if name in self._toolchains), None)
             again, _ = self._refused.get(node_id, (0, ""))
-            known = node_id in self._used or node_id in self._examiner.under_way or time.monotonic() < again
-            if name is not None and not known:
-                self._examiner.examine(node, name)
+            if node_id not in self._used and node_id not in self._checks.under_way and time.monotonic() >= again:
+                self._start_check(node, self._facts)
 
     def _num_threads(self, name: str) -> int:
         counts = [node.num_cpus for node in self._used.values() if name in node.classes]
@@ -246,24 +234,24 @@ class Fleet:
             )
         return found[usual]
 
-    def _settle_toolchains(self, examined: Collection[Examination]) -> None:
+    def _settle(self, checks: Collection[NodeCheck]) -> None:
         """Choose the toolchain and memory of each class."""
-        for name in classes_of([item.node for item in examined]):
-            if said := facts_of(examined, name):
-                self._toolchains[name] = self._toolchain(name, said)
-                self._memory_bytes[name] = max((facts.memory_bytes or 0 for facts in said), default=0) or None
+        for name in classes_of([check.node for check in checks]):
+            if said := [facts for check in checks if (facts := check.facts(name)) is not None]:
+                memory_bytes = max(facts.memory_bytes or 0 for facts in said) or None
+                self._facts[name] = ClassFacts(num_threads=0, toolchain=self._toolchain(name, said), memory_bytes=memory_bytes)
 
-    def _admit(self, item: Examination) -> None:
+    def _admit(self, check: NodeCheck) -> None:
         """Use a checked node for the classes that it fits, or report why not."""
-        node = item.node
-        if (why := item.failure or self._examiner.unseen(item)) is not None:
-            self._refuse(node, f"{why}; checked again every {AGAIN_S:g} s", time.monotonic() + AGAIN_S)
+        node = check.node
+        if check.failure is not None:
+            self._refuse(node, f"{check.failure}; checked again every {AGAIN_S:g} s", time.monotonic() + AGAIN_S)
             return
-        node = replace(node, classes=tuple(name for name in node.classes if self._fits(item, name)))
+        node = replace(node, classes=tuple(name for name in node.classes if self._fits(check, name)))
         if not node.classes:
             self._refuse(node, "its toolchain differs from the other nodes", math.inf)
             return
-        self.blind = self.blind or not self._examiner.sees_files(item)
+        self.blind = self.blind or not check.sight.sees_files
         self._used[node.node_id] = node
         if self._next:
             self._note(f"node {node.node_id[:12]} joined, for {', '.join(node.classes)}")
@@ -274,45 +262,30 @@ class Fleet:
             self._note(f"node {node.node_id[:12]} is not used: {why}")
         self._refused[node.node_id] = until, why
 
-    def _fits(self, item: Examination, name: str) -> bool:
+    def _fits(self, check: NodeCheck, name: str) -> bool:
         """Whether a node has the toolchain of a class; reports it if not."""
-        probed, why = item.probed(name), ""
+        probed, why = check.probed(name), ""
         if probed is None:
             why = "Ray has no GPU there; start it with --num-gpus"
         elif probed.failure is not None:
             why = probed.failure
-        elif self._toolchains.get(name, probed.value.toolchain) != probed.value.toolchain:
+        elif self._facts[name].toolchain != probed.value.toolchain:
             why = f"its toolchain {probed.value.toolchain} differs from the other nodes of the class"
         if why:
-            self._note(f"node {item.node.node_id[:12]} is not used for {name}: {why}")
+            self._note(f"node {check.node.node_id[:12]} is not used for {name}: {why}")
         return not why
 
     def _note(self, text: str) -> None:
         self._show(Event(kind="note", text=text))
 
 
-@contextmanager
-def assembled(fleet: Fleet, wanted: Collection[str]) -> Iterator[Fleet]:
-    """Assemble a fleet, and close it at the end.
-
-    Raises:
-        InfrastructureError: as in `Fleet.assemble`.
-    """
-    try:
-        fleet.assemble(wanted)
-        yield fleet
-    finally:
-        fleet.close()
+def _answer() -> None:
+    """On a node: show that it runs tasks."""
 
 
 def _text(toolchain: Mapping[str, Any]) -> str:
     """A toolchain in one line, independent of the order of its parts."""
     return json.dumps(toolchain, sort_keys=True)
-
-
-def _auto(nodes: Collection[Node]) -> set[str]:
-    """The classes that `auto` means."""
-    return {name for node in nodes for name in auto_classes(node.classes)}
 
 
 def _problem(nodes: Collection[Node]) -> InfrastructureError | None:

@@ -1,4 +1,4 @@
-"""Decide which tasks start on which nodes, by the rules of queue.py and slots.py, in turns with other campaigns."""
+"""Decide which tasks start on which nodes, by the rules of queue.py, in turns with other campaigns."""
 
 from __future__ import annotations
 
@@ -6,58 +6,47 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from typing import Generic, TypeVar
 
-from freezer.hardware.device_classes import PORTABLE
-from pipeline.cluster.autoscaling import MAX_ASKED, Ask
 from pipeline.cluster.coordination import REST_S, ClusterBoard, Turns
-from pipeline.cluster.nodes import Done, Node
+from pipeline.cluster.ray_cluster import Ask, Done, Node
 from pipeline.failures.classify import CODES
 from pipeline.planning.memory_estimate import BASE_BYTES
 from pipeline.records.events import Event
 from pipeline.records.outcome import Failure
 from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.queue import Queue, Work, missing, serves
-from pipeline.scheduling.slots import Slot, begins_turn, by_load, ends_turn
+from pipeline.scheduling.queue import Queue, Slot, Task, begins_turn, ends_turn, missing, serves
 
-CHECK_S = 2.0
-"""Interval between two checks whether each waiting task has a node that could serve it, while the nodes stay the same."""
+CHECK_S = 5.0
+"""Interval between two checks whether each waiting task has a node that could serve it."""
 
-BEGUN_S = 20.0
-"""Interval between two checks whether a judge runs; the second one that finds it waiting is reported."""
+HELD_S = 60.0
+"""Time after which a judge that has not started is reported: longer than a judge usually takes."""
 
-
-_Task = TypeVar("_Task", bound=Work)
-_GivenUp = tuple[_Task, Failure]
+MAX_ASKED = 2
+"""Cores to request for each core that a class has, so a fleet grows by doubling."""
 
 
-class Places(Generic[_Task]):
+class Places:
     """The slots of a fleet, and the tasks that wait for them.
 
     Args:
         fleet: the nodes.
-        waiting, ready: builds and judges that wait; a task is removed when a node gets it.
         show: takes the events.
+
+    Attributes:
+        waiting, ready: builds and judges that wait; a task is removed when a node gets it.
+        turns: of the campaigns of the cluster.
     """
 
-    def __init__(self, fleet: Fleet, waiting: Queue[_Task], ready: Queue[_Task], show: Callable[[Event], None]) -> None:
-        self._fleet, self._waiting, self._ready, self._show = fleet, waiting, ready, show
+    def __init__(self, fleet: Fleet, show: Callable[[Event], None]) -> None:
+        self._fleet, self._show = fleet, show
+        self.waiting, self.ready = Queue(), Queue()
+        self.turns = Turns(ClusterBoard(fleet.cluster.head) if fleet.cluster.joined else None)
         self._slots: dict[str, Slot] = {}
-        self._turns: Turns | None = None
-        self._under_way: dict[int, _Task] = {}
+        self._under_way: set[Task] = set()
         self._without_node: dict[str, float] = {}
         self._unserved: dict[str, Ask] = {}
-        self._checked_for: tuple[Node, ...] | None = None
         self._next_check = 0.0
-        self._check_again = False
-        self._next_held = 0.0
-
-    @property
-    def turns(self) -> Turns:
-        """Turns of the campaigns of the cluster, created at the first use."""
-        if self._turns is None:
-            self._turns = Turns(ClusterBoard(self._fleet.cluster.head) if self._fleet.cluster.joined else None)
-        return self._turns
 
     def tick(self) -> None:
         """Update nodes and turns, and ask the autoscaler for what is missing."""
@@ -69,27 +58,27 @@ class Places(Generic[_Task]):
             self.turns.release(node_id)
         for node_id in nodes.keys() - self._slots.keys():  # a node that did not answer for a while still runs its tasks
             self._slots[node_id] = slot = Slot(node=nodes[node_id])
-            for task in self._under_way.values():
+            for task in self._under_way:
                 if task.node and task.node.node_id == node_id:
-                    (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
-        self._tell_held()
+                    slot.begin(task)
+        self._report_held()
         self._fleet.ask(self._asks())
 
-    def judges(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
+    def judges(self, may_start: Callable[[Task], bool]) -> Iterator[tuple[Slot, Task]]:
         """Yield the judges to start now, each with its slot, and begin and end turns."""
         for slot in self._slots.values():
-            ready, waiting, node_id = self._ready.num_for(slot.node), self._waiting.num_for(slot.node), slot.node.node_id
+            ready, waiting, node_id = self.ready.num_for(slot.node), self.waiting.num_for(slot.node), slot.node.node_id
             if ends_turn(slot, ready=ready, waiting=waiting, others=self.turns.others):
                 self._end_turn(slot)
             if begins_turn(slot, self._slots.values(), ready=ready, waiting=waiting, now=time.monotonic()):
                 slot.turn = True
             if not slot.turn or slot.judge or slot.builds:
                 continue
-            task = self._ready.take(slot, self._fleet.nodes)
+            task = self.ready.take(slot, self._fleet.nodes)
             if task is None:
                 self._end_turn(slot)
             elif not may_start(task):
-                self._ready.appendleft(task)
+                self.ready.appendleft(task)
                 if slot.num_judged and self.turns.others:  # one of them may wait for this node
                     self._end_turn(slot)
             else:
@@ -97,56 +86,52 @@ class Places(Generic[_Task]):
                     self.turns.claim(node_id)
                 yield slot, task
 
-    def builds(self, may_start: Callable[[_Task], bool]) -> Iterator[tuple[Slot, _Task]]:
-        """Yield the builds to start now, one for each building node in turn."""
+    def builds(self, may_start: Callable[[Task], bool]) -> Iterator[tuple[Slot, Task]]:
+        """Yield the builds to start now, one for each building node in turn, the least loaded first."""
         num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
         open_ = [slot for slot in self._slots.values() if not self.turns.claimed(slot.node.node_id)]
         while open_:
-            for slot in by_load(open_):
-                waiting = self._waiting.num_for(slot.node)
-                task = self._waiting.take(slot, self._fleet.nodes) if slot.has_room(waiting, num_cpus) else None
+            for slot in sorted(open_, key=lambda slot: slot.builds / slot.node.num_cpus):
+                has_room = slot.has_room(self.waiting.num_for(slot.node), num_cpus)
+                task = self.waiting.take(slot, self._fleet.nodes) if has_room else None
                 if task is not None and may_start(task):
                     yield slot, task
                     continue
                 if task is not None:
-                    self._waiting.appendleft(task)
+                    self.waiting.appendleft(task)
                 open_.remove(slot)
 
-    def enter(self, task: _Task, slot: Slot) -> None:
+    def enter(self, task: Task, slot: Slot) -> None:
         """Record that a task was started in a slot."""
-        (slot.begins if task.recipe else slot.begins_judge)(task.device_class)
+        slot.begin(task)
         task.node = slot.node
-        self._under_way[id(task)] = task
+        self._under_way.add(task)
 
-    def leave(self, task: _Task, done: Done) -> None:
+    def leave(self, task: Task, done: Done) -> None:
         """Record that a task ended or was lost."""
-        self._under_way.pop(id(task), None)
-        slot = self._slots.get(task.node.node_id) if task.node else None
-        if slot is not None:
-            slot.ends(task.device_class, judge=task.recipe is None)
-        if done.lost and task.node:
+        assert task.node is not None
+        self._under_way.discard(task)
+        if slot := self._slots.get(task.node.node_id):
+            slot.end(task)
+        if done.lost:
             self._fleet.doubt(task.node)
-
-    def check_again(self) -> None:
-        """Check soon whether each waiting task has a node, since the needs of one changed."""
-        self._check_again = True
 
     def judges_here(self) -> bool:
         """Whether a judge runs on the driver's node, or another campaign has its turn there."""
         home = self._fleet.cluster.home
-        here = self._slots.get(home) if self._slots else None
+        here = self._slots.get(home)
         return here is not None and (here.judge or self.turns.claimed(home))
 
-    def given_up(self) -> list[_GivenUp[_Task]]:
+    def given_up(self) -> list[tuple[Task, Failure]]:
         """Remove and return the tasks that no node can serve: without enough memory at once, without a node after some time."""
         nodes, now = self._fleet.nodes, time.monotonic()
-        if nodes == self._checked_for and (not (self._unserved or self._check_again) or now < self._next_check):
+        if now < self._next_check:
             return []
-        self._checked_for, self._next_check = nodes, now + CHECK_S
-        gone: list[_GivenUp[_Task]] = []
+        self._next_check = now + CHECK_S
+        gone: list[tuple[Task, Failure]] = []
         without: dict[str, float] = {}
-        self._unserved = _unserved((*self._waiting, *self._ready, *self._under_way.values()), nodes)
-        for task in (*self._waiting, *self._ready):
+        self._unserved = _unserved((*self.waiting, *self.ready, *self._under_way), nodes)
+        for task in (*self.waiting, *self.ready):
             too_large, name = missing(task, nodes), task.device_class
             if too_large is not None:
                 gone.append((task, Failure(kind="memory", code=CODES["memory"], message=too_large)))
@@ -158,43 +143,32 @@ class Places(Generic[_Task]):
         for name in without.keys() - self._without_node.keys():
             self._show(Event(kind="note", text=f"no node serves {name} now; waiting up to {self._fleet.patience_s:g} s for one"))
         self._without_node = without
-        self._waiting.remove(task for task, *_ in gone)
-        self._ready.remove(task for task, *_ in gone)
-        self._check_again = bool(gone)  # the judge of the item may have no node either
+        for queue in (self.waiting, self.ready):
+            queue.remove({task for task, _ in gone})
         return gone
-
-    def close(self) -> None:
-        """End all turns."""
-        self.turns.close()
 
     def _end_turn(self, slot: Slot) -> None:
         slot.turn, slot.num_judged = False, 0
         slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
         self.turns.release(slot.node.node_id)
 
-    def _tell_held(self) -> None:
-        """Report each judge that waits because something else runs on its node, once."""
-        now = time.monotonic()
-        if now < self._next_held:
-            return
-        self._next_held = now + BEGUN_S
+    def _report_held(self) -> None:
+        """Report once each judge that waits because something else runs on its node."""
         for slot in self._slots.values():
-            if not slot.judge or slot.held_looks > 1 or now < slot.judge_since + BEGUN_S:
-                continue
-            held = self._fleet.cluster.held(slot.node)
-            slot.held_looks = slot.held_looks + 1 if held else 0
-            if slot.held_looks > 1:
-                what = f"judge waits for node {slot.node.node_id[:12]}: {held}"
-                self._show(Event(kind="note", text=f"{what}; it starts when nothing else runs there"))
+            if slot.judge and slot.judge_since is not None and time.monotonic() >= slot.judge_since + HELD_S:
+                slot.judge_since = None
+                if held := self._fleet.cluster.held(slot.node):
+                    what = f"judge waits for node {slot.node.node_id[:12]}: {held}"
+                    self._show(Event(kind="note", text=f"{what}; it starts when nothing else runs there"))
 
     def _asks(self) -> Counter[Ask]:
         """Return what to ask an autoscaler for: a node for each class that has none for its largest task, and for other classes
         nodes for the waiting tasks, up to a doubling of the cores.
         """
-        asked = Counter(ask for ask in self._unserved.values() if not any(_covers(other, ask) for other in self._unserved.values()))
-        for name in self._waiting.counts().keys() | self._ready.counts().keys():
+        asked = Counter(self._unserved.values())
+        for name in {*self.waiting.counts(), *self.ready.counts()} - self._unserved.keys():
             num_cpus = MAX_ASKED * sum(slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes)
-            for task in chain(self._waiting.line(name), self._ready.line(name)) if name not in self._unserved else ():
+            for task in chain(self.waiting.line(name), self.ready.line(name)):
                 num_cpus -= task.least_cpus
                 if num_cpus < 0:
                     break
@@ -202,27 +176,19 @@ class Places(Generic[_Task]):
         return asked
 
 
-def _ask_of(task: Work, num_cpus: int) -> Ask:
+def _ask_of(task: Task, num_cpus: int) -> Ask:
     """Return what to ask for a task. A memory estimate is not part of it, since a task runs with less if no node has as much."""
     least = task.demand.least
     return Ask(device_class=task.device_class, num_cpus=num_cpus, memory_bytes=least if least > BASE_BYTES else None)
 
 
-def _unserved(tasks: Iterable[Work], nodes: Collection[Node]) -> dict[str, Ask]:
+def _unserved(tasks: Iterable[Task], nodes: Collection[Node]) -> dict[str, Ask]:
     """Return, by class, the needs of the largest task that no node can serve, or whose judge no node can."""
     largest: dict[str, Ask] = {}
     for task in tasks:
         if not any(serves(task, node) and node.num_cpus >= task.judge_cpus for node in nodes):
             ask = _ask_of(task, task.judge_cpus)
-            largest[ask.device_class] = max(ask, largest.get(ask.device_class, ask), key=_size)
+            largest[ask.device_class] = max(
+                ask, largest.get(ask.device_class, ask), key=lambda found: (found.num_cpus, found.memory_bytes or 0)
+            )
     return largest
-
-
-def _size(ask: Ask) -> tuple[int, int]:
-    """Sort key."""
-    return ask.num_cpus, ask.memory_bytes or 0
-
-
-def _covers(other: Ask, ask: Ask) -> bool:
-    """Whether a node for another request also serves this portable one."""
-    return ask.device_class == PORTABLE != other.device_class and _size(other) >= _size(ask)

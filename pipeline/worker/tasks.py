@@ -31,10 +31,17 @@ from pipeline.worker.child import End
 from pipeline.worker.probe import memory_limit
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
-from pipeline.workspace.checksums import damage_of, note_digests
-from pipeline.workspace.layout import WALL_TIME, candidate_folder, judged_name, log_path
 from pipeline.workspace.staging import own_path, remove_tree, staging_folder
-from pipeline.workspace.workspace import Workplace, workplace
+from pipeline.workspace.workspace import (
+    WALL_TIME,
+    Workplace,
+    candidate_folder,
+    damage_of,
+    judged_name,
+    log_path,
+    note_digests,
+    workplace,
+)
 
 if TYPE_CHECKING:
     from freezer.artifact.sections import Migration

@@ -7,23 +7,25 @@ bucket carries what others need:
     STORE/.coldpress/<kind>/<key>.json     marker, written last: all files with digest and size. No marker, no folder
     STORE/.coldpress/logs/<key>.log        the whole log of a build or judge
 
-Files that are fetched are compared with the digests of the marker before the folder gets its name.
+Files that are fetched are compared with the digests of the marker before the folder gets its name. A candidate in a folder has its
+own digests, written by its build and checked by its judge: a bit that flips in between would become a final rejection of the model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from freezer.artifact.folder import check_inside
 from freezer.errors import IntegrityError, StoreUnreachableError
-from freezer.files.atomic import make_folder, move, remove
+from freezer.files.atomic import make_folder, move, remove, write_whole
 from freezer.files.buckets import SCHEMES
 from freezer.files.digest import digest_file, verify_file
 from freezer.store.bucket import RemoteFiles
@@ -31,6 +33,12 @@ from freezer.store.store import WORK, Store
 from pipeline.workspace.staging import move_whole, own_path, remove_tree
 
 Kind = Literal["candidates", "judged", "sources"]
+
+WALL_TIME = "wall_s"
+"""File in a candidate's folder: duration of its task, in seconds."""
+
+DIGESTS = "digests.json"
+"""File in a candidate's folder that contains the digest of every other file, by path."""
 
 
 class Workplace:
@@ -232,3 +240,65 @@ def workplace(store: str) -> Workplace:
         return Workplace(Path(store), None)
     opened = Store.open(store, create=True)
     return Workplace(opened.root, opened.remote)
+
+
+# Names
+
+
+def candidate_folder(store: str, key: str) -> Path:
+    """Return the folder of a build's candidate."""
+    return Path(store) / WORK / "candidates" / key
+
+
+def build_wall_s(store: str, key: str) -> float:
+    """Return the duration of a build whose driver died before it wrote a ledger row, in seconds; 0 if unknown."""
+    try:
+        return float(workplace(store).read("candidates", key, WALL_TIME) or 0.0)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def judged_name(key: str, model: str, missing: Collection[str] = ()) -> str:
+    """Return the name of the folder of a judge's result.
+
+    Args:
+        key: of the judge.
+        model: models that differ only in name share a key, but each has an artifact.
+        missing: recipes that were not built. A judge that has them is another result.
+    """
+    without = hashlib.sha256(" ".join(sorted(missing)).encode()).hexdigest()[:16]
+    return f"{key}-{model}~{without}" if missing else f"{key}-{model}"
+
+
+def judged_folder(store: str, key: str, model: str, missing: Collection[str] = ()) -> Path:
+    """Return the folder of a judge's result and artifact until they are published; see `judged_name`."""
+    return Path(store) / WORK / "judged" / judged_name(key, model, missing)
+
+
+def log_path(store: str, key: str) -> Path:
+    """Return the path of the whole log of a build or judge."""
+    return Path(store) / WORK / "logs" / f"{key}.log"
+
+
+# Digests of candidates
+
+
+def note_digests(folder: Path) -> None:
+    """Write the digests of a candidate's files, before the folder is moved to its name."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != DIGESTS)
+    digests = {str(path.relative_to(folder)): digest_file(path) for path in files}
+    write_whole(folder / DIGESTS, json.dumps(digests, indent=1).encode())
+
+
+def damage_of(folder: Path) -> str | None:
+    """Return how a candidate differs from what was built; None if it does not, or if an earlier release wrote no digests."""
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    try:
+        digests = json.loads((folder / DIGESTS).read_bytes())
+        damaged = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
+    except FileNotFoundError as error:
+        return None if error.filename == str(folder / DIGESTS) else f"{error.filename} is missing"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{folder} cannot be read: {error}"
+    return f"{folder / damaged[0]} differs from what was built" if damaged else None

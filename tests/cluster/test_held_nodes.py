@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.nodes import Node
-from pipeline.cluster.ray_cluster import Cluster
-from pipeline.scheduling.fleet import Fleet, assembled
+from pipeline.cluster.ray_cluster import Cluster, Node
+from pipeline.scheduling.fleet import Fleet
 from tests.cluster.conftest import V3, V4
 from tests.raylets import wait_until
 
@@ -57,26 +56,25 @@ def fleet(joined: Cluster, tmp_path: Path, notes: list[str], monkeypatch: pytest
 
 def test_a_held_node_is_used_once_it_is_free(joined: Cluster, fleet: Fleet, notes: list[str]) -> None:
     small = node_of(joined, V3)
-    with held(small):
-        fleet.assemble({V4})
-        assert [node.classes for node in fleet.nodes] == [(V4, "portable")]
-        assert any(small.node_id[:12] in note and "1 of its 1 CPUs" in note and "Squatter" in note for note in notes), notes
-        fleet.tick()
-        assert len(fleet.nodes) == 1
 
     def both_used() -> bool:
         fleet.tick()
         return len(fleet.nodes) == 2
 
-    wait_until(both_used, "the node is used")
-    fleet.close()
-    assert {node.classes for node in fleet.nodes} == {(V4, "portable"), (V3, "portable")}, notes
+    with ExitStack() as assembled:
+        with held(small):
+            assembled.enter_context(fleet.assembled({V4}))
+            assert [node.classes for node in fleet.nodes] == [(V4, "portable")]
+            assert any(small.node_id[:12] in note and "1 of its 1 CPUs" in note and "Squatter" in note for note in notes), notes
+            assert not both_used()
+        wait_until(both_used, "the node is used")
+    assert {node.classes for node in fleet.nodes} == {(V4, "portable"), ("portable",)}, notes
 
 
 def test_the_only_node_of_a_class_is_named_if_held(joined: Cluster, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 15.0)
     small = node_of(joined, V3)
-    with held(small), pytest.raises(InfrastructureError, match="Squatter") as caught, assembled(fleet, {V3, V4}):
+    with held(small), pytest.raises(InfrastructureError, match="Squatter") as caught, fleet.assembled({V3, V4}):
         pass
     assert caught.value.code == "CP-NO-NODE"
     assert re.search(rf"node {small.node_id[:12]}, .*{V3}, portable", str(caught.value))

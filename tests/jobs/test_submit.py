@@ -22,8 +22,7 @@ from freezer.store.store import Store
 from jobs.submit import checked_options
 from pipeline.cluster import working_dir
 from pipeline.cluster.jobs_api import Job, job_prefix
-from pipeline.cluster.locations import is_relative
-from pipeline.cluster.working_dir import gather, stage
+from pipeline.cluster.working_dir import gather, is_relative, stage
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.ledger import Ledger
 from tests.buckets import ENVIRONMENT

@@ -39,7 +39,7 @@ from pipeline.reporting.display import LineDisplay
 from pipeline.scheduling.executor import Executor
 from pipeline.tracking.process import TrackerProcess
 from pipeline.tracking.tracker import Tracker
-from pipeline.workspace.layout import judged_folder
+from pipeline.workspace.workspace import judged_folder
 from tests.steps import HERE
 
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})

@@ -23,7 +23,7 @@ from rich.console import Console
 from freezer.artifact.folder import Artifact, write_artifact
 from freezer.store.store import Store
 from pipeline.campaign import Campaign
-from pipeline.cluster.nodes import Done, Handle
+from pipeline.cluster.ray_cluster import Done, Handle
 from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
@@ -69,9 +69,6 @@ class InProcess(NoRay):
         handle = Handle(object())
         self._ended.append(Done(handle=handle, value=function(*args)))
         return handle
-
-    def start_alone(self, function: Callable[..., Any], *args: Any, **_: Any) -> Handle:
-        return self.start(function, *args)
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
         ended, self._ended = self._ended, []

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pipeline.cluster.nodes import Node
-from pipeline.cluster.ray_cluster import Cluster
+from freezer.freezing.models.sources import Source
+from freezer.limits import Limits, SamplingPolicy
+from pipeline.catalog.entry import Entry
+from pipeline.cluster.ray_cluster import Cluster, Node
+from pipeline.planning.keys import make_key
 from pipeline.planning.memory_estimate import Demand
+from pipeline.planning.plan import Item
+from pipeline.records.outcome import Outcome
 from pipeline.scheduling.fleet import Fleet
+from pipeline.scheduling.item_state import Attempts, ItemState
+from pipeline.scheduling.queue import Task
 from tests.steps import HERE
 
 NODE = Node(node_id="n1", num_cpus=2, classes=(HERE, "portable"))
@@ -17,21 +24,53 @@ NODE = Node(node_id="n1", num_cpus=2, classes=(HERE, "portable"))
 DEMAND = Demand(asked=2 * 10**9, least=0)
 
 
-@dataclass
-class Waiting:
+def waiting(
+    device_class: str,
+    *,
+    index: int = 0,
+    recipe: str | None = None,
+    judge_cpus: int = 1,
+    avoid: Collection[str] = (),
+    demand: Demand = DEMAND,
+) -> Task:
     """A build, or a judge if `recipe` is None, that waits for a node."""
+    state = ItemState(item=item_of(device_class, num_threads=judge_cpus), index=index, estimate=demand)
+    state.attempts[recipe] = Attempts(avoid=frozenset(avoid))
+    return Task(state=state, recipe=recipe)
 
-    device_class: str
-    index: int = 0
-    recipe: str | None = None
-    judge_cpus: int = 1
-    node: Node | None = None
-    avoid: set[str] = field(default_factory=set)
-    demand: Demand = DEMAND
 
-    @property
-    def least_cpus(self) -> int:
-        return 1 if self.recipe else self.judge_cpus
+def item_of(
+    device_class: str,
+    recipes: Sequence[str] = (),
+    *,
+    num_threads: int = 2,
+    missed: tuple[str, ...] = (),
+    before: Outcome | None = None,
+) -> Item:
+    """An item of the model `m`."""
+    model = Entry(
+        name="m",
+        source=Source(kind="python", location="mod:make"),
+        spec=None,
+        samples=None,
+        task_metric=None,
+        limits=Limits(),
+        device_classes=("auto",),
+        recipes=("auto",),
+        files=(),
+        search_path=(),
+    )
+    return Item(
+        entry=model,
+        device_class=device_class,
+        num_threads=num_threads,
+        source=make_key({}),
+        builds={recipe: make_key({"recipe": recipe}) for recipe in recipes},
+        judge=make_key({"judge": device_class}),
+        policy=SamplingPolicy(),
+        missed=missed,
+        before=before,
+    )
 
 
 class NoRay(Cluster):

@@ -20,7 +20,7 @@ from pipeline.ledger.segments import LedgerRow, read_rows
 from pipeline.planning.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
 from pipeline.records.outcome import CandidateReport, Failure, Outcome
-from pipeline.workspace.layout import judged_folder
+from pipeline.workspace.workspace import judged_folder
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.steps import HERE

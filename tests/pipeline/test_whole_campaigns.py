@@ -422,4 +422,4 @@ def test_campaign_joins_a_cluster_sharing_only_the_store(tmp_path: Path, head: s
     if HIDES:
         unseen = optimize(folder, "--address", head, "--store", str(folder / "store"))
         assert unseen.returncode == 3
-        assert "CP-STORE-UNSHARED: 1 node(s) do not see the store" in unseen.stderr
+        assert "CP-STORE-UNSHARED: 1 node(s) cannot use the store" in unseen.stderr

@@ -14,7 +14,7 @@ import ray.exceptions
 from freezer.errors import BuildError, CaptureError, FreezeError, JudgeError, LeakError, SourceError
 from freezer.limits import Limits
 from freezer.store.store import Store
-from pipeline.cluster.nodes import Done, Handle, Node
+from pipeline.cluster.ray_cluster import Done, Handle, Node
 from pipeline.failures.classify import CODES
 from pipeline.failures.policy import (
     BY_CODE,
@@ -34,7 +34,7 @@ from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
-from pipeline.scheduling.outcomes import failed_outcome
+from pipeline.scheduling.item_state import failed_outcome
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildResult
 from tests.pipeline import campaigns
@@ -138,8 +138,6 @@ class Fake(NoRay):
         self.memory.append(memory_bytes)
         self._keys.append(args[1].key)
         return Handle(len(self.started))
-
-    start_alone = start
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
         done = self.ends.pop(0)

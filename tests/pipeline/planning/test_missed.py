@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from freezer.store.store import Store
-from pipeline.cluster.nodes import Done, Handle
+from pipeline.cluster.ray_cluster import Done, Handle
 from pipeline.failures.classify import CODES
 from pipeline.failures.policy import MOST_STARTS
 from pipeline.ledger.ledger import Ledger

@@ -22,11 +22,11 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, make_key, source_key
 from pipeline.planning.plan import Plan
 from pipeline.records.outcome import Outcome
-from pipeline.scheduling.outcomes import outcome_of
+from pipeline.scheduling.item_state import outcome_of
 from pipeline.tracking.run_records import run_records
 from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
 from pipeline.worker.tasks import build, judge
-from pipeline.workspace.layout import judged_folder
+from pipeline.workspace.workspace import judged_folder
 from tests.pipeline.campaigns import plan_of
 from tests.pipeline.worker.test_tasks import entry
 from tests.steps import HERE, QUICK

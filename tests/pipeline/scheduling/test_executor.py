@@ -16,7 +16,7 @@ from freezer.freezing.models.loaders import load_source
 from freezer.freezing.models.sources import parse_source
 from freezer.store.store import Store
 from pipeline.cluster.coordination import BEAT_S, Turns
-from pipeline.cluster.nodes import Done, Handle, Node
+from pipeline.cluster.ray_cluster import Done, Handle, Node
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
 from pipeline.planning.plan import Item, Plan
@@ -25,7 +25,7 @@ from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.workspace.layout import candidate_folder
+from pipeline.workspace.workspace import candidate_folder
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
@@ -60,8 +60,6 @@ class Workers(NoRay):
         handle = Handle(len(self.said))
         self._tasks[handle] = request
         return handle
-
-    start_alone = start  # type: ignore[assignment]
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
         request = self._tasks[handles[0]]
@@ -161,7 +159,7 @@ def test_outcomes_wait_for_the_turn_of_others(store: Store, ledger: Ledger, monk
         Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json")),
         lambda _: None,
     )
-    executor._places._turns = Turns(board, clock)
+    executor._places.turns = Turns(board, clock)
     executor._places.tick()
 
     def rest(_: float) -> None:

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.nodes import Done, Handle, Node
+from pipeline.cluster.ray_cluster import Done, Handle, Node
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
-from pipeline.scheduling.fleet import Fleet, assembled
+from pipeline.scheduling.fleet import Fleet
+from pipeline.scheduling.node_check import Sight
 from tests.pipeline.one_node import NoRay
 
 V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
 PLAIN = {"torch": "2.13.0", "driver": None}
 NEWER = {"torch": "2.14.0", "driver": None}
 ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
+BLIND = Sight(problem="it does not see the store", sees_files=False)
 
 
 class Answers(NoRay):
@@ -59,14 +61,15 @@ def node(name: str, *classes: str, num_cpus: int = 4, num_gpus: int = 0) -> Node
 
 
 def fleet_of(
-    folder: Path, cluster: Answers, before: Mapping[str, ClassFacts] | None = None, *, wanted: Sequence[str] = ()
+    folder: Path, cluster: Answers, before: Mapping[str, ClassFacts] | None = None, *, wanted: Sequence[str] = ("auto",)
 ) -> tuple[Fleet, list[str]]:
     notes: list[str] = []
 
     def show(event: Event) -> None:
         notes.append(event.text)
 
-    with assembled(Fleet(cluster, show, store=folder, files=folder, wait_s=None, before=before), wanted) as fleet:
+    fleet = Fleet(cluster, show, store=folder, files=folder, wait_s=None, before=before)
+    with fleet.assembled(wanted):
         return fleet, notes
 
 
@@ -90,14 +93,16 @@ def test_node_with_a_broken_gpu_serves_cpus(tmp_path: Path) -> None:
     assert fleet.facts()[GPU].toolchain == ON_GPU
 
 
-def test_node_with_a_busy_gpu_serves_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_gpu_delays_only_gpu_campaigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1)]
     fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
-    assert [found.classes for found in fleet.nodes] == [(V4, "portable"), (GPU, V4, "portable")]
-    assert notes == [f"node a is not used for {GPU}: no answer: in use are 1 of its 1 GPUs"]
+    assert [found.node_id for found in fleet.nodes] == ["b"], "a is used once it answers"
+    assert notes == [
+        f"starting without node a, which serves {GPU}, {V4}, portable: in use are 1 of its 1 GPUs; it is used once it answers"
+    ]
     fleet, _ = fleet_of(tmp_path, Answers(nodes[:1], held=["a"]), wanted=[V4])
-    assert [found.classes for found in fleet.nodes] == [(V4, "portable")], "nobody has asked for what only it serves"
+    assert [found.classes for found in fleet.nodes] == [(V4, "portable")], "its GPU is not requested"
 
 
 def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,22 +110,9 @@ def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 0.2)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
     said = f"no node for {GPU} had a free core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
-    for wanted in ([GPU], []):
+    for wanted in ([GPU], ["auto"]):
         with pytest.raises(InfrastructureError, match=said):
             fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
-
-
-def test_busy_joining_node_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Answers([node("a", V4)], held=["b"])
-    fleet, notes = fleet_of(tmp_path, cluster)
-    cluster._nodes.append(node("b", GPU, V4, num_gpus=1))
-    fleet.tick()
-    assert notes == [], "it may still answer"
-    monkeypatch.setattr("pipeline.scheduling.node_check.SOON_S", 0.0)
-    fleet.tick()
-    fleet.tick()
-    assert notes == [f"waiting for node b, which serves {GPU}, {V4}, portable: in use are 1 of its 1 GPUs"]
-    assert [found.node_id for found in fleet.nodes] == ["a"]
 
 
 def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,20 +122,19 @@ def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest
         def glance(self, function: Callable[..., Any], *args: Any, node: Node, **_: Any) -> Handle:
             handle = Handle(f"look {node.node_id}")
             self._ended = [done for done in self._ended if done.handle != handle]
-            self._ended.append(Done(handle=handle, value=function(*args) if node.node_id in self.sighted else [None, None]))
+            self._ended.append(Done(handle=handle, value=function(*args) if node.node_id in self.sighted else BLIND))
             return handle
 
     monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.AGAIN_S", 0.0)
     cluster, notes = Joined([node("a", V4)]), []
     cluster.joined = True
-    with assembled(
-        Fleet(cluster, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None), [V4]
-    ) as fleet:
+    fleet = Fleet(cluster, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None)
+    with fleet.assembled([V4]):
         cluster._nodes.append(node("b", V4))
         for _ in range(3):
             fleet.tick()
-        assert notes == [f"node b is not used: it does not see the store's {tmp_path}; checked again every 0 s"]
+        assert notes == ["node b is not used: it does not see the store; checked again every 0 s"]
         assert [found.node_id for found in fleet.nodes] == ["a"]
         cluster.sighted = ("a", "b")
         fleet.tick()

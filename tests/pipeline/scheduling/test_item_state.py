@@ -4,38 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from freezer.freezing.models.sources import Source
-from freezer.limits import Limits, SamplingPolicy
-from pipeline.catalog.entry import Entry
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, decide
-from pipeline.planning.keys import make_key
-from pipeline.planning.plan import Item
 from pipeline.records.outcome import Failure, Outcome
-from pipeline.scheduling.item_state import (
-    BuildEnded,
-    Decide,
-    ItemEvent,
-    ItemState,
-    JudgeEnded,
-    JudgeStarted,
-    OutcomeKnown,
-    Phase,
-    QueueTask,
-    RecordBuild,
-    Start,
-    TaskFailure,
-    VersionPublished,
-    advance,
-    may_publish,
-)
+from pipeline.scheduling.item_state import Decide, ItemAction, ItemState, QueueTask, RecordBuild, TaskFailure
 from pipeline.worker.requests import BuildResult, JudgeResult
+from tests.pipeline.one_node import item_of
 
 CLASSES, RECIPES = ("cpu-x86-64-v4", "portable"), ("inductor-frozen", "torchscript-frozen", "portable")
 FAILURES = [(kind, "CP-X") for kind in POLICY if kind != "damage"] + [("memory", code) for code in BY_CODE]
@@ -46,38 +24,10 @@ Name = tuple[str, str | None]
 """Device class and recipe of a task; None is the judge."""
 
 
-def item_of(device_class: str, recipes: tuple[str, ...], missed: tuple[str, ...]) -> Item:
-    entry = Entry(
-        name="m",
-        source=Source(kind="python", location="mod:make"),
-        spec=None,
-        samples=None,
-        task_metric=None,
-        limits=Limits(),
-        device_classes=("auto",),
-        recipes=("auto",),
-        files=(),
-        search_path=(),
-    )
-    item = Item(
-        entry=entry,
-        device_class=device_class,
-        num_threads=2,
-        source=make_key({}),
-        builds={recipe: make_key({"recipe": recipe}) for recipe in recipes},
-        judge=make_key({"judge": device_class}),
-        policy=SamplingPolicy(),
-        finished=None,
-        why="",
-        missed=missed,
-    )
-    return replace(item, before=outcome_of_earlier(item)) if missed else item
-
-
-def outcome_of_earlier(item: Item) -> Outcome:
+def outcome_of_earlier(device_class: str) -> Outcome:
     return Outcome(
         model="m",
-        device_class=item.device_class,
+        device_class=device_class,
         verdict="published",
         reason=None,
         num_threads=2,
@@ -102,16 +52,13 @@ class LifeOfAModel(RuleBasedStateMachine):
     def reset(self) -> None:
         self.states: dict[str, ItemState] = {}
         self.queued: list[Name] = []
-        self.judging: list[Name] = []
         self.starts: Counter[Name] = Counter()
         self.allowed: Counter[Name] = Counter()
         self.recorded: Counter[Name] = Counter()
         self.rebuilds: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
 
-    def step(self, device_class: str, event: ItemEvent) -> None:
-        before = self.states[device_class]
-        self.states[device_class], actions = advance(before, event)
+    def perform(self, device_class: str, actions: Sequence[ItemAction]) -> None:
         for action in actions:
             match action:
                 case QueueTask(recipe=recipe):
@@ -125,7 +72,7 @@ class LifeOfAModel(RuleBasedStateMachine):
                     self.outcomes[device_class] += 1
                     assert outcome == self.states[device_class].outcome
 
-    @precondition(lambda self: all(state.phase == Phase.PUBLISHED for state in self.states.values()))
+    @precondition(lambda self: all(state.outcome is not None for state in self.states.values()))
     @rule(data=st.data())
     def the_next_model_is_planned(self, data: st.DataObject) -> None:
         self.reset()
@@ -133,9 +80,10 @@ class LifeOfAModel(RuleBasedStateMachine):
             recipes = tuple(data.draw(subset(RECIPES)))
             finished = data.draw(subset(recipes))
             missed = tuple(data.draw(subset([recipe for recipe in recipes if recipe not in finished])))
-            self.states[name] = ItemState(item=item_of(name, recipes, missed))
+            before = outcome_of_earlier(name) if missed else None
+            state = self.states[name] = ItemState(item=item_of(name, recipes, missed=missed, before=before))
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
-            self.step(name, Start(finished={recipe: self.built(name, recipe) for recipe in finished}))
+            self.perform(name, state.start({recipe: self.built(name, recipe) for recipe in finished}))
 
     def built(self, device_class: str, recipe: str, failure: str | None = None) -> BuildResult:
         return BuildResult(
@@ -147,74 +95,69 @@ class LifeOfAModel(RuleBasedStateMachine):
     def take(self, data: st.DataObject) -> Name:
         return self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1)))
 
+    def take_judge(self) -> ItemState:
+        name = next(name for name in self.queued if name[1] is None)
+        self.queued.remove(name)
+        return self.states[name[0]]
+
     @precondition(lambda self: self.queued)
     @rule(data=st.data(), failed=st.none() | st.sampled_from(FAILURES))
     def a_task_ends(self, data: st.DataObject, failed: tuple[str, str] | None) -> None:
         device_class, recipe = name = self.take(data)
-        found = failed and Failure(kind=failed[0], code=failed[1], message="so it was")
-        failure = found and TaskFailure(kind=found.kind, failure=found, node_id="n1")
+        failure = None
         if failed is not None:
+            found = Failure(kind=failed[0], code=failed[1], message="so it was")
+            failure = TaskFailure(kind=found.kind, failure=found, node_id="n1")
             self.allowed[name] += decide(*failed).attempts > 1
+        state = self.states[device_class]
         if recipe is not None:
-            self.step(device_class, BuildEnded(result=self.built(device_class, recipe), failed=failure or None))
+            self.perform(device_class, state.build_ended(self.built(device_class, recipe), failure))
             return
-        self.step(device_class, JudgeStarted())
         verdict = data.draw(st.sampled_from(["published", "rejected", "unstable"]))
         result = JudgeResult(key="j", verdict="failed" if failure else verdict, reason="because")
-        self.step(device_class, JudgeEnded(result=result, failed=failure or None))
+        self.perform(device_class, state.judge_ended(result, failure))
 
     @precondition(lambda self: self.queued)
     @rule(data=st.data())
     def a_task_is_given_up(self, data: st.DataObject) -> None:
         device_class, recipe = self.take(data)
+        state = self.states[device_class]
         if recipe is not None:
-            self.step(device_class, BuildEnded(result=self.built(device_class, recipe, "infrastructure")))
+            self.perform(device_class, state.build_ended(self.built(device_class, recipe, "infrastructure")))
         else:
-            self.step(device_class, JudgeEnded(result=JudgeResult.of_failure("j", Failure(kind="infrastructure"))))
+            self.perform(device_class, state.judge_ended(JudgeResult.of_failure("j", Failure(kind="infrastructure"))))
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule(data=st.data())
     def a_judge_finds_damage(self, data: st.DataObject) -> None:
-        name = next(name for name in self.queued if name[1] is None)
-        self.queued.remove(name)
-        state = self.states[name[0]]
-        good = [recipe for recipe, result in state.results.items() if result.failure is None]
-        gone = tuple(data.draw(subset(good)))
-        self.step(name[0], JudgeStarted())
-        self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
+        state = self.take_judge()
+        name = state.item.device_class
+        gone = tuple(data.draw(subset([recipe for recipe, result in state.results.items() if result.failure is None])))
+        self.allowed.update({(name, recipe): 1 for recipe in (*gone, None)})
         found = Failure(kind="disk", code="CP-INTEGRITY", message="a byte differs")
-        failure, result = TaskFailure(kind="damage", failure=found), JudgeResult.of_failure("j", found)
-        self.step(name[0], JudgeEnded(result=result, failed=failure, gone=gone))
-        self.rebuilds[name[0]] += self.states[name[0]].phase == Phase.BUILDING
-        assert self.rebuilds[name[0]] < MOST_DAMAGES
+        failure = TaskFailure(kind="damage", failure=found)
+        self.perform(name, state.judge_ended(JudgeResult.of_failure("j", found), failure, gone))
+        self.rebuilds[name] += state.outcome is None
+        assert self.rebuilds[name] < MOST_DAMAGES
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule()
     def another_campaign_was_faster(self) -> None:
-        name = next(name for name in self.queued if name[1] is None)
-        self.queued.remove(name)
-        self.step(name[0], OutcomeKnown(outcome=outcome_of_earlier(self.states[name[0]].item)))
-
-    @precondition(lambda self: self.states and may_publish(self.states.values()))
-    @rule()
-    def a_version_is_published(self) -> None:
-        for name, state in self.states.items():
-            assert state.outcome is not None
-            self.step(name, VersionPublished(outcome=state.outcome))
+        state = self.take_judge()
+        self.perform(state.item.device_class, state.decided(outcome_of_earlier(state.item.device_class)))
 
     @invariant()
     def a_queued_judge_has_all_builds(self) -> None:
         for device_class, recipe in self.queued:
             state = self.states[device_class]
             if recipe is None:
-                assert state.phase == Phase.BUILT
                 assert set(state.results) == set(state.item.builds)
                 assert any(result.failure is None for result in state.results.values())
 
     @invariant()
     def every_undecided_item_has_work(self) -> None:
         for device_class, state in self.states.items():
-            decided = state.phase in (Phase.DECIDED, Phase.PUBLISHED)
+            decided = state.outcome is not None
             assert decided != any(name == device_class for name, _ in self.queued)
             assert self.outcomes[device_class] == decided, "exactly one outcome"
 
@@ -224,17 +167,15 @@ class LifeOfAModel(RuleBasedStateMachine):
             assert num <= min(self.allowed[name], MOST_ATTEMPTS * MOST_DAMAGES)
             assert self.recorded[name] <= MOST_DAMAGES
 
-    @invariant()
-    def nothing_is_published_before_all_classes_are_decided(self) -> None:
-        phases = {state.phase for state in self.states.values()}
-        assert Phase.PUBLISHED not in phases or phases == {Phase.PUBLISHED}
-
     def teardown(self) -> None:
-        """Give everything up; every item then has one outcome, and the model can be published."""
+        """Give everything up; every item then has one outcome."""
         while self.queued:
             device_class, recipe = self.queued.pop()
-            event: Any = BuildEnded(result=self.built(device_class, recipe, "error")) if recipe else None
-            self.step(device_class, event or JudgeEnded(result=JudgeResult(key="j", verdict="rejected", reason="r")))
+            state = self.states[device_class]
+            if recipe is not None:
+                self.perform(device_class, state.build_ended(self.built(device_class, recipe, "error")))
+            else:
+                self.perform(device_class, state.judge_ended(JudgeResult(key="j", verdict="rejected", reason="r")))
         assert all(self.outcomes[name] == 1 for name in self.states)
 
 

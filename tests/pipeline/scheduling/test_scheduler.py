@@ -8,26 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.autoscaling import Ask
 from pipeline.cluster.coordination import BEAT_S, Turns
-from pipeline.cluster.nodes import Done, Handle, Node
+from pipeline.cluster.ray_cluster import Ask, Done, Handle, Node
 from pipeline.planning.memory_estimate import Demand
 from pipeline.records.events import Event
-from pipeline.scheduling.queue import Queue
+from pipeline.scheduling.queue import Task
 from pipeline.scheduling.scheduler import Places
 from pipeline.worker.requests import JudgeResult
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
-from tests.pipeline.one_node import DEMAND, NoRay, OneNode, Waiting
+from tests.pipeline.one_node import DEMAND, NoRay, OneNode, waiting
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 
 
-def build(name: str = V4, judge_cpus: int = 4) -> Waiting:
-    return Waiting(name, recipe="portable", judge_cpus=judge_cpus)
+def build(name: str = V4, judge_cpus: int = 4, demand: Demand = DEMAND) -> Task:
+    return waiting(name, recipe="portable", judge_cpus=judge_cpus, demand=demand)
 
 
-def judge(demand: Demand = DEMAND) -> Waiting:
-    return Waiting(V4, judge_cpus=4, demand=demand)
+def judge(demand: Demand = DEMAND) -> Task:
+    return waiting(V4, judge_cpus=4, demand=demand)
 
 
 class Some(OneNode):
@@ -45,22 +44,20 @@ def node(name: str, *classes: str, num_cpus: int = 4) -> Node:
 
 @dataclass
 class Here:
-    """A fleet, its places, and what waits for them."""
+    """A fleet, its places, and what was reported."""
 
     fleet: Some
-    waiting: Queue[Waiting] = field(default_factory=Queue)
-    ready: Queue[Waiting] = field(default_factory=Queue)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         def show(event: Event) -> None:
             self.notes.append(event.text)
 
-        self.places: Places[Waiting] = Places(self.fleet, self.waiting, self.ready, show)
+        self.places = Places(self.fleet, show)
 
-    def wait_for(self, tasks: Sequence[Waiting]) -> None:
+    def wait_for(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
-            (self.waiting if task.recipe else self.ready).append(task)
+            (self.places.waiting if task.recipe else self.places.ready).append(task)
 
     def asked(self) -> Mapping[Ask, int]:
         """What is asked for after two rounds of a driver."""
@@ -71,7 +68,8 @@ class Here:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Here:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.setattr("pipeline.scheduling.scheduler.CHECK_S", 0.0)
     fleet = Some(NoRay(), tmp_path)
     fleet.have()
     return Here(fleet)
@@ -97,8 +95,8 @@ def test_asks_for_a_node_after_the_last_one_left(here: Here) -> None:
 
 
 def test_asks_for_a_node_that_fits_the_largest_judge(here: Here) -> None:
-    here.wait_for([build(V3, 2), build(V4, 4), build(V4, 8), build("portable", 2)])
-    assert here.asked() == {Ask(device_class=V3, num_cpus=2): 1, Ask(device_class=V4, num_cpus=8): 1}, "any serves what is portable"
+    here.wait_for([build(V3, 2), build(V4, 4), build(V4, 8)])
+    assert here.asked() == {Ask(device_class=V3, num_cpus=2): 1, Ask(device_class=V4, num_cpus=8): 1}
 
 
 def test_asks_for_a_larger_node_beside_small_ones(here: Here) -> None:
@@ -116,7 +114,6 @@ def test_asks_for_required_memory_but_not_estimates(here: Here) -> None:
 
 
 def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.scheduler.CHECK_S", 0.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.GONE_S", 0.0)
     here.fleet.have(node("small", V4, num_cpus=2))
     here.wait_for([build()])
@@ -124,47 +121,25 @@ def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.Monkey
     [(slot, task)] = here.places.builds(lambda _: True)
     here.places.enter(task, slot)
     assert here.places.given_up() == []
-    waiting = judge()
-    here.wait_for([waiting])
+    alone = judge()
+    here.wait_for([alone])
     [(found, failure)] = here.places.given_up()
-    assert (found, failure.code) == (waiting, "CP-NO-NODE")
+    assert (found, failure.code) == (alone, "CP-NO-NODE")
     assert failure.message.startswith(f"no node serves {V4} with 4 CPUs, for 0 s; start one")
 
 
-def test_tasks_without_enough_memory_are_given_up(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.scheduler.CHECK_S", 0.0)
+def test_tasks_without_enough_memory_are_given_up(here: Here) -> None:
     here.fleet.have(node("a", V4))
     large = Demand(asked=128 * 10**9, least=128 * 10**9)
-    built = build()
-    built.demand = large
-    here.wait_for([built])
-    assert [(task, failure.kind) for task, failure in here.places.given_up()] == [(built, "memory")]
-    waiting = judge(large)
-    here.wait_for([waiting])  # another of its recipes was built before
-    assert [(task, failure.kind) for task, failure in here.places.given_up()] == [(waiting, "memory")]
+    for task in (build(demand=large), judge(large)):
+        here.wait_for([task])
+        assert [(found, failure.kind) for found, failure in here.places.given_up()] == [(task, "memory")]
     assert here.places.given_up() == []
-
-
-def test_raised_demand_is_checked_only_when_requested(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.scheduler.CHECK_S", 0.0)
-    here.fleet.have(node("a", V4))
-    task = build()
-    here.wait_for([task, build()])
-    here.places.tick()
-    slot, started = next(here.places.builds(lambda _: True))
-    here.places.enter(started, slot)
-    assert here.places.given_up() == []
-    task.demand = Demand(asked=128 * 10**9, least=128 * 10**9)
-    here.waiting.append(task)
-    here.places.leave(started, Done(handle=Handle(1), failure="it is gone"))
-    assert here.places.given_up() == [], "thousands of others may wait"
-    here.places.check_again()
-    assert [found for found, *_ in here.places.given_up()] == [task]
 
 
 def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     board, ours, theirs = DictBoard(), Clock(), Clock()
-    here.places._turns, other = Turns(board, ours), Turns(board, theirs)
+    here.places.turns, other = Turns(board, ours), Turns(board, theirs)
     here.fleet.have(node("a", V4))
     first, second = judge(), judge()
     here.wait_for([first, second])
@@ -179,23 +154,20 @@ def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     here.places.tick()
     here.places.leave(started, Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason="")))
     assert list(here.places.judges(lambda _: not here.places.turns.claimed("a"))) == [], "something has to be brought"
-    assert list(here.ready) == [second]
+    assert list(here.places.ready) == [second]
     theirs.now += BEAT_S
     other.tick()
     assert not other.claimed("a")
 
 
 def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.scheduler.BEGUN_S", 0.0)
-    held = [None, "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs", "in use are 1 of its 4 CPUs"]
-    monkeypatch.setattr(here.fleet.cluster, "held", lambda _: held.pop(0), raising=False)
+    monkeypatch.setattr("pipeline.scheduling.scheduler.HELD_S", 0.0)
+    monkeypatch.setattr(here.fleet.cluster, "held", lambda _: "in use are 1 of its 4 CPUs", raising=False)
     here.fleet.have(node("a", V4))
     here.wait_for([judge()])
     here.places.tick()
     [(slot, started)] = here.places.judges(lambda _: True)
     here.places.enter(started, slot)
-    for number in range(4):
+    for _ in range(2):
         here.places.tick()
-        assert len(here.notes) == (number > 1), "a judge that has just ended leaves its cores, too"
     assert here.notes == ["judge waits for node a: in use are 1 of its 4 CPUs; it starts when nothing else runs there"]
-    assert len(held) == 1

@@ -25,7 +25,7 @@ from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.tasks import build, judge
-from pipeline.workspace.layout import candidate_folder, judged_folder, log_path
+from pipeline.workspace.workspace import candidate_folder, judged_folder, log_path
 from tests.steps import HERE, QUICK
 
 MODELS = Path(__file__).parents[1] / "models"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.workspace.checksums import DIGESTS, damage_of, note_digests
+from pipeline.workspace.workspace import DIGESTS, damage_of, note_digests
 
 
 @pytest.fixture
