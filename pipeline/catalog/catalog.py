@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -55,8 +54,7 @@ def read_catalog(path: Path, *, only: str | None = None) -> Catalog:
     Raises:
         CatalogError: the file is not a catalog. Errors of single entries are in `problems`.
     """
-    found = read_file(path)
-    return read_records(found.records, found.defaults, folder=path.parent.resolve(), origin=str(path), only=only)
+    return _read_records(read_file(path), folder=path.parent.resolve(), origin=str(path), only=only)
 
 
 def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: str | None) -> Catalog:
@@ -88,10 +86,10 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
             f"the registry has no models{which} to freeze; check --tracking-uri, the alias and --filter", code="CP-CATALOG-EMPTY"
         )
     records = [
-        Record(place=model.model_uri, value={"name": name, "source": f"{REGISTRY}{model.model_uri}"})
+        Record(place=model.model_uri, value={"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust})
         for name, model in models.items()
     ]
-    read = read_records(records, {"trust": trust}, folder=Path.cwd(), origin=catalog, only=only)
+    read = _read_records(records, folder=Path.cwd(), origin=catalog, only=only)
     entries = [
         replace(of_version(entry, models[entry.name]), registered_name=f"{models[entry.name].name}-frozen")
         for entry in read.entries
@@ -99,12 +97,11 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
     return Catalog(entries=tuple(entries), problems=read.problems)
 
 
-def read_records(records: Iterable[Record], defaults: Any, *, folder: Path, origin: str, only: str | None) -> Catalog:
+def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only: str | None) -> Catalog:
     """Turn records into entries; see `read_catalog`.
 
     Args:
         records: in order.
-        defaults: of the fields.
         folder: base of relative paths.
         origin: of the records, for errors.
         only: a glob over entry names.
@@ -127,7 +124,7 @@ def read_records(records: Iterable[Record], defaults: Any, *, folder: Path, orig
             continue
         seen[label] = record.place
         try:
-            entries.append(_read_entry(record, defaults, label=label, folder=folder))
+            entries.append(_read_entry(record, label, folder))
         except BadEntriesError as error:
             problems += error.problems
     if not entries and not problems:
@@ -135,28 +132,23 @@ def read_records(records: Iterable[Record], defaults: Any, *, folder: Path, orig
     return Catalog(entries=tuple(entries), problems=tuple(problems))
 
 
-def _read_entry(record: Record, defaults: Mapping[str, Any], *, label: str, folder: Path) -> Entry:
+def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     """Turn a record into an entry, checked as far as possible without loading its model.
 
     Args:
         record: its value should be a mapping of fields.
-        defaults: of the fields.
         label: name of the entry, or its number without a name.
         folder: base of relative paths.
 
     Raises:
         BadEntriesError: the entry is invalid.
     """
-    given = record.value
-    if not isinstance(given, dict):
-        got = "nothing" if given is None else f"a {type(given).__name__}"
+    if not isinstance(record.value, dict):
+        got = "nothing" if record.value is None else f"a {type(record.value).__name__}"
         raise BadEntriesError([_problem(record, label, None, f"got {got}, expected a mapping of fields", "CP-ENTRY-FORM")])
-    merged = {**defaults, **given}
-    if isinstance(defaults.get("limits"), dict) and isinstance(given.get("limits"), dict):
-        merged["limits"] = {**defaults["limits"], **given["limits"]}
     folders = Folders(base=folder, search_path=tuple(dict.fromkeys((str(folder), str(Path.cwd())))))
     try:
-        parsed = EntryModel.model_validate(merged, context=folders)
+        parsed = EntryModel.model_validate(record.value, context=folders)
     except ValidationError as error:
         raise BadEntriesError([_problem(record, label, *coded_problem(found)) for found in error.errors()]) from None
     except OSError as error:

@@ -6,6 +6,7 @@ Oversized files, exploding nesting and aliases, duplicate fields and non-JSON nu
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 YAML_BYTES = 16 * 1024 * 1024
-LINE_BYTES = 1024 * 1024
 MAX_DEPTH = 64
 MAX_NODES = 4_000_000
 """Values in a YAML catalog with its aliases expanded; a file of the largest size has fewer."""
@@ -40,15 +40,7 @@ class Record:
     lines: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CatalogFile:
-    """The entries of a file, and the defaults of their fields."""
-
-    defaults: Mapping[str, Any]
-    records: tuple[Record, ...]
-
-
-def read_file(path: Path) -> CatalogFile:
+def read_file(path: Path) -> list[Record]:
     """Return the records of a catalog file, in order.
 
     Raises:
@@ -61,14 +53,14 @@ def read_file(path: Path) -> CatalogFile:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise CatalogError(f"{path} cannot be read: it {problem}; name a catalog file", code="CP-CATALOG-UNREADABLE")
     try:
-        found = reader(path)
+        records = reader(path)
     except OSError as error:
         raise CatalogError(
             f"{path} cannot be read: {error.strerror or error}; name a catalog file", code="CP-CATALOG-UNREADABLE"
         ) from error
-    if not found.records:
+    if not records:
         raise CatalogError(f"{path} lists no models; expected at least one entry", field="models", code="CP-CATALOG-EMPTY")
-    return found
+    return records
 
 
 def parquet_schema() -> pa.Schema:
@@ -81,7 +73,7 @@ def parquet_schema() -> pa.Schema:
     return pa.schema([(name, types.get(name, pa.string())) for name in EntryModel.model_fields])
 
 
-def _read_yaml(path: Path) -> CatalogFile:
+def _read_yaml(path: Path) -> list[Record]:
     if path.stat().st_size > YAML_BYTES:
         raise CatalogError(
             f"{path}: got {path.stat().st_size / 1e6:.0f} MB of YAML, expected at most {YAML_BYTES / 1e6:.0f} MB; write it as "
@@ -89,7 +81,7 @@ def _read_yaml(path: Path) -> CatalogFile:
             code="CP-CATALOG-SIZE",
         )
     try:
-        root = _compose(_decoded(path.read_bytes(), str(path)).removeprefix("\ufeff"), path)
+        root = _compose(_decoded(path.read_bytes(), str(path)), path)
         document = None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
@@ -107,11 +99,20 @@ def _read_yaml(path: Path) -> CatalogFile:
             got = type(value).__name__
             raise CatalogError(f"{path}: got a {got}, expected {expected}", field=name, code="CP-CATALOG-FORM")
     nodes: list[yaml.Node] = next((value.value for key, value in root.value if key.value == "models"), [])
-    records = (
-        Record(place=_place(node, path), value=value, lines=_places_of_fields(node, path))
+    return [
+        Record(place=_place(node, path), value=_merged(defaults, value), lines=_places_of_fields(node, path))
         for node, value in zip(nodes, models, strict=True)
-    )
-    return CatalogFile(defaults=defaults, records=tuple(records))
+    ]
+
+
+def _merged(defaults: Mapping[str, Any], value: Any) -> Any:
+    """Return an entry with its defaults. Limits are merged one by one."""
+    if not isinstance(value, dict):
+        return value
+    merged = {**defaults, **value}
+    if isinstance(defaults.get("limits"), dict) and isinstance(value.get("limits"), dict):
+        merged["limits"] = {**defaults["limits"], **value["limits"]}
+    return merged
 
 
 def _compose(text: str, path: Path) -> Any:
@@ -167,44 +168,34 @@ def _places_of_fields(node: yaml.Node, path: Path) -> dict[str, str]:
     return {key.value: _place(key, path) for key, _ in node.value} if isinstance(node, yaml.MappingNode) else {}
 
 
-def _read_json_lines(path: Path) -> CatalogFile:
+def _read_json_lines(path: Path) -> list[Record]:
     records = []
     with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
+        for number, line in enumerate(file, start=1):
             place = f"{path.name}:{number}"
-            if len(line) > LINE_BYTES:
-                raise CatalogError(
-                    f"{place}: the line is longer than {LINE_BYTES / 1e6:.0f} MB; expected one entry in each line",
-                    code="CP-CATALOG-SIZE",
-                )
-            text = _decoded(line, place).strip().removeprefix("\ufeff")
+            text = _decoded(line, place).strip()
             if text:
                 records.append(Record(place=place, value=_parsed_json(text, place)))
-    return CatalogFile(defaults={}, records=tuple(records))
+    return records
 
 
 def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
-    def refuse(word: str) -> None:
-        raise ValueError(f"{word} is not a JSON number")
-
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+            raise ValueError(f"{Counter(name for name, _ in pairs).most_common(1)[0][0]!r} is given twice")
         return found
 
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         got = text if len(text) < 60 else f"{text[:60]}…"
         problem = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise CatalogError(
-            f"got {got!r}, which is not JSON: {problem}", place=place, field=field, code="CP-CATALOG-SYNTAX"
-        ) from None
+        message = f"got {got!r}, which is not JSON: {problem}"
+        raise CatalogError(message, place=place, field=field, code="CP-CATALOG-SYNTAX") from None
 
 
-def _read_parquet(path: Path) -> CatalogFile:
+def _read_parquet(path: Path) -> list[Record]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -225,10 +216,7 @@ def _read_parquet(path: Path) -> CatalogFile:
             raise CatalogError(
                 f"{path}: got a column of {table.column(name).type}, expected {wanted}", field=name, code="CP-CATALOG-FORM"
             ) from None
-    rows = table.to_pylist()
-    return CatalogFile(
-        defaults={}, records=tuple(_parquet_record(row, f"{path.name}, row {number}") for number, row in enumerate(rows, start=1))
-    )
+    return [_parquet_record(row, f"{path.name}, row {number}") for number, row in enumerate(table.to_pylist(), start=1)]
 
 
 def _parquet_record(row: Mapping[str, Any], place: str) -> Record:
@@ -239,7 +227,7 @@ def _parquet_record(row: Mapping[str, Any], place: str) -> Record:
 
 def _decoded(content: bytes, place: str) -> str:
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CatalogError(
             f"{place} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8", code="CP-CATALOG-ENCODING"
@@ -250,7 +238,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-_READERS: Mapping[str, Callable[[Path], CatalogFile]] = {
+_READERS: Mapping[str, Callable[[Path], list[Record]]] = {
     ".yaml": _read_yaml,
     ".yml": _read_yaml,
     ".json": _read_yaml,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import glob
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -313,35 +313,25 @@ def _problem_of(file: Path, name: str, args: Mapping[str, Any] | None) -> str | 
         return f"{file}:{error.lineno}: {error.msg}; fix the module"
     except (OSError, ValueError, RecursionError) as error:
         return f"{file} cannot be read: {error}"
-    names = list(_bound_names(tree.body))
-    if name not in names:
-        if "*" in names or "__getattr__" in names:
-            return None
-        close = get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(set(names))[:12]) or 'nothing'}"
-        return f"{file} has no function {name!r}; {hint}"
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if args is None or not found or found[-1].decorator_list:
-        return None  # a class, an import, or a decorated function
-    refused = _refused_arguments(found[-1].args, args)
-    return f"{file}:{found[-1].lineno}: {name} {refused}" if refused else None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if name not in functions:
+        if not _may_bind(tree, name):
+            close = get_close_matches(name, functions, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(list(functions)[:12]) or 'none'}"
+            return f"{file} has no function {name!r}; {hint}"
+    elif args is not None and not functions[name].decorator_list:
+        refused = _refused_arguments(functions[name].args, args)
+        return f"{file}:{functions[name].lineno}: {name} {refused}" if refused else None
+    return None
 
 
-def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yield the names that a module binds at its top level, also in branches; `*` for a star import."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (item.id for target in targets for item in ast.walk(target) if isinstance(item, ast.Name))
-        else:
-            for field in ("body", "orelse", "finalbody"):
-                yield from _bound_names(getattr(node, field, []))
-            for handler in getattr(node, "handlers", []):
-                yield from _bound_names(handler.body)
+def _may_bind(tree: ast.Module, name: str) -> bool:
+    """Whether a module may have an attribute that is not a plain function: a class, an import, a variable or a computed one."""
+    nodes = list(ast.walk(tree))
+    bound = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    bound |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    bound |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return not bound.isdisjoint((name, "*", "__getattr__"))
 
 
 def _refused_arguments(takes: ast.arguments, args: Mapping[str, Any]) -> str | None:
