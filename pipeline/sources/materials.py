@@ -4,7 +4,8 @@ resolve   before planning: find registry versions, fetch URLs without a digest, 
 ready     before building: fetch the rest, turn a registry model into a file with its inputs, and ship files and code through the
           store if nodes do not share this machine's disk (transfer.py)
 
-STORE/.coldpress/sources/<sha256>/<name>              fetched or shipped files
+STORE/.coldpress/sources/<sha256>/<name>              fetched files
+STORE/.coldpress/sources/<sha256>/<absolute path>     shipped files
 STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of registry models
 """
 

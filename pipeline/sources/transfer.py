@@ -1,7 +1,7 @@
 """Ship files and code of an entry through the store, for workers that do not see this machine's disk.
 
-A file is stored under its digest. Python modules and listed files are stored in one tree under their common digest, each at its
-absolute path, so a module finds its neighbours and the files beside `__file__`.
+Files are stored in a tree under their common digest, each at its absolute path, so a module finds its neighbours and the files
+beside `__file__`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import ast
 import hashlib
 import sysconfig
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from freezer.errors import SourceError
-from freezer.files.atomic import copy_whole, make_folder, move
+from freezer.files.atomic import copy_whole, make_folder
 from freezer.files.digest import digest_file
 from freezer.freezing.models.sources import FILE_KINDS, module_file
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
-from pipeline.workspace.staging import own_path, remove_tree
+from pipeline.workspace.staging import move_whole, staging_folder
 from pipeline.workspace.workspace import Workplace
 
 SHIPPED = Path("/coldpress-sources")
@@ -147,60 +146,31 @@ def _imports(file: Path, package: str) -> Iterator[str]:
 
 
 def _ship_file(path: Path, folder: Path) -> Path:
-    if path.is_relative_to(folder):
-        return path
-    digest = digest_file(path)
-    dest = folder / digest.removeprefix("sha256:")
-    _once(dest, lambda partial: _copy(path, partial / path.name, digest))
-    return dest / path.name
+    return path if path.is_relative_to(folder) else _within(_ship_tree([path], folder), path)
 
 
 def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
-    """Return a folder that contains the files at their absolute paths."""
-    digests = {str(file): digest_file(file) for file in files}
-    tree = folder / hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
-
-    def copy(partial: Path) -> None:
-        for name, digest in digests.items():
-            dest = _within(partial, Path(name))
-            make_folder(dest.parent)
-            _copy(Path(name), dest, digest)
-
-    _once(tree, copy)
-    return tree
-
-
-def _copy(path: Path, dest: Path, digest: str) -> None:
-    """Copy a file, and check its digest.
+    """Return a folder that contains the files at their absolute paths. It is made once.
 
     Raises:
-        SourceError: the file changed.
+        SourceError: a file changed while it was copied.
     """
-
-    def check(copy: Path) -> None:
-        if digest_file(copy) != digest:
-            raise SourceError(f"{path} changed while it was copied; run again when it is complete", code="CP-FETCH-DIGEST")
-
-    copy_whole(path, dest, check=check)
+    digests = {str(file): digest_file(file) for file in files}
+    tree = folder / hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+    if tree.is_dir():
+        return tree
+    with staging_folder(str(folder.parents[1])) as made:
+        for name, digest in digests.items():
+            dest = _within(made, Path(name))
+            make_folder(dest.parent)
+            copy_whole(Path(name), dest)
+            if digest_file(dest) != digest:
+                message = f"{name} changed while it was copied; run again when it is complete"
+                raise SourceError(message, code="CP-FETCH-DIGEST")
+        made.chmod(0o755)
+        move_whole(made, tree)
+    return tree
 
 
 def _within(tree: Path, path: Path) -> Path:
     return tree / path.absolute().relative_to(path.anchor or "/")
-
-
-def _once(dest: Path, fill: Callable[[Path], object]) -> None:
-    """Create a folder atomically, unless it exists."""
-    if dest.is_dir():
-        return
-    make_folder(dest.parent)
-    partial = own_path(dest.parent.parent, f"ship-{uuid.uuid4().hex}")
-    make_folder(partial, mode=0o700)
-    try:
-        fill(partial)
-        partial.chmod(0o755)
-        move(partial, dest)
-    except OSError:
-        if not dest.is_dir():
-            raise
-    finally:
-        remove_tree(partial)
