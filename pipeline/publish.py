@@ -15,7 +15,7 @@ from freezer.store.store import Store, Version
 from pipeline.ledger.ledger import Draft, Ledger
 from pipeline.planning.plan import Item, Plan
 from pipeline.records.outcome import UNMEASURED, Failure, Outcome
-from pipeline.workspace.workspace import judged_folder, judged_name, workplace
+from pipeline.workspace.workspace import judged_name, workplace
 
 _Gathered = list[tuple[Item, Outcome]]
 
@@ -145,7 +145,7 @@ class Publisher:
 
     def _folder(self, outcome: Outcome) -> Path:
         """The folder of the judged artifact."""
-        return judged_folder(str(self._store.root), outcome.judge_key, outcome.model, _missing(outcome))
+        return self._place.folder("judged", _name(outcome))
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Record new and changed outcomes in one step, then remove their judged folders."""
@@ -165,7 +165,7 @@ class Publisher:
                     key=item.judge.digest,
                     model=outcome.model,
                     device_class=outcome.device_class,
-                    data={"outcome": outcome.to_json(), "parts": _parts(item)},
+                    data={"outcome": outcome.to_json(), "parts": item.parts},
                 )
                 for item, outcome in final
             ]
@@ -173,8 +173,6 @@ class Publisher:
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger has the outcome; a cached one may be in another version now."""
-        if outcome is item.finished:
-            return item.is_kept
         if not outcome.cached and outcome.verdict != "failed":
             return False
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
@@ -198,12 +196,6 @@ def _is_new(outcome: Outcome) -> bool:
 def _has_artifact_of_its_own(outcome: Outcome) -> bool:
     """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (packaging/eager_fallback.py)."""
     return outcome.verdict == "published" or (outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda")
-
-
-def _parts(item: Item) -> dict[str, Any]:
-    """The parts of the keys of an item, for a later `--explain`."""
-    builds = {name: key.parts for name, key in item.builds.items()}
-    return {"source": item.source.parts, "judge": item.judge.parts, "builds": builds}
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:

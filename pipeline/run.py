@@ -71,12 +71,11 @@ def run(config: Config, display: Display) -> CampaignReport:
     with ledger, display, connect(config.address) as cluster:
         if callable(on_sigterm):  # Ray installs a handler that would end the process before anything is recorded
             signal.signal(signal.SIGTERM, on_sigterm)
-        if not config.explain:
-            remove_abandoned(str(store.root))
         continued = Continued(ledger, started)
         fleet = _fleet(config, cluster, store, continued, display)
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
-        with nullcontext() if config.explain else tracker, fleet.assembled(_requested_classes(config, entries)):
+        requested = set(config.device_classes) or {name for entry in entries for name in entry.device_classes}
+        with nullcontext() if config.explain else tracker, fleet.assembled(requested):
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
             finished = FinishedWork(store, ledger, lifted=config.lift_quarantine, since=continued.own_since)
             plan = make_plan(_request(config, entries, fleet), finished, digests)
@@ -124,7 +123,3 @@ def _request(config: Config, entries: Sequence[Entry], fleet: Fleet) -> PlanRequ
         policy=config.policy,
         keep_going=config.keep_going,
     )
-
-
-def _requested_classes(config: Config, entries: Sequence[Entry]) -> set[str]:
-    return set(config.device_classes) or {name for entry in entries for name in entry.device_classes}

@@ -17,7 +17,6 @@ from typing import Any
 
 from freezer.artifact.manifest import FORMAT_VERSION
 from freezer.codec import encode
-from freezer.errors import MissingDependencyError
 from freezer.files.atomic import make_folder, move, write_whole
 from freezer.files.digest import digest_file
 from freezer.files.download import is_url
@@ -109,19 +108,12 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         parts["file"] = pinned if is_url(source.location) and pinned else digests.of(Path(source.location))
     else:
         folder = Path(source.location)
-        parts |= {"weights": source.weights, "transformers": _transformers_version(source)}
+        parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
         if folder.is_dir():
             parts["folder"] = {str(path.relative_to(folder)): digests.of(path) for path in _files_in(folder)}
         else:
             parts["name"] = source.location
     return make_key(parts)
-
-
-def _transformers_version(source: Source) -> str:
-    try:
-        return metadata.version("transformers")
-    except metadata.PackageNotFoundError:
-        raise MissingDependencyError(f"source {source} needs transformers; pip install 'coldpress[pipeline]'") from None
 
 
 def pinned(source: Source, key: Key) -> Source:

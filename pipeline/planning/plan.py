@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from freezer.errors import CatalogError, InfrastructureError, StoreUnreachableError
 from freezer.freezing.recipes.recipes import made_for, select
@@ -20,7 +22,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.ledger.segments import LedgerRow
 from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, differing, judge_key, source_key
 from pipeline.records.class_facts import ClassFacts
-from pipeline.records.outcome import Failure, FinishedBuild, Outcome
+from pipeline.records.outcome import FinishedBuild, Outcome
 
 PORTABLE_TIME_LIMIT_S = 4.0
 """Sampling time of a portable artifact, whose speed is reported and decides nothing."""
@@ -35,7 +37,6 @@ class Item:
         builds: the key of the build of each recipe.
         judge: the key of its judge.
         finished: its outcome, if an earlier campaign reached it.
-        is_kept: whether the ledger has that outcome with the tags and registered name of the entry.
         why: how it differs from the nearest finished outcome, for `--explain`.
         before: the outcome to keep unless a recipe of `missed` is built now.
         missed: recipes that circumstances kept from being built for `before`.
@@ -53,9 +54,14 @@ class Item:
     why: str = ""
     further_threads: tuple[int, ...] = ()
     memory_bytes: int | None = None
-    is_kept: bool = False
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts of its keys, for a later `--explain`."""
+        builds = {name: key.parts for name, key in self.builds.items()}
+        return {"source": self.source.parts, "judge": self.judge.parts, "builds": builds}
 
     def label(self, recipe: str | None = None) -> str:
         """`model class`, or `model class recipe`, for people."""
@@ -137,7 +143,7 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
             problems.append(problem)
             continue
         for name in _classes(request.device_classes or entry.device_classes, request.auto):
-            lacking = _no_node(entry, name, request.facts) or _too_few_threads(entry, name, request.facts[name])
+            lacking = _unplaceable(entry, name, request.facts)
             if lacking is None:
                 items.append(finished.applied_to(_item(request, entry, name, source, samples)))
             elif request.keep_going:
@@ -161,31 +167,26 @@ def _unreadable(entry: Entry, error: OSError) -> CatalogError:
     return CatalogError(message, entry=entry.name, field=field, code="CP-FETCH")
 
 
-def _no_node(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError | None:
-    if name in facts:
-        return None
-    return InfrastructureError(
-        f"entry {entry.name!r}: no node serves {name}; nodes serve {', '.join(facts)}. Start one with "
-        f"`ray start --labels=coldpress.dev/{name}=true`, or leave the class out",
-        code="CP-NO-NODE",
-    )
-
-
 def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
     """The thread counts to build and judge for; a portable artifact is judged at the count of its workers."""
     return (facts.num_threads,) if name == PORTABLE or not entry.threads else entry.threads
 
 
-def _too_few_threads(entry: Entry, name: str, facts: ClassFacts) -> InfrastructureError | None:
-    """The error of an entry that asks for more threads than the smallest node of a class can time."""
-    most = max(_threads_of(entry, name, facts))
-    if most <= facts.num_threads:
+def _unplaceable(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError | None:
+    """The error of an entry for a class without a node, or with more threads than its smallest node can time."""
+    if name not in facts:
+        problem = (
+            f"no node serves {name}; nodes serve {', '.join(facts)}. Start one with `ray start --labels=coldpress.dev/{name}=true`"
+        )
+        problem += ", or leave the class out"
+    elif (most := max(_threads_of(entry, name, facts[name]))) > facts[name].num_threads:
+        problem = (
+            f"got threads {most}, but the smallest node that serves {name} has {facts[name].num_threads} CPUs; leave the count out"
+        )
+        problem += f", or label only nodes that have as many with coldpress.dev/{name}=true"
+    else:
         return None
-    return InfrastructureError(
-        f"entry {entry.name!r}: got threads {most}, but the smallest node that serves {name} has {facts.num_threads} CPUs; leave "
-        f"the count out, or label only nodes that have as many with coldpress.dev/{name}=true",
-        code="CP-NO-NODE",
-    )
+    return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
 
 
 def auto_classes_of(nodes: Sequence[Sequence[str]]) -> list[str]:
@@ -228,6 +229,12 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
     )
 
 
+_RETRIED = {"quarantine": f"retrying because {LIFT} was given", "memory": "and may use more memory now"}
+
+_DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
+"""Parts of keys that are keys themselves, whose parts are compared."""
+
+
 class FinishedWork:
     """Outcomes of earlier campaigns, in a ledger and a store that stay as they are while this object is used.
 
@@ -250,7 +257,7 @@ class FinishedWork:
         missed, why = self._find_missed(item, finished)
         if missed:
             return replace(item, why=why, before=finished, missed=missed)
-        return replace(item, why=why, finished=finished, is_kept=finished == known)
+        return replace(item, why=why, finished=finished)
 
     def found_meanwhile(self, item: Item) -> Outcome | None:
         """Return the outcome that another campaign reached since an item was planned; None if it used fewer builds, or none did."""
@@ -282,7 +289,8 @@ class FinishedWork:
         if outcome.verdict == "unstable":
             return None, "was unstable (disturbed), which is never kept"
         if failure is not None and not is_kept(failure, memory_bytes=item.memory_bytes, lifted=self.lifted):
-            return None, f"failed earlier ({failure.kind}), {_not_kept(failure)}"
+            why = _RETRIED.get(decide(failure.kind, failure.code).kept, "which is never kept")
+            return None, f"failed earlier ({failure.kind}), {why}"
         if outcome.version is not None and outcome.version not in self._versions(row.model):
             return None, f"version {outcome.version} is gone from the store"
         return outcome.as_cached(), "unchanged"
@@ -311,27 +319,10 @@ class FinishedWork:
         return tuple(again), "; ".join(words) or "unchanged"
 
 
-def _not_kept(failure: Failure) -> str:
-    match decide(failure.kind, failure.code).kept:
-        case "quarantine":
-            return f"retrying because {LIFT} was given"
-        case "memory":
-            return "and may use more memory now"
-        case _:
-            return "which is never kept"
-
-
 def _why_new(item: Item, nearest: LedgerRow | None) -> str:
     """Return how an item differs from the nearest finished one."""
     if nearest is None:
         return "never done"
-    before = nearest.data.get("parts", {})
-    names = [part for part in differing(item.judge.parts, before.get("judge", {})) if part != "builds"]
-    if "source" in before:  # earlier releases recorded no parts of a source
-        names += [f"source.{part}" for part in differing(item.source.parts, before["source"])]
-    for recipe, build in item.builds.items():
-        earlier = before.get("builds", {}).get(recipe)
-        parts = [] if earlier is None else differing(build.parts, earlier)
-        names += [recipe] if earlier is None else [f"{recipe}: {part}" for part in parts if part != "source" or not names]
-    names += [f"no {recipe}" for recipe in before.get("builds", {}) if recipe not in item.builds]
-    return f"differs from the nearest finished in {', '.join(dict.fromkeys(names)) or 'nothing that is recorded'}"
+    names = [name for name in differing(item.parts, nearest.data.get("parts", {})) if not _DIGESTS.fullmatch(name)]
+    words = [name.removeprefix("judge.").removeprefix("builds.") for name in names]
+    return f"differs from the nearest finished in {', '.join(words) or 'nothing that is recorded'}"
