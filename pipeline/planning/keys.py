@@ -29,6 +29,9 @@ from pipeline.workspace.staging import own_path
 INPUTS_VERSION = 2
 """Incremented when the same spec or samples give other golden inputs."""
 
+JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_max")
+"""Limits that a judgement depends on."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
@@ -53,7 +56,6 @@ class FileDigests:
             self._known: dict[str, str] = json.loads(cache.read_text())
         except (OSError, ValueError):
             self._known = {}
-        self._changed = False
 
     def of(self, path: Path) -> str:
         """Return `sha256:` and the digest of a file."""
@@ -61,7 +63,6 @@ class FileDigests:
         key = f"{path}|{stat.st_size}|{stat.st_mtime_ns}"
         if key not in self._known:
             self._known[key] = digest_file(path)
-            self._changed = True
         return self._known[key]
 
     def recall(self, what: str) -> str | None:
@@ -70,13 +71,10 @@ class FileDigests:
 
     def remember(self, what: str, digest: str) -> None:
         """Remember a digest under a name."""
-        self._changed = self._changed or self._known.get(what) != digest
         self._known[what] = digest
 
     def save(self) -> None:
         """Write the cache atomically. Failure is ignored: the digests are then computed again."""
-        if not self._changed:
-            return
         with contextlib.suppress(OSError):
             partial = own_path(self._cache.parent, self._cache.name)  # cleaned up if the driver is killed
             make_folder(partial.parent)
@@ -176,18 +174,12 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
 def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy) -> Key:
     """Return the key of one judge. Default points are not part of it; source and class are if there are no builds."""
     alone = {} if builds else {"source": source.digest, "device_class": target.device_class}
-    limits = entry.limits
     return make_key(
         {
             **_points(entry),
             **alone,
             "builds": sorted(build.digest for build in builds),
-            "limits": {
-                "speedup_min": limits.speedup_min,
-                "error_ratio_max": limits.error_ratio_max,
-                "latency_ms_max": limits.latency_ms_max,
-                "size_mb_max": limits.size_mb_max,
-            },
+            "limits": {name: getattr(entry.limits, name) for name in JUDGED_LIMITS},
             "policy": encode(policy),
             "num_threads": _counts(target),
             "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
