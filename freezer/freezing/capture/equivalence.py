@@ -5,7 +5,6 @@ A trace keeps the branch and the Python numbers of its example and only warns; h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,9 +73,9 @@ def run_eager(subject: Subject) -> EagerAnswers:
         except Exception as error:
             raise CaptureError(f"the eager model fails on {place_of(index, item)}: {run_sentence(error)}") from error
     unchanged = all(same_bytes(one, other) for one, other in zip(before, model.buffers(), strict=True))
-    if unchanged and same_each_time(lambda: _worst(answers[0], call(sets[0].tensors), subject) is None):
+    if unchanged and same_each_time(lambda: _problem(answers[0], call(sets[0].tensors), subject) is None):
         return EagerAnswers(first=answers, second=None, deterministic=True)
-    if not same_each_time(lambda: _worst(answers[0], fresh()(sets[0].tensors), subject) is None):
+    if not same_each_time(lambda: _problem(answers[0], fresh()(sets[0].tensors), subject) is None):
         return EagerAnswers(first=answers, second=None, deterministic=False)
     call = fresh()
     call(sets[0].tensors)
@@ -115,7 +114,7 @@ def check_answers(
         call = fresh() if call is None or starts else call
         cause = None
         try:
-            problem = _worst(expected, call(item.tensors), subject)
+            problem = _problem(expected, call(item.tensors), subject)
         except Exception as error:
             problem, cause = run_sentence(error), error
         if problem is not None:
@@ -123,18 +122,14 @@ def check_answers(
     return ()
 
 
-def answers_right(call: Call, item: InputSet, subject: Subject, eager: EagerAnswers) -> bool:
-    """Whether a program answers one of the subject's sets like the eager model, from the initial state."""
-    expected = next(answer for other, answer in zip(subject.sets, eager.first, strict=True) if other is item)
-    try:
-        return _worst(expected, call(item.tensors), subject) is None
-    except Exception:
-        return False
-
-
 def native_call(program: Any, subject: Subject) -> Call:
     """Calls the source model, or a program with the same signature."""
-    return lambda tensors: _kept(leaves_of(call_source(program, subject.spec, _cloned(tensors))))
+
+    def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        given = {name: tensor.clone() for name, tensor in tensors.items()}
+        return _kept(leaves_of(call_source(program, subject.spec, given)))
+
+    return call
 
 
 def flat_call(program: Any) -> Call:
@@ -142,7 +137,7 @@ def flat_call(program: Any) -> Call:
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
-            return _kept(program(*_cloned(tensors).values()))
+            return _kept(program(*(tensor.clone() for tensor in tensors.values())))
 
     return call
 
@@ -163,19 +158,18 @@ def place_of(index: int, item: InputSet) -> str:
     return f"input set {index} ({sizes})" if sizes else f"input set {index}"
 
 
-def _worst(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) -> str | None:
-    """Describe the output with the largest difference; None if all agree."""
+def _problem(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) -> str | None:
+    """Describe the first output that differs; None if all agree."""
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, expected {len(expected)}"
-    found = [(_difference(one, other), output.name) for one, other, output in zip(expected, got, subject.outputs, strict=False)]
-    wrong = [(size, f"output {name!r} {text}") for difference, name in found if difference for size, text in (difference,)]
-    return max(wrong)[1] if wrong else None
+    differences = map(_difference, expected, got)
+    return next((f"output {output.name!r} {text}" for output, text in zip(subject.outputs, differences, strict=True) if text), None)
 
 
-def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
-    """The difference of two tensors, as a number and in words; None within the dtype's tolerance."""
+def _difference(expected: Tensor, got: Tensor) -> str | None:
+    """The difference of two tensors; None within the dtype's tolerance."""
     if (problem := structure_problem(expected, got)) is not None:
-        return math.inf, f"differs: {problem}"
+        return f"differs: {problem}"
     if not comparable(expected):
         return None
     one, other = in_double(expected), in_double(got)
@@ -187,18 +181,13 @@ def _difference(expected: Tensor, got: Tensor) -> tuple[float, str] | None:
     sizes = one.abs()[one != 0]
     allowed = tolerance * (one.abs() + (sizes.median() if sizes.numel() else 0.0))  # a mask's -1e9 must not widen the tolerance
     apart = (one - other).abs()
-    return (float(apart.max()), f"is off by up to {float(apart.max()):.3g}") if bool((apart > allowed).any()) else None
+    return f"is off by up to {float(apart.max()):.3g}" if bool((apart > allowed).any()) else None
 
 
 def first_lines(lines: Sequence[str]) -> str:
     """The first of many places."""
     more = f" and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
     return f"at {', at '.join(lines[:_MAX_LINES])}{more}"
-
-
-def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, for a call that may write into its inputs."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -27,20 +27,19 @@ def check_weights(name: str, model: nn.Module) -> None:
         SourceError: one is on the meta device, or of a lazy layer that was never called; code CP-WEIGHTS-MISSING.
     """
     held = [*model.named_parameters(), *model.named_buffers()]
-    lazy = [path for path, tensor in held if is_lazy(tensor)]
-    if lazy:
-        raise SourceError(
-            f"{name}: {_some(lazy)} of lazy layers, which get their weights from the first call; call the model once before "
-            "freezing it, or load a state dict",
-            code="CP-WEIGHTS-MISSING",
-        )
-    meta = [path for path, tensor in held if tensor.is_meta]
-    if meta:
-        raise SourceError(
-            f"{name}: {_some(meta)} on the meta device, without values; load the weights (model.to_empty(device='cpu'), then "
-            "load_state_dict)",
-            code="CP-WEIGHTS-MISSING",
-        )
+    for missing, what in (
+        (
+            is_lazy,
+            "of lazy layers, which get their weights from the first call; call the model once before freezing it, or load a "
+            "state dict",
+        ),
+        (
+            lambda tensor: tensor.is_meta,
+            "on the meta device, without values; load the weights (model.to_empty(device='cpu'), then load_state_dict)",
+        ),
+    ):
+        if paths := [path for path, tensor in held if missing(tensor)]:
+            raise SourceError(f"{name}: {_some(paths)} {what}", code="CP-WEIGHTS-MISSING")
 
 
 def check_mode(model: nn.Module) -> None:
@@ -104,7 +103,7 @@ def _problem(model: nn.Module, path: str) -> str | None:
         return f"{path!r} is a name that every TorchScript module uses itself; rename it"
     if not _has(owner, last):
         what = f"submodule {'.'.join(parts)}" if parts else "model"
-        return f"the {what} has no attribute or method {last!r}{_instead(last, _names(owner))}"
+        return f"the {what} has no attribute or method {last!r}{_instead(last, dir(owner))}"
     value = getattr(owner, last)
     if isinstance(value, nn.Module):
         return f"{path!r} is a submodule; name its attributes: {path}.NAME"
@@ -143,17 +142,9 @@ def _has(owner: nn.Module, name: str) -> bool:
     return hasattr(owner, name)
 
 
-def _names(owner: nn.Module) -> list[str]:
-    """Names to suggest: those of the module that not every module has. TorchScript lists no attributes."""
-    methods = owner._c._method_names() if isinstance(owner, torch.jit.ScriptModule) else []
-    names = {*dir(owner), *methods}
-    return sorted(name for name in names if not name.startswith("_") and not hasattr(RecursiveScriptModule, name))
-
-
 def _instead(name: str, there: Iterable[str]) -> str:
-    names = sorted(there)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names[:10]) or 'none'}"
+    near = difflib.get_close_matches(name, there, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_signature(model: nn.Module, spec: InputSpec) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
 
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensors import address_of
 
-_T = TypeVar("_T")
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -23,19 +20,12 @@ def copied(model: nn.Module) -> nn.Module:
     """Deep-copy a model without torch.compile's wrappers and backward hooks, which serving never calls.
 
     Also copies tensors that copy.deepcopy refuses: those that a hook computes (torch.nn.utils.weight_norm), and sparse tensors in
-    a compressed layout. Scripted functions are shared. A buffer that is a view of a larger storage is copied alone, unless it
-    overlaps another tensor; overlapping tensors overlap in the copy too.
+    a compressed layout. Scripted functions are shared. Buffers that overlap in memory overlap in the copy too.
     """
     with torch.no_grad():  # otherwise the parameters of a copied ScriptModule are not leaves, and .double() warns
-        pairs = _overlaps(model)
-        memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in (*_refused(model), *_wasteful(model, pairs))}
+        memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in _refused(model)}
         held = [vars(module) for module in _plain_modules(model)]
-        memo |= {id(function): function for function in _all_of(torch.jit.ScriptFunction, held)}
-        for one, other in pairs:  # deepcopy would separate a parameter from the buffer that it overlaps
-            if not (isinstance(one, nn.Parameter) and isinstance(other, nn.Parameter)):
-                for tensor in (one, other):
-                    if type(tensor) is nn.Parameter and id(tensor) not in memo:
-                        memo[id(tensor)] = nn.Parameter(copy.deepcopy(tensor.data, memo), tensor.requires_grad)
+        memo |= {id(function): function for function in _scripted_functions(held)}
         whole: nn.Module = _unwrapped(copy.deepcopy(model, memo))
     for module in _plain_modules(whole):
         for name, part in module._modules.items():
@@ -43,11 +33,6 @@ def copied(model: nn.Module) -> nn.Module:
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
     return whole
-
-
-def overlapping(model: nn.Module) -> list[Tensor]:
-    """The tensors of a model that overlap another in memory: a write into one changes the other."""
-    return list({id(tensor): tensor for pair in _overlaps(model) for tensor in pair}.values())
 
 
 def device_of_model(model: nn.Module, inputs: Iterable[Tensor] = ()) -> torch.device:
@@ -98,53 +83,13 @@ def _refused(model: nn.Module) -> list[Tensor]:
     return [item for item in held if isinstance(item, Tensor) and (not item.is_leaf or item.layout in _COMPRESSED)]
 
 
-def _wasteful(model: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Buffers that are views of a larger storage and overlap no other tensor. copy.deepcopy itself cuts parameters."""
-    shared = {id(tensor) for pair in pairs for tensor in pair}
-    return [
-        buffer
-        for module in _plain_modules(model)
-        for buffer in module._buffers.values()
-        if type(buffer) is Tensor
-        and buffer.layout is torch.strided
-        and buffer.untyped_storage().nbytes() > buffer.numel() * buffer.element_size()
-        and id(buffer) not in shared
-    ]
-
-
-def _overlaps(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of tensors that overlap in memory, among parameters, buffers and tensors in attributes."""
-    plain = (tensor for module in _plain_modules(model) for tensor in _all_of(Tensor, vars(module)))
-    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *plain)}
-    spans = sorted(((*span, tensor) for tensor in held.values() if (span := _span(tensor))), key=lambda item: item[:2])
-    pairs: list[tuple[Tensor, Tensor]] = []
-    reaching: list[tuple[int, Tensor]] = []
-    for start, end, tensor in spans:
-        reaching = [(until, other) for until, other in reaching if until > start]
-        pairs += [(other, tensor) for _, other in reaching]
-        reaching.append((end, tensor))
-    return pairs
-
-
-def _span(tensor: Tensor) -> tuple[int, int] | None:
-    """The memory range of a tensor, from its first byte to past its last; None if it has none."""
-    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
-        return None
-    address = address_of(tensor)
-    if address is None:
-        return None
-    first = address + int(tensor.storage_offset()) * tensor.element_size()
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + (reach + 1) * tensor.element_size()
-
-
-def _all_of(kind: type[_T], value: Any, depth: int = 3) -> Iterator[_T]:
-    """The values of a type in attributes, and in lists, tuples and dicts there."""
-    if isinstance(value, kind):
+def _scripted_functions(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The scripted functions in attributes, and in lists, tuples and dicts there."""
+    if isinstance(value, torch.jit.ScriptFunction):
         yield value
     elif depth and isinstance(value, list | tuple | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _all_of(kind, item, depth - 1)
+            yield from _scripted_functions(item, depth - 1)
 
 
 def _plain_modules(model: nn.Module) -> list[nn.Module]:

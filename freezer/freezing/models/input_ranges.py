@@ -6,12 +6,12 @@ up to the weights that they index. Arithmetic is not followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -37,22 +37,6 @@ _KEEPS: Mapping[str, tuple[str, ...]] = {
 """Operations whose results hold only values of these arguments, besides fill values of the model."""
 
 _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
-
-
-def find_lengths(call: Callable[[], object], inputs: Mapping[str, Tensor]) -> tuple[dict[str, int], Exception | None]:
-    """For each input that indexes weights, the length of the shortest; and the exception of the call.
-
-    Args:
-        call: a call of the eager model with the inputs.
-        inputs: integer tensors by name, whose values are valid indices.
-    """
-    watch = _Watch(inputs)
-    try:
-        with watch:
-            call()
-    except Exception as error:  # lengths seen before are still valid
-        return watch.lengths, error
-    return watch.lengths, None
 
 
 class _Watch(TorchDispatchMode):
@@ -100,13 +84,9 @@ def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int,
         yield from ((given["self"], dim, index) for dim, index in enumerate(given["indices"]) if index is not None)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results of an operation, also in tuples and lists."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in arguments or results of an operation."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec:
@@ -119,34 +99,32 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     if not wanted:
         return spec
     zeros = generate_at(spec.with_ranges({item.name: (0, 0) for item in wanted}), spec.first_point(), seed=0).tensors
-    lengths, problem = find_lengths(partial(SourceCall(name, model), spec, zeros), {item.name: zeros[item.name] for item in wanted})
+    watch, source = _Watch({item.name: zeros[item.name] for item in wanted}), SourceCall(name, model)
+    problem = ""
+    try:
+        with watch:
+            source(spec, zeros)
+    except Exception as error:  # lengths seen before are still valid
+        problem = f"with zeros the model fails: {described(error)}"
     found = {
-        item.name: (0, min(lengths[item.name] - 1, torch.iinfo(getattr(torch, item.dtype)).max))
+        item.name: (0, min(watch.lengths[item.name] - 1, torch.iinfo(getattr(torch, item.dtype)).max))
         for item in wanted
-        if lengths.get(item.name, 0) > 0
+        if watch.lengths.get(item.name, 0) > 0
     }
     for item in wanted:
         if item.name not in found:
-            note = (
-                f"; with zeros the model fails: {described(problem)}"
-                if problem
-                else "; the model indexes none of its tables with it"
-            )
-            raise range_is_needed(item, note)
+            raise range_is_needed(item, f"; {problem or 'the model indexes none of its tables with it'}")
     spec = spec.with_ranges(found)
-    if problem is None:  # otherwise the first call reports the problem
-        _check_found(name, model, spec, found)
-    return spec
-
-
-def _check_found(name: str, model: nn.Module, spec: InputSpec, found: Mapping[str, tuple[int, int]]) -> None:
+    if problem:
+        return spec  # the first call reports it
     source = SourceCall(name, model)
-    for item in generate(spec):
+    for generated in generate(spec):
         try:
-            source(spec, item.tensors)
+            source(spec, generated.tensors)
         except Exception as error:
             ranges = ", ".join(f"{path!r}: {list(bounds)}" for path, bounds in found.items())
             raise SpecError(
                 f"{name}: the tables that the model indexes allow {ranges}, but the model fails on such values at "
-                f"{dict(item.point)}: {described(error)}; declare `range: [low, high]` for them, or give samples"
+                f"{dict(generated.point)}: {described(error)}; declare `range: [low, high]` for them, or give samples"
             ) from error
+    return spec

@@ -135,7 +135,8 @@ def prepare(
         spec = with_found_ranges(name, model, spec)
     points = spec.named_points(options.points)
     sets = _input_sets(matched, spec, points, fill_up=options.fill_up)
-    structure, outputs = _result_of(name, model, spec, sets[0], options.device)
+    tried = model if options.device.type == "cpu" else model_on(model, options.device)
+    structure, outputs = _result_of(name, tried, spec, sets[0], options.device)
     return Subject(
         name=name,
         model=model,
@@ -162,9 +163,8 @@ def _input_sets(
 def _result_of(
     name: str, model: nn.Module, spec: InputSpec, item: InputSet, device: torch.device
 ) -> tuple[OutputStructure, tuple[OutputSpec, ...]]:
-    """Run the model once on a device; its result must hold dense tensors of comparable dtypes on that device."""
-    tried = model if device.type == "cpu" else model_on(model, device)
-    structure, leaves = flatten(first_result(name, tried, spec, on_device(item, device)))
+    """Run a model once on its device; its result must hold dense tensors of comparable dtypes on that device."""
+    structure, leaves = flatten(first_result(name, model, spec, on_device(item, device)))
     if not leaves:
         raise JudgeError(f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS")
     outputs = output_specs(structure, leaves)
@@ -196,41 +196,23 @@ def placed(subject: Subject, device: torch.device) -> Subject:
     host = subject.on_host
     if device == CPU:
         return host
-    moved = replace(
-        host,
-        model=model_on(host.model, device),
-        sets=tuple(on_device(item, device) for item in host.sets),
-        device=device,
-        host=host,
-    )
-    _check_runs(moved)
-    return moved
-
-
-def _check_runs(subject: Subject) -> None:
-    """Run a moved model once on its device."""
+    model = model_on(host.model, device)
     try:
-        structure, leaves = flatten(first_result(subject.name, subject.model, subject.spec, subject.sets[0]))
+        structure, _ = _result_of(host.name, model, host.spec, host.sets[0], device)
     except JudgeError as error:
-        raise JudgeError(f"{error}; it runs on the CPU, but not on {subject.device}{_why(subject)}", code=error.code) from error
-    if structure != subject.structure:
+        raise JudgeError(f"{error}; it runs on the CPU, but not on {device}{_why(model)}", code="CP-EAGER") from error
+    if structure != host.structure:
         raise JudgeError(
-            f"{subject.name}: on {subject.device} the result has the structure {encode(structure)}, expected "
-            f"{encode(subject.structure)} as on the CPU; return the same structure on every device",
+            f"{host.name}: on {device} the result has the structure {encode(structure)}, expected {encode(host.structure)} as on "
+            "the CPU; return the same structure on every device",
             code="CP-EAGER",
         )
-    there = torch.empty(0, device=subject.device).device
-    for output, leaf in zip(subject.outputs, leaves, strict=True):
-        if leaf.device != there:
-            raise JudgeError(
-                f"{subject.name}: output {output.name!r} is on {leaf.device}, expected {subject.device} like the model and its "
-                "inputs; create it there (x.device), or freeze for a CPU class",
-                code="CP-EAGER",
-            )
+    sets = tuple(on_device(item, device) for item in host.sets)
+    return replace(host, model=model, sets=sets, device=device, host=host)
 
 
-def _why(subject: Subject) -> str:
+def _why(model: nn.Module) -> str:
     """A likely reason, as the end of a sentence."""
-    if isinstance(subject.model, torch.jit.ScriptModule) and (named := named_devices(subject.model, "cpu")):
+    if isinstance(model, torch.jit.ScriptModule) and (named := named_devices(model, "cpu")):
         return f", since its TorchScript names the device {named[0]}, which moving it does not change: script or trace it again"
     return ": create tensors on the device of the inputs (x.device), and keep constants in buffers"

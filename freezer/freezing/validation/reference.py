@@ -14,7 +14,6 @@ from freezer.codec import encode
 from freezer.errors import JudgeError, first_line
 from freezer.freezing.models.calls import call_source, same_each_time
 from freezer.freezing.models.checks import RESET
-from freezer.freezing.models.cloning import overlapping
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import attributes_of, same_values, tensors_of
 from freezer.freezing.validation.drift import Call, CallKind
@@ -110,7 +109,7 @@ def run_reference(subject: Subject) -> Reference:
     Raises:
         JudgeError: the structure of the result varies between calls, or the reset method does not restore the initial state.
     """
-    stateful, deterministic, overlaps = _nature(subject)
+    stateful, deterministic = _nature(subject)
 
     def eager() -> Runner:
         return _source_runner(subject.fresh(), subject)
@@ -119,7 +118,7 @@ def run_reference(subject: Subject) -> Reference:
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
     reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
-    wide, why_not, note = _run_float64(subject.on_host, eagers, stateful=stateful, overlaps=overlaps)
+    wide, why_not, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     calls = []
     for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
         apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
@@ -131,15 +130,14 @@ def run_reference(subject: Subject) -> Reference:
     )
 
 
-def _nature(subject: Subject) -> tuple[bool, bool, bool]:
-    """Whether eager is stateful, whether it is deterministic, and whether calls write into overlapping tensors.
+def _nature(subject: Subject) -> tuple[bool, bool]:
+    """Whether eager is stateful, and whether it is deterministic.
 
     A model is stateful if a call changes one of its tensors, a second call with the same inputs changes an attribute (unlike a
     filled cache), an output depends on earlier calls, or the subject has a reset method.
     """
     model = subject.fresh()
     state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
-    overlapping_before = [(tensor, tensor.detach().clone()) for tensor in overlapping(model)]
     used, first_set, last_set = _source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
     first = _kept(used.call(first_set))
     after = tensors_of(model)
@@ -157,8 +155,7 @@ def _nature(subject: Subject) -> tuple[bool, bool, bool]:
         last_alone = alone(last_set)
         deterministic = same_each_time(lambda: _all_same(last_alone, alone(last_set)))
         changed = deterministic and not (_all_same(first, second) and _all_same(last, last_alone))
-    overlaps = any(not same_tensors(before, tensor) for tensor, before in overlapping_before)
-    return changed or overlaps or subject.reset is not None, deterministic, overlaps
+    return changed or subject.reset is not None, deterministic
 
 
 def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]]) -> None:
@@ -179,14 +176,12 @@ def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Te
 
 
 def _run_float64(
-    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool, overlaps: bool
+    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool
 ) -> tuple[Any, str | None, str | None]:
     """The calls in float64 or None, the reason why it cannot run, and a note on how it ran.
 
     If the model does not run with its own casts widened, only its weights and inputs are float64, and the note says so.
     """
-    if overlaps:
-        return None, "calls write into tensors that overlap in memory, which float64 would separate", None
     mode = Widening(own_dtype(subject.model, (getattr(torch, item.dtype) for item in subject.spec.tensors)))
     results, why_not = _wide_calls(subject, eagers, mode, stateful=stateful)
     if mode.why_not:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,28 @@ def test_headers_of_huge_files(tmp_path: Path) -> None:
     assert read_header(path) == [{"x": ("float32", (2**40,))}]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"PK\x03\x04 is how a zip begins", b"\xff" * 64],
-)
-def test_damaged_files_are_rejected(tmp_path: Path, suffix: str, content: bytes) -> None:
+READERS = (read_header, read_samples)
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 is how a zip begins", b"\xff" * 64])
+def test_damaged_files_are_rejected(tmp_path: Path, suffix: str, content: bytes, read: Callable[[Path], Any]) -> None:
     path = tmp_path / f"bad{suffix}"
     path.write_bytes(content)
     with pytest.raises(SpecError, match=f"samples .*bad{suffix}.*expected a readable") as caught:
-        read_header(path)
+        read(path)
     assert caught.value.code == "CP-SAMPLES"
     with pytest.raises(SpecError, match="No such file"):
-        read_header(tmp_path / f"none{suffix}")
+        read(tmp_path / f"none{suffix}")
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_other_contents_are_rejected(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    np.savez(tmp_path / "odd.npz", x=np.array([object()], dtype=object))
+    with pytest.raises(SpecError, match="allow_pickle"):
+        read(tmp_path / "odd.npz")
+    with pytest.raises(SpecError, match=r"suffix '\.txt' is unknown"):
+        read(tmp_path / "x.txt")
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -88,44 +98,9 @@ def test_truncated_files_are_rejected(tmp_path: Path, suffix: str, compressed: b
             read_header(path)
     if compressed and suffix == ".npz":
         path.write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
-        for read in (read_header, read_samples):
+        for read in READERS:
             with pytest.raises(SpecError, match="expected a readable"):
                 read(path)
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.array([object()], dtype=object), "'x' contains pickled objects"),
-        (np.array(["a"]), "'x' is an array of <U1, expected numbers or bools"),
-        (np.zeros(2, ">f4"), "'x' is an array of >f4"),
-        (np.zeros(2, "M8[s]"), "'x' is an array of <M8"),
-        (np.zeros(2, [("a", "f4")]), "'x' is an array of"),
-    ],
-)
-def test_unsupported_arrays_are_rejected(tmp_path: Path, array: Any, message: str) -> None:
-    path = tmp_path / "odd.npz"
-    np.savez(path, x=array)
-    with pytest.raises(SpecError, match=message):
-        read_header(path)
-    with pytest.raises(SpecError, match="expected a readable"):
-        read_samples(path)
-
-
-def test_other_npz_members_are_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "odd.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("notes.txt", "text")
-    with pytest.raises(SpecError, match=r"'notes\.txt' is not an array"):
-        read_header(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(
-            "x.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }".ljust(128) + b"1"
-        )
-    with pytest.raises(SpecError, match=r"'x' does not match its shape \[3\]"):
-        read_header(path)
-    with pytest.raises(SpecError, match=r"suffix '\.txt' is unknown"):
-        read_header(tmp_path / "x.txt")
 
 
 @pytest.mark.parametrize(
@@ -133,12 +108,11 @@ def test_other_npz_members_are_rejected(tmp_path: Path) -> None:
     [
         (("0/x", "y"), "mix `<index>/<name>` with plain names"),
         (("0/x", "2/x"), r"set indices are \[0, 2\]; expected 0 to 1"),
-        (("0/x", "00/x"), "input 'x' is given twice in set 0"),
     ],
 )
 def test_keys_must_form_sets(tmp_path: Path, suffix: str, keys: tuple[str, ...], message: str) -> None:
     path = write(tmp_path / f"file{suffix}", {key: torch.zeros(1) for key in keys})
-    for read in (read_header, read_samples):
+    for read in READERS:
         with pytest.raises(SpecError, match=message) as caught:
             read(path)
         assert caught.value.code == "CP-SAMPLES"

@@ -146,8 +146,8 @@ def test_wrong_answer_at_size_one_is_found() -> None:
         return x * 2 if x.shape[0] >= 2 else x
 
     message = (
-        r"^the exported program differs from the model on input set 0 \(batch=1\): output 'output' is off by up to .*, since "
-        r"torch\.export assumes batch larger than 1; declare `dims: {batch: {min: 2, max: 16}}`, or do not read that size in "
+        r"^the exported program differs from the model on input set 0 \(batch=1\): output 'output' is off by up to .*; "
+        r"torch\.export assumes batch larger than 1: declare `dims: {batch: {min: 2, max: 16}}`, or do not read that size in "
         r"forward$"
     )
     with pytest.raises(CaptureError, match=message) as caught:

@@ -1,19 +1,15 @@
-"""Input sets: generated from seeds, read from files, and matched with a spec."""
+"""Input sets: generated from seeds, or samples that are matched with a spec."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from freezer.errors import SpecError
 from freezer.freezing.models.samples import cover_points, example_spec, match_samples
 from freezer.runtime.input_sets import generate
-from freezer.runtime.tensors import read_samples
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
 from freezer.spec.parse import declared_spec
@@ -83,11 +79,6 @@ def test_generated_masks_are_ones_then_zeros(name: str, dtype: str) -> None:
         assert whole == [not either and index % 4 == 3 for index in range(8)]
 
 
-def test_samples_reject_unknown_dtypes() -> None:
-    with pytest.raises(SpecError, match="input 'x': dtype 'uint16' is unknown"):
-        example_spec({"x": torch.zeros(2, dtype=torch.uint16)}, {})
-
-
 def test_mask_example_gets_no_range() -> None:
     spec, _ = example_spec({"attention_mask": torch.ones(2, 6, dtype=torch.int64), "mask_ids": torch.tensor([0, 7])}, {})
     assert [item.range for item in spec.tensors] == [None, (0, 7)]
@@ -97,76 +88,6 @@ def test_mask_example_gets_no_range() -> None:
 def test_integer_input_needs_a_range() -> None:
     with pytest.raises(SpecError, match=r"input 'x': an integer input needs `range: \[low, high\]`"):
         generate(spec_of(dtype="int64"))
-
-
-@pytest.fixture(params=[".safetensors", ".npz"])
-def suffix(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def write(path: Path, **arrays: Any) -> Path:
-    if path.suffix == ".npz":
-        np.savez(path, **arrays)
-    else:
-        save_file({name: torch.from_numpy(array).clone() for name, array in arrays.items()}, path)
-    return path
-
-
-X, IDS = np.arange(8, dtype=np.float32).reshape(2, 4), np.array([3, 5])
-
-
-def test_file_holds_one_or_several_sets(tmp_path: Path, suffix: str) -> None:
-    (single,) = read_samples(write(tmp_path / f"one{suffix}", x=X, ids=IDS))
-    assert sorted(single) == ["ids", "x"]
-    np.testing.assert_array_equal(single["x"], X)
-    several = read_samples(
-        write(tmp_path / f"many{suffix}", **{"0/x": X, "1/x": X + 1, "10/x": X, **{f"{i}/x": X for i in range(2, 10)}})
-    )
-    assert len(several) == 11
-    np.testing.assert_array_equal(several[1]["x"], X + 1)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [(("0/x", "y"), "mix `<index>/<name>` with plain names"), (("0/x", "2/x"), r"set indices are \[0, 2\]; expected 0 to 1")],
-)
-def test_keys_must_form_sets(tmp_path: Path, suffix: str, keys: tuple[str, ...], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        read_samples(write(tmp_path / f"file{suffix}", **dict.fromkeys(keys, X)))
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 is how a zip begins", b"\x10\x00\x00\x00\x00\x00\x00\x00{}"])
-def test_unreadable_file_is_an_error(tmp_path: Path, suffix: str, content: bytes) -> None:
-    path = tmp_path / f"bad{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(SpecError, match=f"samples .*bad{suffix}.*expected a readable"):
-        read_samples(path)
-    with pytest.raises(SpecError, match="No such file"):
-        read_samples(tmp_path / f"none{suffix}")
-
-
-def test_pickle_in_npz_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="allow_pickle"):
-        read_samples(write(tmp_path / "pickle.npz", x=np.array([object()], dtype=object)))
-
-
-def given(**tensors: Any) -> list[dict[str, torch.Tensor]]:
-    return [{"x": torch.zeros(2, 4), "ids": torch.tensor([3, 4])} | tensors]
-
-
-@pytest.mark.parametrize(
-    ("sets", "message"),
-    [
-        ([{"x": torch.zeros(2, 4)}], r"sample set 0: got tensors \['x'\], expected the inputs \['ids', 'x'\]"),
-        (given(x=torch.zeros(2, 4).double()), "input 'x': got dtype float64, expected float32"),
-        (given(x=torch.zeros(2, 4, 1)), r"got shape \[2, 4, 1\], expected \['batch', 4\]"),
-        (given(x=torch.zeros(3, 4)), "input 'ids': dim 'batch' is 2, expected one size for all inputs, 1 to 9"),
-        (given(x=torch.zeros(10, 4), ids=torch.zeros(10, dtype=torch.int64)), "dim 'batch' is 10"),
-    ],
-)
-def test_samples_must_fit_the_spec(sets: Any, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        match_samples(sets, SPEC)
 
 
 def test_sets_respect_multiples() -> None:

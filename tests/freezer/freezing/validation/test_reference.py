@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from freezer.errors import JudgeError
 from freezer.freezing.validation.reference import run_reference
-from tests.freezer.models_features import Shown
 from tests.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
 from tests.steps import BATCH, random_inputs, subject_of
 
@@ -173,12 +172,6 @@ class Narrow(nn.Module):
 def test_writes_into_narrow_tensors_prevent_float64() -> None:
     found = run_reference(subject_of(Narrow(), {"x": X}))
     assert (found.float64, found.why_not) == (False, "float64 does not run throughout: forward casts to torch.float32 (copy_)")
-
-
-def test_overlapping_tensors_prevent_float64() -> None:
-    found = run_reference(subject_of(Shown(), {"x": X}))
-    assert (found.stateful, found.float64) == (True, False)
-    assert "write into tensors that overlap in memory" in str(found.why_not)
 
 
 def test_constants_that_vary_are_rejected() -> None:
