@@ -20,7 +20,7 @@ SMALL_TENSOR = 1000
 """Elements below which dynamo's `same()` applies the larger multiplier."""
 
 GAP = 0.1
-"""Share of the tolerance of the large values above which the small values would be lost in it; see `parts_of`."""
+"""Share of the tolerance of the large values above which the small values would be lost in it; see `parts`."""
 
 EAGER_REFERENCE_TOL = 1e-3
 """Relative error allowed where the reference is eager: OpenVINO's bound for float32. Lower precisions use their eps."""
@@ -117,7 +117,7 @@ def exact_problem(r: Tensor, c: Tensor) -> str | None:
     """Like `structure_problem`, and also a difference of fill values beyond rounding."""
     if (problem := structure_problem(r, c)) or not comparable(r):
         return problem
-    for one, other in parts(r, c)[1:]:
+    for one, other in parts(r, c, dtype=r.dtype)[1:]:
         fill = OutputError(rmse=rms(other - one), native_rmse=0.0, rms=rms(one), dtype=r.dtype, num_elements=one.numel())
         if not fill.rmse <= judge_rmse(fill, error_ratio_max=3.0)[1]:
             return f"the greatest values, of {fill.rms:.3g}, are off by {fill.rmse:.3g}"
@@ -150,43 +150,9 @@ def finite_difference(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return difference[finite], wide[finite]
 
 
-def parts(r: Tensor, c: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Elements that are finite in both tensors, flat, in double precision, by the groups of `parts_of`; small values first."""
-    finite = r.isfinite() & c.isfinite()
-    r64, c64 = in_double(r[finite]), in_double(c[finite])
-    return [(r64[chosen], c64[chosen]) for chosen in parts_of(r64, r.dtype)]
-
-
-def parts_of(r: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Masks of the elements to judge apart: one mask of all, or one of the small and one of the large magnitudes.
-
-    An output may hold fill values, for example a mask's -1e9 among logits of 10. The rms of the whole output is then the rms of the
-    fill values, and hides errors of the other elements. Magnitudes are split where the gap is so wide that the tolerance of the
-    whole, a share of its rms, is a tenth of the small values. The small values must be at least two, and at least 64 or a tenth of
-    all elements, so that values that are zero but for rounding do not form a part.
-
-    Args:
-        r: the reference, flat and finite.
-        dtype: of the output.
-    """
-    sizes = r.abs()
-    binades = torch.frexp(sizes[sizes > 0]).exponent  # 2 ** (b - 1) <= size < 2 ** b
-    lowest = int(binades.min()) if binades.numel() else 0
-    counts = torch.bincount((binades - lowest).long()).tolist()
-    least = max(2, min(POOL_BELOW, math.ceil(binades.numel() / 10)))
-    wide = math.ceil(math.log2(GAP / (_tolerance(dtype) / 10)))
-    below = empty = 0
-    for place, count in enumerate(counts):
-        if count and empty >= wide and below >= least:
-            large = sizes >= 2.0 ** (lowest + place - 1)
-            return [~large, large]
-        below, empty = below + count, 0 if count else empty + 1
-    return [torch.ones_like(sizes, dtype=torch.bool)]
-
-
 def rms_errors(r: Tensor, c: Tensor) -> tuple[float, float, float]:
     """Rmse and rms of the reference without fill values, and the largest absolute error, over finite elements."""
-    found = parts(r, c)
+    found = parts(r, c, dtype=c.dtype)
     r64, c64 = found[0]
     worst = max((float((other - one).abs().max()) for one, other in found if one.numel()), default=0.0)
     return rms(c64 - r64), rms(r64), worst
@@ -216,6 +182,55 @@ def error_figures(r: Tensor, c: Tensor, *, eps: float) -> ErrorFigures:
         cosine=inner / math.sqrt(signal * power) if signal > 0 and power > 0 else None,
         gain=inner / signal if signal > 0 else None,
     )
+
+
+# Groups of elements
+
+
+def parts(r: Tensor, *others: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+    """The groups of elements of an output that are judged apart, each by its own rms.
+
+    This is the only place that decides the groups; the drift gate, the canary, `coldpress diff` and the C++ example follow it.
+
+    Args:
+        r: the reference.
+        others: outputs of the same shape.
+        dtype: of the output.
+
+    Returns:
+        For each group the elements of `r` and of `others`, flat and in double precision, the group of small values first. Elements
+        that are not finite in all of them belong to no group.
+    """
+    finite = torch.stack([tensor.isfinite() for tensor in (r, *others)]).all(0)
+    wide = [in_double(tensor)[finite] for tensor in (r, *others)]
+    return [tuple(tensor[chosen] for tensor in wide) for chosen in _masks(wide[0], dtype)]
+
+
+def _masks(r: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Masks of the elements to judge apart: one mask of all, or one of the small and one of the large magnitudes.
+
+    An output may hold fill values, for example a mask's -1e9 among logits of 10. The rms of the whole output is then the rms of the
+    fill values, and hides errors of the other elements. Magnitudes are split where the gap is so wide that the tolerance of the
+    whole, a share of its rms, is a tenth of the small values. The small values must be at least two, and at least 64 or a tenth of
+    all elements, so that values that are zero but for rounding do not form a part.
+
+    Args:
+        r: the reference, flat and finite.
+        dtype: of the output.
+    """
+    sizes = r.abs()
+    binades = torch.frexp(sizes[sizes > 0]).exponent  # 2 ** (b - 1) <= size < 2 ** b
+    lowest = int(binades.min()) if binades.numel() else 0
+    counts = torch.bincount((binades - lowest).long()).tolist()
+    least = max(2, min(POOL_BELOW, math.ceil(binades.numel() / 10)))
+    wide = math.ceil(math.log2(GAP / (_tolerance(dtype) / 10)))
+    below = empty = 0
+    for place, count in enumerate(counts):
+        if count and empty >= wide and below >= least:
+            large = sizes >= 2.0 ** (lowest + place - 1)
+            return [~large, large]
+        below, empty = below + count, 0 if count else empty + 1
+    return [torch.ones_like(sizes, dtype=torch.bool)]
 
 
 # The gate
@@ -255,7 +270,7 @@ def golden_problem(r: Tensor, c: Tensor, error: OutputError, gate: GoldenGate) -
     if error.rmse <= bound:
         return None
     if gate.reference == "eager":
-        figures = error_figures(*parts(r, c)[0], eps=torch.finfo(r.dtype).eps)
+        figures = error_figures(*parts(r, c, dtype=r.dtype)[0], eps=torch.finfo(r.dtype).eps)
         if openvino_problem(figures, r.dtype) is None:
             return None
     return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"

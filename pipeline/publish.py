@@ -194,7 +194,7 @@ def _is_new(outcome: Outcome) -> bool:
 
 
 def _has_artifact_of_its_own(outcome: Outcome) -> bool:
-    """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (packaging/eager_fallback.py)."""
+    """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (`keep_eager` in freezing/freeze.py)."""
     return outcome.verdict == "published" or (outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,12 +34,12 @@ from freezer.freezing.models.subject import Subject, SubjectOptions, placed, pre
 from freezer.freezing.models.weights import let_go, weights_digest
 from freezer.freezing.options import FreezeOptions
 from freezer.freezing.packaging.assemble import assemble
-from freezer.freezing.packaging.eager_fallback import keep_eager, serves_itself
-from freezer.freezing.recipes.recipes import select
+from freezer.freezing.recipes.recipes import KEPT_EAGER, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
 from freezer.freezing.validation.judge import Judgement, judge
 from freezer.hardware.cgroups import thread_budget
 from freezer.hardware.device_classes import PORTABLE
+from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
 from freezer.spec.inputs import InputSpec
 
@@ -97,9 +97,8 @@ def freeze(
     device_class, device = aim(model, options.device_class, options.device, example.values())
     with generators_kept():
         subject = prepare(options.name, model, spec, [example], options.for_subject(device, fill_up=True))
-    target = _target(subject, device_class, device, options.num_threads)
     source = f"{type(model).__module__}.{type(model).__qualname__}"
-    return _freeze_subject(subject, target, out=Path(out), source=source, options=options)
+    return _freeze_subject(subject, device_class, device, out=Path(out), source=source, options=options)
 
 
 def freeze_source(
@@ -122,8 +121,7 @@ def freeze_source(
     check_folder(out, "out")
     device_class, device = aim(None, options.device_class, options.device)
     subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
-    target = _target(subject, device_class, device, options.num_threads)
-    return _freeze_subject(subject, target, out=out, source=str(source), options=options)
+    return _freeze_subject(subject, device_class, device, out=out, source=str(source), options=options)
 
 
 def load_subject(
@@ -152,22 +150,21 @@ def load_subject(
     return prepare(name, model, spec, sets, options)
 
 
-def _target(subject: Subject, device_class: str, device: torch.device, num_threads: int | Sequence[int] | None) -> Target:
+def _freeze_subject(
+    subject: Subject, device_class: str, device: torch.device, *, out: Path, source: str, options: FreezeOptions
+) -> FreezeResult:
+    """Freeze for a device class; if nothing is faster than eager, write the unfrozen program that serves instead."""
     if device_class == "auto":
         device_class = class_here(dtypes_of(program_tensors(subject.model)))
-    counts = thread_budget(torch.get_num_threads()) if num_threads is None else num_threads
-    return target_here(device_class, counts, device if device.type == "cuda" else None)
-
-
-def _freeze_subject(subject: Subject, target: Target, *, out: Path, source: str, options: FreezeOptions) -> FreezeResult:
-    """Freeze for the target; if nothing is faster than eager, write the unfrozen program that serves instead."""
+    counts = thread_budget(torch.get_num_threads()) if options.num_threads is None else options.num_threads
+    target = target_here(device_class, counts, device if device.type == "cuda" else None)
     provenance = {"source": source, "weights": weights_digest(subject.model)}
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
         subject = placed(subject, target.device)
         result = _freeze_for(subject, target, Path(work), out, options, provenance)
         if result.verdict != "kept-eager":
             return result
-        if serves_itself(target):
+        if target.device_class.kind == "cuda":
             artifact, why = keep_eager(
                 subject,
                 target,
@@ -180,11 +177,10 @@ def _freeze_subject(subject: Subject, target: Target, *, out: Path, source: str,
             return replace(result, reason=f"{result.reason}; {why}", artifact=artifact)
         portable = _freeze_for(subject, target_here(PORTABLE, target.thread_counts), Path(work), out, options, provenance)
         serves = "the portable program serves" if portable.artifact else f"no portable program: {portable.reason}"
-        return FreezeResult(
-            verdict="kept-eager",
+        return replace(
+            result,
             reason=f"{result.reason}; {serves}",
             artifact=portable.artifact,
-            judgement=result.judgement,
             failures={**result.failures, **portable.failures},
             tracebacks={**result.tracebacks, **portable.tracebacks},
         )
@@ -195,25 +191,57 @@ def _freeze_for(
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
     candidates, errors = build_all(subject, target, options.recipes, work)
-    failures = {recipe: str(error) for recipe, error in errors.items()}
-    tracebacks = {recipe: "".join(traceback.format_exception(error)) for recipe, error in errors.items()}
-    if not candidates and not failures:
-        return FreezeResult(verdict="kept-eager", reason="no recipe other than eager was requested")
+    result = FreezeResult(
+        verdict="kept-eager",
+        reason="no recipe other than eager was requested",
+        failures={recipe: str(error) for recipe, error in errors.items()},
+        tracebacks={recipe: "".join(traceback.format_exception(error)) for recipe, error in errors.items()},
+    )
     if not candidates:
-        reason = "; ".join(f"{recipe}: {why}" for recipe, why in failures.items())
-        return FreezeResult(verdict="failed", reason=reason, failures=failures, tracebacks=tracebacks)
+        reason = "; ".join(f"{recipe}: {why}" for recipe, why in result.failures.items())
+        return replace(result, verdict="failed", reason=reason) if errors else result
     judgement = judge(subject, candidates, target, limits=options.limits, policy=options.policy, task_metric=options.task_metric)
     artifact = None
     if judgement.winner is not None:
-        artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=failures)
-    return FreezeResult(
-        verdict=judgement.verdict,
-        reason=judgement.reason,
-        artifact=artifact,
-        judgement=judgement,
-        failures=failures,
-        tracebacks=tracebacks,
-    )
+        artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)
+    return replace(result, verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement)
+
+
+def keep_eager(
+    subject: Subject,
+    target: Target,
+    *,
+    dest: Path,
+    limits: Limits,
+    policy: SamplingPolicy,
+    provenance: Mapping[str, str],
+    failures: Mapping[str, str],
+) -> tuple[Artifact | None, str]:
+    """Write the artifact of a CUDA class whose verdict is `kept-eager`: the captured program, not frozen, on the GPU.
+
+    For a CPU class the portable artifact serves instead (docs/contract.md, Verdicts).
+
+    Args:
+        subject: the model.
+        target: a CUDA class.
+        limits, policy: see `judge`.
+        dest, provenance, failures: see `assemble`.
+
+    Returns:
+        The artifact and a sentence. The artifact is None if the model cannot be captured or fails the drift gate.
+    """
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
+        try:
+            candidate = build(subject, KEPT_EAGER, target, Path(folder))
+        except FreezeError as error:
+            return None, f"no captured program serves: {error}"
+        judgement = judge(subject, [candidate], target, limits=limits, policy=policy, on_drift_alone=True)
+        if judgement.winner is None:
+            return None, f"no captured program serves: {judgement.reason}"
+        kept = replace(judgement, verdict="kept-eager")
+        artifact = assemble(subject, kept, target, dest=dest, provenance=provenance, failures=failures)
+    return artifact, f"the captured program serves ({candidate.capture})"
 
 
 def build_all(

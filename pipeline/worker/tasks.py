@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from freezer.codec import encode
 from freezer.errors import IntegrityError
 from freezer.files.atomic import make_folder, write_whole
-from freezer.freezing.packaging.freezing_record import size_bytes, strides_equal, tried_json
 from freezer.hardware.device_classes import device_class
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
@@ -47,7 +46,8 @@ if TYPE_CHECKING:
     from freezer.artifact.sections import Migration
     from freezer.freezing.models.subject import Subject
     from freezer.freezing.target.target import Target
-    from freezer.freezing.validation.judge import Judgement, Trial
+    from freezer.freezing.validation.judge import Judgement
+    from freezer.freezing.validation.trials import Trial
 
 NICENESS = (-10, 0)
 """Nice values to try, in order: before all other processes if that is allowed, else no worse than they are."""
@@ -150,10 +150,10 @@ def _candidate_here(request: JudgeRequest, staging: Path, key: str, *, brought: 
 
 def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     from freezer.freezing.candidates.candidate import Candidate
+    from freezer.freezing.freeze import keep_eager
     from freezer.freezing.models.sources import find_function
     from freezer.freezing.models.weights import weights_digest
     from freezer.freezing.packaging.assemble import assemble
-    from freezer.freezing.packaging.eager_fallback import VERDICT, keep_eager, serves_itself
     from freezer.freezing.target.target import target_here
     from freezer.freezing.validation.judge import judge as judge_candidates
     from freezer.runtime.devices import host_fingerprint
@@ -170,7 +170,7 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
     if has_artifact:
         assemble(subject, judgement, target, dest=folder, provenance=provenance, failures=request.failures)
-    elif judgement.verdict == VERDICT and serves_itself(target):
+    elif judgement.verdict == "kept-eager" and target.device_class.kind == "cuda":
         artifact, served = keep_eager(
             subject,
             target,
@@ -231,16 +231,16 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
         problem=trial.problem,
         capture=candidate.capture,
         lowering=candidate.lowering,
-        tried=tuple(tried_json(candidate.tried)),
+        tried=candidate.attempts,
         build_s=candidate.build_s,
-        size_bytes=size_bytes(trial),
+        size_bytes=candidate.size_bytes,
         num_payloads=len(candidate.payloads),
         figures=_figures(trial),
         task_metric=trial.task_metric,
         points=tuple(encode(figures) for figures in trial.points),
         warnings=candidate.warnings,
-        strides_equal=strides_equal(trial),
-        reports={path: encode(report.shortened(MAX_LISTED_IN_LEDGER)) for path, report in candidate.reports.items()},
+        strides_equal=trial.strides_equal,
+        reports={path: encode(report) for path, report in candidate.shortened_reports(MAX_LISTED_IN_LEDGER).items()},
         migration=encode(migration) if migration and converted else None,
     )
 

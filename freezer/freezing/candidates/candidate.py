@@ -52,6 +52,20 @@ class Candidate:
     build_s: float
     preserve: tuple[str, ...] = ()
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of all payloads."""
+        return sum(payload.size_bytes for payload in self.payloads)
+
+    @property
+    def attempts(self) -> tuple[Mapping[str, str], ...]:
+        """`tried` without the files of errors, for records of which these files are no part."""
+        return tuple({key: text for key, text in row.items() if key != "error"} for row in self.tried)
+
+    def shortened_reports(self, *max_listed: int) -> dict[str, FreezingReport]:
+        """The reports with shortened lists."""
+        return {path: report.shortened(*max_listed) for path, report in self.reports.items()}
+
     def open(self, subject: Subject, payloads: Sequence[Payload] | None = None) -> FrozenModel:
         """Open the candidate as it would serve, in its initial state.
 

@@ -1,6 +1,7 @@
-"""Evidence: every latency sample and drift figure as Parquet; captured and frozen models, and errors, as text.
+"""Files beside the payloads: golden files for the canary and `verify`, and the evidence.
 
-Without pyarrow the same columns are written as JSON.
+The evidence is every latency sample and drift figure as Parquet (without pyarrow as JSON), and captured and frozen models, and
+errors, as text.
 """
 
 from __future__ import annotations
@@ -8,14 +9,24 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.folder import DRIFT_EVIDENCE, LATENCY_EVIDENCE
+from torch import Tensor
+
+from freezer.artifact.folder import DRIFT_EVIDENCE, GOLDEN_INPUTS, GOLDEN_OUTPUTS, LATENCY_EVIDENCE
+from freezer.artifact.manifest import GoldenSet, counts_of, serving, set_for
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
-from freezer.freezing.validation.drift import DriftRow, rows_as_columns
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.validation.drift import DriftReport, DriftRow
 from freezer.freezing.validation.judge import Judgement
+from freezer.freezing.validation.reference import Reference
+from freezer.numerics import comparable
+from freezer.runtime.tensors import save_tensors
+
+GOLDEN_BYTES = 8 * 1024 * 1024
+"""Limit on the size of the golden inputs; at least one set for each payload is kept."""
 
 MAX_TEXT_BYTES = 2_000_000
 """Longer texts are cut."""
@@ -48,7 +59,8 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
         The paths written, relative to `folder`. Without pyarrow they end in `.json` and contain an object of columns.
     """
     (folder / EVIDENCE).mkdir(exist_ok=True)
-    drift = rows_as_columns([row for trial in judgement.trials if trial.drift for row in trial.drift.rows])
+    rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
+    drift = {name: [getattr(row, name) for row in rows] for name in _DRIFT}
     tables = ((LATENCY_EVIDENCE, _LATENCY, _latency(judgement)), (DRIFT_EVIDENCE, _DRIFT, drift))
     try:
         import pyarrow as pa
@@ -108,3 +120,54 @@ def _cut(data: bytes) -> bytes:
     kept = data[:MAX_TEXT_BYTES]
     kept = kept[: kept.rfind(b"\n") + 1] or kept.decode(errors="ignore").encode() + b"\n"
     return kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
+
+
+def write_golden(
+    subject: Subject, reference: Reference, drift: DriftReport, indices: Sequence[int], folder: Path
+) -> tuple[GoldenSet, ...]:
+    """Write golden/inputs.safetensors and golden/outputs.safetensors.
+
+    Golden outputs are the reference, cast to the output's dtype. Where eager returns NaN, Inf or integers, they are eager's.
+
+    Args:
+        subject, reference: of the judgement.
+        drift: of the winner.
+        indices: of the input sets to write.
+        folder: of the artifact.
+    """
+    (folder / "golden").mkdir()
+    native = [(row.set_index, row.output, row.native_rmse) for row in drift.rows if row.kind == "single"]
+    names = [output.name for output in subject.outputs]
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    sets: list[GoldenSet] = []
+    for position, index in enumerate(indices):
+        call = reference.singles[index]
+        inputs |= {f"{position}/{name}": tensor for name, tensor in subject.on_host.sets[index].tensors.items()}
+        for name, r, e in zip(names, call.reference, call.eager, strict=True):
+            outputs[f"{position}/{name}"] = r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
+        known = {name: rmse for set_index, name, rmse in native if set_index == index and rmse is not None}
+        sets.append(GoldenSet(point=dict(subject.sets[index].point), native_rmse=known))
+    save_tensors(inputs, folder / GOLDEN_INPUTS)
+    save_tensors(outputs, folder / GOLDEN_OUTPUTS)
+    return tuple(sets)
+
+
+def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
+    """Select the first set at each point, the smallest first, within GOLDEN_BYTES; always one for each payload."""
+    first: dict[tuple[tuple[str, int], ...], int] = {}
+    for index, item in enumerate(subject.sets):
+        first.setdefault(tuple(sorted(item.point.items())), index)
+    sizes = {index: sum(tensor.nbytes for tensor in subject.sets[index].tensors.values()) for index in first.values()}
+    counts = counts_of(candidate.payloads) or (0,)
+    chosen: list[int] = []
+    served: set[str] = set()
+    total = 0
+    for index in sorted(sizes, key=sizes.__getitem__):
+        found = [serving(set_for(candidate.payloads, count), subject.sets[index].point) for count in counts]
+        serves = {payload.path for payload in found if payload is not None}
+        if not serves <= served or total + sizes[index] <= GOLDEN_BYTES:
+            chosen.append(index)
+            served |= serves
+            total += sizes[index]
+    return sorted(chosen)

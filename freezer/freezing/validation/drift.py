@@ -1,24 +1,15 @@
 """Drift: distance of a candidate's outputs from the float64 reference, relative to the eager model's own.
 
-With `r` the reference, `e` eager's output and `c` the candidate's, all compared in float64:
-
-    rmse        = sqrt(mean (c - r)^2)          native_rmse = sqrt(mean (e - r)^2)
-    error_ratio = rmse / max(native_rmse, eps * rms(r))
-    passes when   error_ratio <= error_ratio_max,  or  rmse <= multiplier * native_rmse + tol / 10
-
-The second rule is that of `same()` in PyTorch's dynamo benchmarks: multiplier 2, or 3 for half precision and small tensors; tol is
-1e-4 (float32) or 1e-2 (half) of rms(r), for float64 the multiple of eps that float32 has. Outputs with fewer than 64 elements are
-pooled over all input sets first, because the ratio of single elements is chance. If float64 cannot run, the reference is eager, and
-the bounds are those of OpenVINO's output validation. An output without figures does not pass.
-
-Outputs may contain fill values, such as a mask's -1e9 among logits of 10, which would dominate rms(r) and hide other errors. So
-magnitudes with a wide gap between them are judged separately, each part by its own rms (`parts_of`).
+docs/measuring.md defines the figures and the gate. `freezer.numerics` has the formula (`judge_rmse`), and decides which elements of
+an output are judged apart (`parts`). Outputs with fewer than 64 elements, and those of models that draw random numbers, are pooled
+over all input sets. An output without figures does not pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -30,24 +21,25 @@ from freezer.numerics import (
     OutputError,
     comparable,
     error_figures,
-    in_double,
     judge_rmse,
     openvino_problem,
-    parts_of,
+    parts,
     square_sum,
     structure_problem,
 )
 
-NOTHING_COMPARED = "no output was compared"
+STRIDES = "strides "
+"""Start of the problem of a row whose strides differ."""
 
 CallKind = Literal["single", "sequence", "after-reset"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """The drift limit."""
+    """The drift limit, and whether the reference ran in float64."""
 
-    error_ratio_max: float = 3.0
+    error_ratio_max: float
+    float64: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,38 +115,37 @@ class Call:
     candidate: Sequence[Tensor] = ()
 
 
-def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate, *, float64: bool) -> DriftReport:
-    """Measure the drift of a candidate over all its calls.
+def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate) -> list[DriftRow]:
+    """Measure the drift of every output of a candidate in every call.
 
     Args:
         recipe: the candidate's recipe.
         names: names of the outputs.
         calls: all calls, with the outputs in the order of `names`.
         gate: the limit.
-        float64: whether the reference ran in float64.
     """
     rows: list[DriftRow] = []
     for index, name in enumerate(names):
-        pools = _pools(calls, index, len(names))
-        found = [_row(recipe, name, index, call, pools, gate, float64=float64) for call in calls]
-        if found and _nothing_finite([call.eager[index] for call in calls]):
-            found[0] = replace(found[0], problem=f"eager returns only NaN or Inf, {NOTHING_COMPARED}; fix the model")
-        rows.extend(found)
-    return _report(rows, gate)
-
-
-def joined(reports: Sequence[DriftReport], gate: Gate) -> DriftReport:
-    """Join the reports of several runs of a candidate."""
-    return reports[0] if len(reports) == 1 else _report([row for report in reports for row in report.rows], gate)
-
-
-def _nothing_finite(eager: Sequence[Tensor]) -> bool:
-    """Whether an output has elements, but none in any call is finite."""
-    return all(comparable(e) and not torch.isfinite(e).any() for e in eager) and any(e.numel() for e in eager)
+        eager = [call.eager[index] for call in calls]
+        pools = _pools(calls, index)
+        found = [
+            _judged(
+                DriftRow(recipe=recipe, kind=call.kind, set_index=call.set_index, output=name, num_elements=e.numel()),
+                call,
+                index,
+                pools,
+                gate,
+            )
+            for call, e in zip(calls, eager, strict=True)
+        ]
+        if all(comparable(e) and not e.isfinite().any() for e in eager) and any(e.numel() for e in eager):
+            found[0] = replace(found[0], problem="eager returns only NaN or Inf, no output was compared; fix the model")
+        rows += found
+    return rows
 
 
 class _Pool:
-    """Squared errors of one part of an output, summed over all input sets."""
+    """Squared errors of one part of an output, summed over input sets."""
 
     def __init__(self) -> None:
         self.candidate = self.native = self.reference = 0.0
@@ -168,71 +159,68 @@ class _Pool:
         self.reference += square_sum(r)
         self.num_elements += r.numel()
 
+    def means(self) -> tuple[float, float, float]:
+        """Rmse of the candidate and of eager, and rms of the reference."""
+        rmse, native, rms = (math.sqrt(s / max(self.num_elements, 1)) for s in (self.candidate, self.native, self.reference))
+        return rmse, native, rms
 
-_Pools = dict[tuple[str, int], _Pool]
+
+_Pools = Mapping[tuple[str, int], _Pool]
 """By kind of call and part."""
 
 
-def _pools(calls: Sequence[Call], index: int, num_outputs: int) -> _Pools:
-    pools: _Pools = {}
+def _pools(calls: Sequence[Call], index: int) -> _Pools:
+    pools: defaultdict[tuple[str, int], _Pool] = defaultdict(_Pool)
     for call in calls:
-        r, e = call.reference[index], call.eager[index]
-        c = call.candidate[index] if len(call.candidate) == num_outputs else None
-        if c is None or not comparable(e) or c.shape != e.shape:
-            continue
-        for part, (r64, e64, c64) in _parts(r, e, c):
-            pools.setdefault((call.kind, part), _Pool()).add(r64, e64, c64, call.noise_rmse[index])
+        e = call.eager[index]
+        if len(call.candidate) == len(call.eager) and comparable(e) and call.candidate[index].shape == e.shape:
+            for part, (r64, e64, c64) in enumerate(_parts(call, index)):
+                pools[call.kind, part].add(r64, e64, c64, call.noise_rmse[index])
     return pools
 
 
-def _parts(r: Tensor, e: Tensor, c: Tensor) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
-    """The finite elements of reference, eager and candidate by part, flat and in double precision."""
-    finite = torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(c)
-    r64, e64, c64 = (in_double(tensor)[finite] for tensor in (r, e, c))
-    for part, chosen in enumerate(parts_of(r64, e.dtype)):
-        yield part, (r64[chosen], e64[chosen], c64[chosen])
+def _parts(call: Call, index: int) -> list[tuple[Tensor, ...]]:
+    """The parts of reference, eager and candidate."""
+    return parts(call.reference[index], call.eager[index], call.candidate[index], dtype=call.eager[index].dtype)
 
 
-def _row(recipe: str, name: str, index: int, call: Call, pools: _Pools, gate: Gate, *, float64: bool) -> DriftRow:
-    r, e, c = call.reference[index], call.eager[index], call.candidate[index] if index < len(call.candidate) else None
-    row = DriftRow(recipe=recipe, kind=call.kind, set_index=call.set_index, output=name, num_elements=e.numel())
-    if c is None or len(call.candidate) != len(call.eager):
+def _judged(row: DriftRow, call: Call, index: int, pools: _Pools, gate: Gate) -> DriftRow:
+    """Add the figures, the bound and the problem of the first part that does not pass, or else of the first part."""
+    if len(call.candidate) != len(call.eager):
         return replace(row, num_elements=0, problem=f"{len(call.candidate)} outputs, eager gives {len(call.eager)}")
-    mismatch = structure_problem(e, c) or _stride_problem(e, c)
-    if mismatch or not comparable(e):
-        return replace(row, problem=mismatch)
-    noise = call.noise_rmse[index]
-    judged = [_judged(values, pools[call.kind, part], noise, e.dtype, gate, float64=float64) for part, values in _parts(r, e, c)]
-    worst = next((item for item in judged if item["problem"]), judged[0])
-    return replace(row, top1_agreement=_top1(r, c), **worst)
+    e, c = call.eager[index], call.candidate[index]
+    problem = structure_problem(e, c)
+    if problem is None and _strides(c) != _strides(e):
+        problem = f"{STRIDES}{c.stride()}, eager's are {e.stride()}"
+    if problem or not comparable(e):
+        return replace(row, problem=problem)
+    row = replace(row, top1_agreement=_top1(call.reference[index], c))
+    noise_rmse = call.noise_rmse[index]
+    judged = [
+        _part_judged(row, values, pools[row.kind, part], noise_rmse, e.dtype, gate)
+        for part, values in enumerate(_parts(call, index))
+    ]
+    return next((item for item in judged if item.problem), judged[0])
 
 
-def _judged(
-    values: tuple[Tensor, Tensor, Tensor], pool: _Pool, noise_rmse: float, dtype: torch.dtype, gate: Gate, *, float64: bool
-) -> dict[str, Any]:
-    """Figures, bound and problem of one part of an output in one call, by the names of DriftRow."""
+def _part_judged(
+    row: DriftRow, values: tuple[Tensor, ...], pool: _Pool, noise_rmse: float, dtype: torch.dtype, gate: Gate
+) -> DriftRow:
+    """Add the figures, the bound and the problem of one part."""
     r, e, c = values
-    figures = error_figures(r, c, eps=torch.finfo(dtype).eps)
-    native = math.sqrt(square_sum(e - r) / max(r.numel(), 1) + noise_rmse**2)
-    if pool.num_elements > 0 and (pool.noisy or r.numel() < POOL_BELOW):
-        totals = (pool.candidate, pool.native, pool.reference)
-        rmse, native, rms = (math.sqrt(total / pool.num_elements) for total in totals)
-        figures = replace(figures, rmse=rmse, rms=rms)
-    error = OutputError(rmse=figures.rmse, native_rmse=native, rms=figures.rms, dtype=dtype, num_elements=r.numel())
+    if not pool.noisy and r.numel() >= POOL_BELOW:
+        pool = _Pool()
+        pool.add(r, e, c, noise_rmse)
+    rmse, native, rms = pool.means()
+    figures = replace(error_figures(r, c, eps=torch.finfo(dtype).eps), rmse=rmse, rms=rms)
+    error = OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=dtype, num_elements=r.numel())
     ratio, bound = judge_rmse(error, gate.error_ratio_max)
-    problem: str | None = None
-    limit: float | None = bound
-    if not all(math.isfinite(figure) for figure in (error.rmse, native, error.rms)):
-        problem = "the squares of the values overflow, so the error cannot be measured; fix the model"
-    elif not float64 and not pool.noisy:
-        limit, problem = None, openvino_problem(figures, dtype)
-    elif not error.rmse <= bound:
-        problem = f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}"
-    return {**asdict(figures), "native_rmse": native, "error_ratio": ratio, "bound": limit, "problem": problem}
-
-
-def _stride_problem(e: Tensor, c: Tensor) -> str | None:
-    return None if _strides(c) == _strides(e) else f"strides {c.stride()}, eager's are {e.stride()}"
+    row = replace(row, **asdict(figures), native_rmse=native, error_ratio=ratio, bound=bound)
+    if not all(math.isfinite(figure) for figure in (rmse, native, rms)):
+        return replace(row, problem="the squares of the values overflow, so the error cannot be measured; fix the model")
+    if not gate.float64 and not pool.noisy:
+        return replace(row, bound=None, problem=openvino_problem(figures, dtype))
+    return row if rmse <= bound else replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
@@ -247,19 +235,17 @@ def _top1(r: Tensor, c: Tensor) -> float | None:
     return float((r.argmax(1) == c.argmax(1)).double().mean())
 
 
-def _report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
-    failed = [row for row in rows if row.problem]
+def report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
+    """The drift of one candidate in all of its runs."""
     ratios = [row.error_ratio for row in rows if row.error_ratio is not None]
-    margins = [row.bound / row.rmse for row in rows if row.bound is not None and row.rmse]
-    sqnrs = [row.sqnr_db for row in rows if row.sqnr_db is not None]
     errors = [row.max_abs_err for row in rows if row.max_abs_err is not None]
     return DriftReport(
-        passed=bool(rows) and not failed,
+        passed=bool(rows) and not any(row.problem for row in rows),
         error_ratio=_finite(max(ratios, default=None)),
         max_abs_err=_finite(max(errors, default=None)),
-        sqnr_db=min(sqnrs, default=None),
-        margin=min(margins, default=None),
-        nearest_miss=_nearest_miss(failed, gate) if failed else (None if rows else NOTHING_COMPARED),
+        sqnr_db=min((row.sqnr_db for row in rows if row.sqnr_db is not None), default=None),
+        margin=min((row.bound / row.rmse for row in rows if row.bound is not None and row.rmse), default=None),
+        nearest_miss=_nearest_miss(rows, gate),
         rows=tuple(rows),
     )
 
@@ -268,17 +254,18 @@ def _finite(value: float | None) -> float | None:
     return value if value is None or math.isfinite(value) else None
 
 
-def _nearest_miss(failed: Sequence[DriftRow], gate: Gate) -> str:
-    """The worst row in one sentence, with the smallest limit that would have passed."""
+def _nearest_miss(rows: Sequence[DriftRow], gate: Gate) -> str | None:
+    """The worst row in one sentence, with the smallest limit that would have passed; None if all rows passed."""
+    if not rows:
+        return "no output was compared"
+    failed = [row for row in rows if row.problem]
+    if not failed:
+        return None
     worst = max(failed, key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0))
-    run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads" if worst.payload else worst.kind
+    several = len({(row.payload, row.num_threads) for row in rows}) > 1
+    run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads" if several else worst.kind
     where = f"output {worst.output!r}, input set {worst.set_index} ({run}): {worst.problem}"
     ratio = worst.error_ratio
     if ratio is None or worst.bound is None or not gate.error_ratio_max < ratio < math.inf:
         return where  # no error_ratio_max would have passed
     return f"{where}; limits.error_ratio_max: {math.ceil(ratio)} would have passed"
-
-
-def rows_as_columns(rows: Sequence[DriftRow]) -> dict[str, list[Any]]:
-    """The evidence table: a list for each field of DriftRow."""
-    return {name: [getattr(row, name) for row in rows] for name in DriftRow.__dataclass_fields__}

@@ -5,7 +5,7 @@ Nothing is captured or written. The command disables TorchScript (PYTORCH_JIT=0)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.numerics import finite_difference, rms, same_tensors
+from freezer.numerics import comparable, rms_errors, same_tensors
+from freezer.spec.items import OutputSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class EagerFigure:
         point: sizes of the named dims.
         low, high: range of the finite elements; None without any, and for complex and bool outputs.
         num_not_finite: elements that are NaN or Inf.
-        relative_error: rms(e - r) / rms(r) against the float64 reference; None if it does not run, or nothing can be compared.
+        relative_error: rmse / rms(r) against the float64 reference without fill values; None if nothing can be compared.
     """
 
     set_index: int
@@ -60,19 +61,28 @@ def debug(subject: Subject) -> Debugged:
         JudgeError: it does not run, or its outputs cannot be judged.
     """
     reference = run_reference(subject)
+    singles = reference.singles
     figures = tuple(
-        _figure(subject, call.set_index, index, e, r, float64=reference.float64)
-        for call in reference.singles
-        for index, (e, r) in enumerate(zip(call.eager, call.reference, strict=True))
+        _figure(subject, call.set_index, output, e, r if reference.float64 else None)
+        for call in singles
+        for output, e, r in zip(subject.outputs, call.eager, call.reference, strict=True)
     )
-    return Debugged(figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(_warnings(subject, reference)))
+    constant = [
+        output.name
+        for output, outputs in zip(subject.outputs, zip(*(call.eager for call in singles), strict=True), strict=True)
+        if outputs[0].numel() and all(same_tensors(outputs[0], other) for other in outputs[1:])
+    ]
+    warnings = [
+        f"output {name!r} is the same for all input sets, so drift in it would not show; check the weights" for name in constant
+    ]
+    varied = subject.spec.tensors and len(singles) > 1
+    return Debugged(figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings) if varied else ())
 
 
-def _figure(subject: Subject, set_index: int, index: int, e: Tensor, r: Tensor, *, float64: bool) -> EagerFigure:
-    output = subject.outputs[index]
-    floating = e.is_floating_point() or e.is_complex()
+def _figure(subject: Subject, set_index: int, output: OutputSpec, e: Tensor, r: Tensor | None) -> EagerFigure:
     finite = torch.isfinite(e)
     ordered = e[finite] if e.dtype != torch.bool and not e.is_complex() else e.new_empty(0)
+    rmse, size, _ = rms_errors(r, e) if r is not None and comparable(e) else (0.0, 0.0, 0.0)
     return EagerFigure(
         set_index=set_index,
         point=dict(subject.sets[set_index].point),
@@ -82,37 +92,18 @@ def _figure(subject: Subject, set_index: int, index: int, e: Tensor, r: Tensor, 
         low=float(ordered.min()) if ordered.numel() else None,
         high=float(ordered.max()) if ordered.numel() else None,
         num_not_finite=int((~finite).sum()),
-        relative_error=_relative_error(e, r) if floating and float64 else None,
+        relative_error=rmse / size if size > 0 else None,
     )
 
 
-def _relative_error(e: Tensor, r: Tensor) -> float | None:
-    difference, reference = finite_difference(e, r)
-    signal = rms(reference)
-    return rms(difference) / signal if signal > 0 else None
-
-
 def _facts(subject: Subject, reference: Reference) -> list[str]:
+    if reference.float64:
+        measured = "runs in float64, which drift is measured against" + (f": {reference.note}" if reference.note else "")
+    else:
+        measured = f"drift is measured against eager: {reference.note}"
     return [
         "a call changes what later calls answer" if reference.stateful else "a call changes nothing that later calls see",
         "the same inputs give the same outputs" if reference.deterministic else "the same inputs give different outputs",
-        "runs in float64, which drift is measured against" + (f": {reference.note}" if reference.note else "")
-        if reference.float64
-        else f"drift is measured against eager: {reference.why_not}",
+        measured,
         *([f"{subject.reset}() brings the initial state back"] if subject.reset else []),
     ]
-
-
-def _warnings(subject: Subject, reference: Reference) -> list[str]:
-    if not subject.spec.tensors or len(reference.singles) < 2:
-        return []
-    return [
-        f"output {output.name!r} is the same for all input sets, so drift in it would not show; check the weights"
-        for index, output in enumerate(subject.outputs)
-        if _never_changes([call.eager[index] for call in reference.singles])
-    ]
-
-
-def _never_changes(outputs: Sequence[Tensor]) -> bool:
-    first = outputs[0]
-    return first.numel() > 0 and all(same_tensors(other, first) for other in outputs[1:])

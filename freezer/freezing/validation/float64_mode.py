@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from freezer.numerics import comparable
+
+_DOUBLE = (torch.float64, torch.complex128)
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32)
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64}
 
@@ -53,9 +57,9 @@ class Widening(TorchDispatchMode):
             **dict.fromkeys(enough, torch.float64),
             **{_COMPLEX[dtype]: torch.complex128 for dtype in enough if dtype in _COMPLEX},
         }
-        self.widened: dict[torch.dtype, set[str]] = {}
-        self.kept: dict[torch.dtype, set[str]] = {}
-        self.narrow: dict[torch.dtype, set[str]] = {}
+        self.widened: defaultdict[torch.dtype, set[str]] = defaultdict(set)
+        self.kept: defaultdict[torch.dtype, set[str]] = defaultdict(set)
+        self.narrow: defaultdict[torch.dtype, set[str]] = defaultdict(set)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -74,10 +78,10 @@ class Widening(TorchDispatchMode):
         names = [item.name for item in schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **named}
         for dtype in (value for value in given.values() if isinstance(value, torch.dtype) and value in self._wide):
-            self.widened.setdefault(dtype, set()).add(_name(func))
+            self.widened[dtype].add(_name(func))
         given = {name: value if name in written else pytree.tree_map(self.widen, value) for name, value in given.items()}
         result = func(*(given[name] for name in names[: len(args)]), **{name: given[name] for name in named})
-        self._look_at(func, given, result)
+        self._record_narrow(func, given, result)
         return result if aliases else pytree.tree_map(self.widen, result)
 
     def widen(self, value: Any) -> Any:
@@ -97,15 +101,20 @@ class Widening(TorchDispatchMode):
 
         return within
 
-    def _look_at(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
+    def _record_narrow(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
         """Record an operator that takes float64 and returns less."""
-        if not any(tensor.dtype in (torch.float64, torch.complex128) for tensor in _tensors(list(given.values()))):
-            return
-        for tensor in _tensors(result):
-            if tensor.dtype in self._wide:
-                self.narrow.setdefault(tensor.dtype, set()).add(_name(func))
-            elif (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in (torch.float64, torch.complex128):
-                self.kept.setdefault(tensor.dtype, set()).add(_name(func))
+        if any(tensor.dtype in _DOUBLE for tensor in _tensors(list(given.values()))):
+            for tensor in _tensors(result):
+                if comparable(tensor) and tensor.dtype not in _DOUBLE:
+                    found = self.narrow if tensor.dtype in self._wide else self.kept
+                    found[tensor.dtype].add(_name(func))
+
+    def widen_attributes(self, model: nn.Module) -> None:
+        """Widen tensors that are plain attributes, which `.double()` skips."""
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                wide = {name: self.widen(value) for name, value in vars(module).items() if isinstance(value, Tensor)}
+                vars(module).update(wide)
 
     @property
     def why_not(self) -> str | None:
@@ -132,16 +141,6 @@ def widening(mode: Widening) -> Iterator[None]:
     compiles = "torch._dynamo" in sys.modules  # the eager model ran before
     with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext(), mode:
         yield
-
-
-def widen_attributes(model: nn.Module, mode: Widening) -> None:
-    """Widen tensors that are plain attributes, which `.double()` skips."""
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Tensor):
-                vars(module)[name] = mode.widen(value)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -3,62 +3,33 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
 
-from freezer.artifact.sections import Dropped, Migration, PointFigures
+from freezer.artifact.sections import Migration
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.diagnostics.messages import run_sentence
-from freezer.freezing.models.calls import baked_in
 from freezer.freezing.models.subject import Subject, placed
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
-from freezer.freezing.validation.candidate_runs import Results, assess_runs, runner
-from freezer.freezing.validation.candidate_timing import without_grad
-from freezer.freezing.validation.drift import DriftReport, Gate
-from freezer.freezing.validation.migration import Entrant, compare
+from freezer.freezing.validation.drift import Gate
+from freezer.freezing.validation.migration import compare
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells
+from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, without_grad
+from freezer.freezing.validation.trials import Trial, run_trial
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.devices import called_on, current
 from freezer.runtime.precision import plain_precision
-from freezer.runtime.tensors import kept_of
 from freezer.runtime.threads import threads
-from freezer.timing.sampling import Sampling, Speedup, speedup
+from freezer.timing.sampling import Sampling, Speedup
 
 Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """Result of one candidate. Figures are None if they were not measured.
-
-    Attributes:
-        candidate: the candidate with its kept payloads.
-        problem: why it failed the drift gate; None if it passed.
-        answers: outputs of the single calls of a passing candidate, without those too large for an artifact.
-        latency_ms, speedup: in the deciding cell.
-        points: figures of every kept payload in every cell.
-        dropped: payloads that were not kept.
-    """
-
-    candidate: Candidate
-    drift: DriftReport | None
-    problem: str | None
-    answers: Sequence[Mapping[str, Tensor]] = ()
-    latency_ms: Mapping[str, float | None] | None = None
-    speedup: Speedup | None = None
-    task_metric: float | None = None
-    points: tuple[PointFigures, ...] = ()
-    dropped: tuple[Dropped, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +41,8 @@ class Judgement:
         limits, policy: see `judge`.
         winner: the trial to publish; None unless published.
         best: the trial that came nearest; its figures are shown if nothing is published.
-        sampling, point: of the deciding cell, the first thread count and point.
-        eager_latency_ms: percentiles of eager in that cell.
         task_metric: the eager model's.
-        cells: all timed cells, the deciding one first.
+        cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
         migration: for a TorchScript model that was converted.
     """
 
@@ -85,13 +54,19 @@ class Judgement:
     best: Trial | None
     trials: tuple[Trial, ...]
     reference: Reference
-    sampling: Sampling | None
-    eager_latency_ms: Mapping[str, float | None] | None
     task_metric: float | None
-    judge_s: float
-    point: Mapping[str, int] = field(default_factory=dict)
-    migration: Migration | None = None
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[Cell, ...]
+    migration: Migration | None
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """The samples of the deciding cell."""
+        return self.cells[0].sampling if self.cells else None
+
+    @property
+    def eager_latency_ms(self) -> Mapping[str, float | None] | None:
+        """Percentiles of eager in the deciding cell."""
+        return self.sampling.percentiles(EAGER, self.policy) if self.sampling else None
 
 
 TaskMetric = Callable[[Callable[..., Any]], float]
@@ -122,39 +97,39 @@ def judge(
     Raises:
         JudgeError: the eager model does not run, or the candidates were built from other weights.
     """
-    started = time.monotonic()
     _check_weights(subject, candidates)
     subject = placed(subject, target.device)
     with threads(target.num_threads), plain_precision(target.device), current(target.device):
         reference = run_reference(subject)
-        gate = Gate(error_ratio_max=limits.error_ratio_max)
-        trials, answers = _try_all(subject, candidates, target, reference, gate)
+        gate = Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64)
+        trials: list[Trial] = []
+        outputs: dict[str, list[list[Tensor]]] = {}  # of all calls, to compare the candidates of a TorchScript model
+        for candidate in candidates:
+            trial, found = run_trial(subject, candidate, target, reference, gate)
+            trials.append(trial)
+            if subject.scripted:
+                outputs[candidate.recipe] = found
         passing = [trial.candidate for trial in trials if trial.problem is None]
         cells = time_cells(subject, passing, target, policy)
-        sampling = cells[0].sampling if cells else None
         eager_metric = None
         if task_metric is not None:
             eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
-        trials = [_measured(t, subject, cells, len(passing), limits, policy, task_metric) for t in trials]
-    eager_ms = sampling.percentiles(EAGER, policy) if sampling else None
-    on_drift_alone = on_drift_alone or target.device_class.name == PORTABLE
-    verdict, reason, winner, best = _decide(trials, sampling, limits, on_drift_alone=on_drift_alone)
+        if cells:
+            trials = [_measured(trial, subject, cells, len(passing), limits, policy, task_metric) for trial in trials]
+    by_drift = on_drift_alone or target.device_class.name == PORTABLE
+    verdict, reason, best = _decide(trials, cells, limits, on_drift_alone=by_drift)
     return Judgement(
         verdict=verdict,
         reason=reason,
         limits=limits,
         policy=policy,
-        winner=winner,
+        winner=best if verdict == "published" else None,
         best=best,
         trials=tuple(trials),
         reference=reference,
-        sampling=sampling,
-        eager_latency_ms=eager_ms,
         task_metric=eager_metric,
-        judge_s=time.monotonic() - started,
-        point=subject.points[0],
-        migration=compare(_entrants(trials, answers), sampling, policy) if answers else None,
         cells=cells,
+        migration=compare(trials, outputs, cells[0].sampling if cells else None, policy) if subject.scripted else None,
     )
 
 
@@ -169,55 +144,6 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
             )
 
 
-def _try_all(
-    subject: Subject, candidates: Sequence[Candidate], target: Target, reference: Reference, gate: Gate
-) -> tuple[list[Trial], dict[str, list[list[Tensor]]]]:
-    """Run every candidate over all calls and apply the gate; for a TorchScript model also return the candidates' outputs."""
-    answers: dict[str, list[list[Tensor]]] = {}
-    trials = []
-    for candidate in candidates:
-        try:
-            drift, results = assess_runs(subject, candidate, target, reference, gate)
-        except Exception as error:  # a payload may raise anything; the others go on
-            trials.append(Trial(candidate=candidate, drift=None, problem=run_sentence(error)))
-            continue
-        problem = _constant(subject, reference, results, candidate) if drift.passed else drift.nearest_miss
-        own = () if problem else _singles(subject, results)
-        trials.append(Trial(candidate=candidate, drift=drift, problem=problem, answers=own))
-        if subject.scripted:
-            answers[candidate.recipe] = [leaves for _, _, leaves in results]
-    return trials, answers
-
-
-def _singles(subject: Subject, results: Sequence[tuple[str, int, list[Tensor]]]) -> tuple[Mapping[str, Tensor], ...]:
-    """Outputs of the single calls by name, in the order of the input sets."""
-    names = [output.name for output in subject.outputs]
-    return tuple(kept_of(names, leaves) for kind, _, leaves in results if kind == "single")
-
-
-def _entrants(trials: Sequence[Trial], answers: Mapping[str, list[list[Tensor]]]) -> list[Entrant]:
-    return [
-        Entrant(
-            recipe=trial.candidate.recipe,
-            capture=trial.candidate.capture,
-            lowering=trial.candidate.lowering,
-            passed=trial.problem is None,
-            answers=answers[trial.candidate.recipe],
-        )
-        for trial in trials
-        if trial.candidate.recipe in answers
-    ]
-
-
-def _constant(subject: Subject, reference: Reference, results: Results, candidate: Candidate) -> str | None:
-    """Detect a candidate with constants in place of a model's random numbers; return the problem or None."""
-    if reference.deterministic:
-        return None
-    again = [(call.eager, leaves) for call, (_, index, leaves) in zip(reference.calls, results, strict=True) if index == 0]
-    ask = partial(runner(candidate.open(subject), subject).call, subject.sets[0].tensors)
-    return baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask)
-
-
 def _measured(
     trial: Trial,
     subject: Subject,
@@ -228,15 +154,15 @@ def _measured(
     task_metric: TaskMetric | None,
 ) -> Trial:
     """Add latency, speedup and task metric to a passing trial, and drop payloads that gain nothing."""
-    if trial.problem is not None or not cells:
+    if trial.problem is not None:
         return trial
-    sampling, name = cells[0].sampling, trial.candidate.recipe
+    name = trial.candidate.recipe
     candidate, dropped = kept(trial.candidate, cells, limits, policy)
     return replace(
         trial,
         candidate=candidate,
-        latency_ms=sampling.percentiles(name, policy),
-        speedup=speedup(sampling, name, eager=EAGER, num_candidates=num_candidates, policy=policy) if sampling.stable else None,
+        latency_ms=cells[0].sampling.percentiles(name, policy),
+        speedup=cells[0].faster(name, EAGER, num_candidates, policy),
         task_metric=None if task_metric is None else _quality(task_metric, called_on(candidate.open(subject), subject.device)),
         points=tuple(figures_of(candidate, cells, policy, num_candidates)),
         dropped=dropped,
@@ -257,41 +183,39 @@ def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None
     return number if math.isfinite(number) else None
 
 
-def _decide(
-    trials: Sequence[Trial], sampling: Sampling | None, limits: Limits, *, on_drift_alone: bool
-) -> tuple[Verdict, str, Trial | None, Trial | None]:
-    """The verdict (docs/contract.md), its reason, the winner, and the best trial."""
+def _decide(trials: Sequence[Trial], cells: Sequence[Cell], limits: Limits, *, on_drift_alone: bool) -> tuple[Verdict, str, Trial]:
+    """The verdict (docs/contract.md), its reason, and the trial that won or came nearest."""
     passing = [trial for trial in trials if trial.problem is None]
     if not passing:
-        nearest = min(trials, key=lambda t: t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else float("inf"))
-        return "rejected", f"{nearest.candidate.recipe}: {nearest.problem}", None, nearest
+        nearest = min(trials, key=lambda t: t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else math.inf)
+        return "rejected", f"{nearest.candidate.recipe}: {nearest.problem}", nearest
     if on_drift_alone:
-        return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0], passing[0]
-    if sampling is None or not sampling.stable:
-        kept, dropped = (len(sampling.samples_ms[EAGER]), sampling.num_dropped) if sampling else (0, 0)
-        reason = f"only {kept} undisturbed rounds within the time limit ({dropped} dropped); too few to measure speed"
-        if sampling and sampling.device and (shared := sampling.device.get("num_rounds_shared")):
-            reason += f"; in {shared} of them another process used the GPU"
-        return "unstable", reason, None, passing[0]
-    ranked = sorted(passing, key=lambda t: -(t.speedup.value if t.speedup else 0.0))
-    fastest = ranked[0]
-    found = [(trial, _over_limit(trial, limits)) for trial in ranked]
-    winner = next((trial for trial, over in found if over is None), None)
-    if winner is not None and winner.speedup is not None:
+        return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0]
+    sampling = cells[0].sampling
+    if not sampling.stable:
+        num_kept = len(sampling.samples_ms[EAGER])
         reason = (
-            f"{winner.candidate.recipe} is {winner.speedup.value:.2f} times as fast as eager (at least {winner.speedup.low:.2f})"
+            f"only {num_kept} undisturbed rounds within the time limit ({sampling.num_dropped} dropped); too few to measure speed"
         )
-        return "published", reason, winner, winner
-    return "kept-eager", f"{fastest.candidate.recipe}: {found[0][1]}", None, fastest
+        if sampling.device and (shared := sampling.device.get("num_rounds_shared")):
+            reason += f"; in {shared} of them another process used the GPU"
+        return "unstable", reason, passing[0]
+    measured = [(trial, trial.speedup) for trial in passing if trial.speedup]
+    ranked = sorted(measured, key=lambda pair: -pair[1].value)
+    for trial, faster in ranked:
+        if _over_limit(trial, faster, limits) is None:
+            reason = f"{trial.candidate.recipe} is {faster.value:.2f} times as fast as eager (at least {faster.low:.2f})"
+            return "published", reason, trial
+    fastest, faster = ranked[0]
+    return "kept-eager", f"{fastest.candidate.recipe}: {_over_limit(fastest, faster, limits)}", fastest
 
 
-def _over_limit(trial: Trial, limits: Limits) -> str | None:
+def _over_limit(trial: Trial, faster: Speedup, limits: Limits) -> str | None:
     """The limit on speed or size that a trial exceeds; None if it meets all."""
     median = (trial.latency_ms or {}).get("p50")
-    size_mb = sum(payload.size_bytes for payload in trial.candidate.payloads) / 1e6
-    if trial.speedup is None or trial.speedup.low <= limits.speedup_min:
-        got = f"{trial.speedup.value:.2f}, at least {trial.speedup.low:.2f}" if trial.speedup else "unknown"
-        return f"speedup {got}; speedup_min is {limits.speedup_min:g}"
+    size_mb = trial.candidate.size_bytes / 1e6
+    if faster.low <= limits.speedup_min:
+        return f"speedup {faster.value:.2f}, at least {faster.low:.2f}; speedup_min is {limits.speedup_min:g}"
     if limits.latency_ms_max is not None and (median is None or median > limits.latency_ms_max):
         return f"median {median} ms; latency_ms_max is {limits.latency_ms_max:g}"
     if limits.size_mb_max is not None and size_mb > limits.size_mb_max:

@@ -6,15 +6,13 @@ If PyTorch's converter turns the file into an exported program, it competes as `
 from __future__ import annotations
 
 import math
-import re
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
 
 from torch import Tensor
 
 from freezer.artifact.sections import Migration
-from freezer.freezing.recipes.recipes import CaptureName
+from freezer.freezing.validation.trials import Trial
 from freezer.limits import SamplingPolicy
 from freezer.numerics import finite_difference, square_sum
 from freezer.timing.sampling import Sampling, speedup
@@ -22,52 +20,41 @@ from freezer.timing.sampling import Sampling, speedup
 CONVERTED = "convert"
 """The capture that converts TorchScript to an exported program."""
 
-_CAPTURE = re.compile(rf"(?:^|; )({'|'.join(map(re.escape, get_args(CaptureName)))}): ")
-"""The name of a capture within the message of a failed build."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entrant:
-    """A candidate to compare.
-
-    Attributes:
-        passed: whether it passed the drift gate, and was timed.
-        answers: output tensors of each call, in the order of the judge's calls.
-    """
-
-    recipe: str
-    capture: str
-    lowering: str
-    passed: bool
-    answers: Sequence[Sequence[Tensor]]
-
-
-def compare(entrants: Sequence[Entrant], sampling: Sampling | None, policy: SamplingPolicy) -> Migration | None:
+def compare(
+    trials: Sequence[Trial], outputs: Mapping[str, Sequence[Sequence[Tensor]]], sampling: Sampling | None, policy: SamplingPolicy
+) -> Migration | None:
     """Compare the converted candidate with the fastest frozen TorchScript; None if no candidate was converted.
 
     Args:
-        entrants: all candidates that the judge ran.
+        trials: of all candidates.
+        outputs: output tensors of each call of the judge, by recipe; empty for a candidate that fails to run.
         sampling: latency samples of the judge; None if nothing was timed.
         policy: the sampling policy.
     """
-    converted = next((e for e in entrants if e.capture == CONVERTED), None)
+    ran = [trial for trial in trials if outputs[trial.candidate.recipe]]
+    converted = next((trial for trial in ran if trial.candidate.capture == CONVERTED), None)
     if converted is None:
         return None
-    torchscript = [e for e in entrants if e.lowering == "torchscript"]
-    legacy = [e for e in torchscript if e.passed] or torchscript
-    if not converted.passed:
-        return Migration(possible=False, reason=f"{converted.recipe} does not pass the drift gate", recipe=converted.recipe)
-    if not legacy:
-        return Migration(possible=True, recipe=converted.recipe)
-    fastest = min(legacy, key=lambda e: _median(sampling, e.recipe))
+    recipe = converted.candidate.recipe
+    if converted.problem is not None:
+        return Migration(possible=False, reason=f"{recipe} does not pass the drift gate", recipe=recipe)
+    torchscript = [trial for trial in ran if trial.candidate.lowering == "torchscript"]
+    if not torchscript:
+        return Migration(possible=True, recipe=recipe)
+    passing = [trial for trial in torchscript if trial.problem is None]
     faster = None
-    if sampling is not None and sampling.stable and fastest.passed:
-        faster = speedup(sampling, converted.recipe, eager=fastest.recipe, num_candidates=1, policy=policy)
-    worst, relative = _apart(converted.answers, fastest.answers)
+    if passing and sampling is not None:
+        against = min((trial.candidate.recipe for trial in passing), key=lambda name: statistics.median_high(sampling.pooled(name)))
+        if sampling.stable:
+            faster = speedup(sampling, recipe, eager=against, num_candidates=1, policy=policy)
+    else:
+        against = torchscript[0].candidate.recipe
+    worst, relative = _apart(outputs[recipe], outputs[against])
     return Migration(
         possible=True,
-        recipe=converted.recipe,
-        against=fastest.recipe,
+        recipe=recipe,
+        against=against,
         gain=faster.value if faster else None,
         gain_ci=(faster.low, faster.high) if faster else None,
         max_abs_diff=worst,
@@ -79,20 +66,11 @@ def refused(failures: Mapping[str, str]) -> Migration | None:
     """The migration of a model whose conversion failed; None if no recipe tried to convert it.
 
     Args:
-        failures: the error message of each recipe that made no candidate: `CAPTURE: reason` of each capture, joined with '; '.
+        failures: the error message of each recipe that made no candidate. A recipe that converts tries nothing else on TorchScript.
     """
-    for why in failures.values():
-        # A reason may contain '; ' too: it ends at the name of the next capture.
-        parts = _CAPTURE.split(why)
-        found = dict(zip(parts[1::2], parts[2::2], strict=True))
-        if CONVERTED in found:
-            return Migration(possible=False, reason=found[CONVERTED])
-    return None
-
-
-def _median(sampling: Sampling | None, recipe: str) -> float:
-    samples = sorted(sampling.pooled(recipe)) if sampling and recipe in sampling.samples_ms else []
-    return samples[len(samples) // 2] if samples else math.inf
+    start = f"{CONVERTED}: "
+    reasons = [why.removeprefix(start) for why in failures.values() if why.startswith(start)]
+    return Migration(possible=False, reason=reasons[0]) if reasons else None
 
 
 def _apart(one: Sequence[Sequence[Tensor]], other: Sequence[Sequence[Tensor]]) -> tuple[float | None, float | None]:

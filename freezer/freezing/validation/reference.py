@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from freezer.freezing.models.checks import RESET
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import attributes_of, same_values, tensors_of
 from freezer.freezing.validation.drift import Call, CallKind
-from freezer.freezing.validation.float64_mode import Widening, own_dtype, widen_attributes, widening
-from freezer.numerics import comparable, finite_difference, rms, same_tensors
+from freezer.freezing.validation.float64_mode import Widening, own_dtype, widening
+from freezer.numerics import comparable, finite_difference, in_double, rms, same_tensors
 from freezer.runtime.pytree import flatten
 
 SEQUENCE_CALLS = 4
@@ -36,16 +36,15 @@ class Reference:
         calls: the single calls in the order of the subject's sets, the sequence, and with a reset method one call after a reset.
         stateful: whether a call changes the outputs of later calls.
         deterministic: whether eager repeats its outputs.
-        float64: whether the reference ran in float64; `why_not` is the reason if it did not.
-        note: which casts were widened for that, and which roundings of the model remain.
+        float64: whether the reference ran in float64.
+        note: why it did not; or else which casts were widened for that, and which roundings of the model remain.
     """
 
     calls: tuple[Call, ...]
     stateful: bool
     deterministic: bool
     float64: bool
-    why_not: str | None
-    note: str | None = None
+    note: str | None
 
     @property
     def singles(self) -> tuple[Call, ...]:
@@ -66,41 +65,41 @@ class Runner:
     reset: Callable[[], object] | None = None
 
 
-def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> list[tuple[CallKind, int, list[Tensor]]]:
-    """Make every single call and the sequence; return kind, index of the input set and output tensors of each.
+def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
+    """Kind and index of the input set of every call: the single calls, the sequence, and with a reset method a last call.
 
-    Single calls and the sequence start from the initial state. With a reset method one instance is reset between them, and a last
-    call follows the sequence and a reset.
+    The sequence has the first set between others, so that state shows as a difference.
+    """
+    last = len(subject.sets) - 1
+    sequence = [0 if position % 2 == 0 else min((position + 1) // 2, last) for position in range(SEQUENCE_CALLS)]
+    return [
+        *(("single", index) for index in range(len(subject.sets))),
+        *(("sequence", index) for index in sequence),
+        *((("after-reset", 0),) if subject.reset is not None else ()),
+    ]
+
+
+def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> list[list[Tensor]]:
+    """Make every call of `schedule`; return the output tensors of each.
+
+    Each single call, the sequence and the call after it start from the initial state. With a reset method one instance is reset.
 
     Args:
         fresh: returns a runner in its initial state.
         subject: its sets are the inputs.
         stateful: without a reset method, use a fresh runner for each call.
     """
-    results: list[tuple[CallKind, int, list[Tensor]]] = []
-    runner = fresh()
-
-    def initial() -> Runner:
-        if runner.reset is not None:
-            runner.reset()
-            return runner
-        return fresh() if stateful else runner
-
-    for index, item in enumerate(subject.sets):
-        runner = initial() if index else runner
-        results.append(("single", index, _kept(runner.call(item.tensors))))
-    runner = initial()
-    for index in sequence_of(len(subject.sets)):
-        results.append(("sequence", index, _kept(runner.call(subject.sets[index].tensors))))
-    if runner.reset is not None:
-        runner.reset()
-        results.append(("after-reset", 0, _kept(runner.call(subject.sets[0].tensors))))
+    results: list[list[Tensor]] = []
+    runner, previous = fresh(), None
+    for kind, index in schedule(subject):
+        if results and not kind == previous == "sequence":
+            if runner.reset is not None:
+                runner.reset()
+            elif stateful:
+                runner = fresh()
+        results.append(_kept(runner.call(subject.sets[index].tensors)))
+        previous = kind
     return results
-
-
-def sequence_of(num_sets: int) -> list[int]:
-    """Indices of the sets of the sequence: the first between others, so that state shows as a difference."""
-    return [0 if position % 2 == 0 else min((position + 1) // 2, num_sets - 1) for position in range(SEQUENCE_CALLS)]
 
 
 def run_reference(subject: Subject) -> Reference:
@@ -118,16 +117,14 @@ def run_reference(subject: Subject) -> Reference:
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
     reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
-    wide, why_not, note = _run_float64(subject.on_host, eagers, stateful=stateful)
+    wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     calls = []
-    for position, ((kind, index, e), (_, _, r)) in enumerate(zip(eagers, wide or eagers, strict=True)):
-        apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position][2], strict=True)] for rerun in reruns]
+    for position, ((kind, index), e, r) in enumerate(zip(schedule(subject), eagers, wide or eagers, strict=True)):
+        apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position], strict=True)] for rerun in reruns]
         noise = [max(differences) for differences in zip(*apart, strict=True)] if apart else [0.0] * len(e)
         kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
         calls.append(Call(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
-    return Reference(
-        calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, why_not=why_not, note=note
-    )
+    return Reference(calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, note=note)
 
 
 def _nature(subject: Subject) -> tuple[bool, bool]:
@@ -158,13 +155,13 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     return changed or subject.reset is not None, deterministic
 
 
-def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]]) -> None:
+def _check_reset(subject: Subject, eagers: Sequence[list[Tensor]]) -> None:
     """Compare eager's outputs after each reset with those of fresh copies.
 
     Raises:
         JudgeError: they differ; code CP-RESET.
     """
-    for kind, index, got in eagers:
+    for (kind, index), got in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
         if not _all_same(got, _source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)):
@@ -176,50 +173,49 @@ def _check_reset(subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Te
 
 
 def _run_float64(
-    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], *, stateful: bool
-) -> tuple[Any, str | None, str | None]:
-    """The calls in float64 or None, the reason why it cannot run, and a note on how it ran.
+    subject: Subject, eagers: Sequence[list[Tensor]], *, stateful: bool
+) -> tuple[list[list[Tensor]] | None, str | None]:
+    """The calls in float64 or None, and a note on how it ran, or why it cannot.
 
     If the model does not run with its own casts widened, only its weights and inputs are float64, and the note says so.
     """
     mode = Widening(own_dtype(subject.model, (getattr(torch, item.dtype) for item in subject.spec.tensors)))
     results, why_not = _wide_calls(subject, eagers, mode, stateful=stateful)
     if mode.why_not:
-        return None, mode.why_not, None
+        return None, mode.why_not
     if results is not None:
-        return results, None, mode.note
+        return results, mode.note
     results, _ = _wide_calls(subject, eagers, None, stateful=stateful)
-    return (None, why_not, None) if results is None else (results, None, f"casts within forward are not widened: {why_not}")
+    return results, why_not if results is None else f"casts within forward are not widened: {why_not}"
 
 
 def _wide_calls(
-    subject: Subject, eagers: Sequence[tuple[CallKind, int, list[Tensor]]], mode: Widening | None, *, stateful: bool
-) -> tuple[Any, str | None]:
+    subject: Subject, eagers: Sequence[list[Tensor]], mode: Widening | None, *, stateful: bool
+) -> tuple[list[list[Tensor]] | None, str | None]:
     """The calls in float64, or None and the reason why they cannot run."""
 
     def fresh() -> Runner:
         model = subject.fresh().double()
         if mode is not None:
-            widen_attributes(model, mode)
+            mode.widen_attributes(model)
         return _source_runner(model, subject, wide=True, mode=mode)
 
     try:
         results = run_calls(fresh, subject, stateful=stateful)
     except Exception as error:
         return None, f"float64 does not run: {type(error).__name__}: {first_line(error)}"
-    for (_, _, wide), (_, _, narrow) in zip(results, eagers, strict=True):
-        for r, e in zip(wide, narrow, strict=True):
-            if r.shape != e.shape:
-                return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
-            if (e.is_floating_point() and r.dtype != torch.float64) or (e.is_complex() and r.dtype != torch.complex128):
-                return None, f"forward casts to {r.dtype}, so it has no float64 output"
+    for r, e in zip(chain(*results), chain(*eagers), strict=True):
+        if r.shape != e.shape:
+            return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
+        if comparable(e) and r.dtype != (torch.complex128 if e.is_complex() else torch.float64):
+            return None, f"forward casts to {r.dtype}, so it has no float64 output"
     return results, None
 
 
 def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None) -> Runner:
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         # clones, because a model may write into its inputs
-        given = {name: _widen(tensor) if wide else tensor.clone() for name, tensor in tensors.items()}
+        given = {name: in_double(tensor) if wide and comparable(tensor) else tensor.clone() for name, tensor in tensors.items()}
         with widening(mode) if mode else contextlib.nullcontext():
             result = call_source(model, subject.spec, given)
         structure, leaves = flatten(result)
@@ -241,12 +237,6 @@ def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mo
             raise JudgeError(f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}", code=RESET) from error
 
     return Runner(call=run, reset=None if subject.reset is None else reset)
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point():
-        return tensor.to(torch.float64)
-    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.clone()
 
 
 def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -10,8 +10,13 @@ Both use the lower bound of the paired bootstrap (timing/sampling.py). Dropped p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
 
 from freezer.artifact.manifest import Payload, is_special, serving, set_for, without_special
 from freezer.artifact.sections import Dropped, PointFigures
@@ -19,10 +24,13 @@ from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
-from freezer.freezing.validation.candidate_timing import time_at
 from freezer.limits import Limits, SamplingPolicy
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.threads import threads
-from freezer.timing.sampling import Sampling, Speedup, speedup
+from freezer.spec.inputs import bind
+from freezer.timing.meters import meter_of
+from freezer.timing.sampling import Sampling, Speedup, sample, speedup
 
 LEAST_SHARE = 0.1
 """Minimum share of the judge's time limit for each further cell."""
@@ -42,6 +50,12 @@ class Cell:
     point: Mapping[str, int]
     sampling: Sampling
     payloads: Mapping[str, str]
+
+    def faster(self, name: str, other: str, num_candidates: int, policy: SamplingPolicy) -> Speedup | None:
+        """Speedup of one entrant over another; None if the machine was too disturbed."""
+        if not self.sampling.stable:
+            return None
+        return speedup(self.sampling, name, eager=other, num_candidates=num_candidates, policy=policy)
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} {size}" for name, size in self.point.items())
@@ -92,13 +106,36 @@ def _time_cell(
             serve[general(candidate.recipe)] = candidate, other
     with threads(num_threads):
         models = {name: candidate.open(subject, [payload]) for name, (candidate, payload) in serve.items()}
-        sampling = time_at(point, subject, models, policy)
-    return Cell(
-        num_threads=num_threads,
-        point=point,
-        sampling=sampling,
-        payloads={name: payload.path for name, (_, payload) in serve.items()},
-    )
+        sampling = _time_at(point, subject, models, policy)
+    paths = {name: payload.path for name, (_, payload) in serve.items()}
+    return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
+
+
+def _time_at(point: Mapping[str, int], subject: Subject, candidates: Mapping[str, FrozenModel], policy: SamplingPolicy) -> Sampling:
+    """Time eager and candidates, interleaved, at a point."""
+    inputs = [on_device(item, subject.device) for item in distinct_at(subject.spec, subject.on_host.sets, point)]
+    eager = subject.fresh()
+    for part in eager.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # on a GPU, calls of a copy would flatten its weights each time
+    models: dict[str, Callable[..., Any]] = {EAGER: partial(without_grad, eager), **candidates}
+    resets: dict[str, Callable[[], object]] = {}
+    if subject.reset is not None:
+        resets = {name: model.preserved[subject.reset] for name, model in candidates.items()}
+        resets[EAGER] = partial(without_grad, getattr(eager, subject.reset))
+    with meter_of(subject.device, policy) as meter:
+        return sample({name: _calls(model, subject, inputs) for name, model in models.items()}, policy, resets, meter)
+
+
+def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function without gradients, as a frozen model is called."""
+    with torch.no_grad():
+        return function(*args, **kwargs)
+
+
+def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
+    bound = [bind(subject.spec, item.cloned()) for item in inputs]  # each entrant gets its own copies, bound before timing
+    return [partial(model, *args, **kwargs) for args, kwargs in bound]
 
 
 def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPolicy, num_candidates: int) -> Iterator[PointFigures]:
@@ -107,15 +144,13 @@ def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPoli
     for cell in cells:
         for name in (candidate.recipe, general(candidate.recipe)):
             if cell.payloads.get(name) in held:
-                ms, faster = cell.sampling.percentiles(name, policy), _faster(cell, name, EAGER, num_candidates, policy)
+                ms, faster = cell.sampling.percentiles(name, policy), cell.faster(name, EAGER, num_candidates, policy)
                 yield PointFigures(
                     num_threads=cell.num_threads,
                     point=cell.point,
                     payload=cell.payloads[name],
                     eager_p50=cell.sampling.percentiles(EAGER, policy).get("p50"),
-                    p50=ms.get("p50"),
-                    p90=ms.get("p90"),
-                    p99=ms.get("p99"),
+                    **{key: ms.get(key) for key in ("p50", "p90", "p99")},
                     speedup=faster.value if faster else None,
                     speedup_ci=(faster.low, faster.high) if faster else None,
                 )
@@ -126,15 +161,12 @@ def kept(
 ) -> tuple[Candidate, tuple[Dropped, ...]]:
     """The candidate with the payloads worth keeping, and the dropped ones."""
     dropped: list[Dropped] = []
-    for count in dict.fromkeys(payload.num_threads for payload in candidate.payloads):
-        if count is None:
-            continue  # serves any count
-        at_count = set_for(candidate.payloads, count)
-        if count != cells[0].num_threads and (why := _gains_nothing(candidate, count, cells, limits, policy)):
-            dropped += [Dropped(payload=payload.path, num_threads=count, reason=why) for payload in at_count]
-            continue
+    for count in dict.fromkeys(payload.num_threads for payload in candidate.payloads if payload.num_threads is not None):
+        at_count, here = set_for(candidate.payloads, count), [cell for cell in cells if cell.num_threads == count]
+        nothing = _gains_nothing(candidate, count, here, limits, policy) if count != cells[0].num_threads else None
         for payload in at_count:
-            if is_special(payload, at_count) and (why := _no_faster(candidate, payload, count, cells, policy)):
+            why = nothing or (_no_faster(candidate, payload, here, cells[0], policy) if is_special(payload, at_count) else None)
+            if why is not None:
                 dropped.append(Dropped(payload=payload.path, num_threads=count, reason=why))
     if not dropped:
         return candidate, ()
@@ -146,14 +178,9 @@ def kept(
 
 def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limits: Limits, policy: SamplingPolicy) -> str | None:
     """Why the payloads of a further thread count are dropped; None if the best of them is fast enough."""
-    entrants = [
-        (cell, name)
-        for cell in cells
-        if cell.num_threads == count
-        for name in (candidate.recipe, general(candidate.recipe))
-        if name in cell.payloads
-    ]
-    found = [(faster, cell) for cell, name in entrants if (faster := _faster(cell, name, EAGER, len(entrants), policy))]
+    names = (candidate.recipe, general(candidate.recipe))
+    entrants = [(cell, name) for cell in cells for name in names if name in cell.payloads]
+    found = [(faster, cell) for cell, name in entrants if (faster := cell.faster(name, EAGER, len(entrants), policy))]
     if not found:
         return f"with {count} threads the machine was too disturbed to measure"
     best, cell = max(found, key=lambda item: item[0].low)
@@ -164,21 +191,15 @@ def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limi
     )
 
 
-def _no_faster(candidate: Candidate, payload: Payload, count: int, cells: Sequence[Cell], policy: SamplingPolicy) -> str | None:
+def _no_faster(candidate: Candidate, payload: Payload, cells: Sequence[Cell], deciding: Cell, policy: SamplingPolicy) -> str | None:
     """Why the payload of a point is dropped; None if it decides the verdict, or is faster than the payload for all sizes."""
-    cell = next(cell for cell in cells if cell.num_threads == count and cell.payloads.get(candidate.recipe) == payload.path)
-    if cell is cells[0]:
+    cell = next(cell for cell in cells if cell.payloads.get(candidate.recipe) == payload.path)
+    if cell is deciding:
         return None
     other = cell.payloads[general(candidate.recipe)]
-    gain = _faster(cell, candidate.recipe, general(candidate.recipe), 1, policy)
+    gain = cell.faster(candidate.recipe, general(candidate.recipe), 1, policy)
     if gain is None:
         return f"at {cell} the machine was too disturbed to measure; {other} serves"
     if gain.low > 1.0:
         return None
     return f"at {cell} {gain.value:.2f} times as fast as {other}, at least {gain.low:.2f}; {other} serves"
-
-
-def _faster(cell: Cell, name: str, other: str, num_candidates: int, policy: SamplingPolicy) -> Speedup | None:
-    if not cell.sampling.stable:
-        return None
-    return speedup(cell.sampling, name, eager=other, num_candidates=num_candidates, policy=policy)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import freezer
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.build import build
+from freezer.freezing.freeze import keep_eager
 from freezer.freezing.models.subject import SubjectOptions, placed, prepare
 from freezer.freezing.packaging.assemble import assemble
-from freezer.freezing.packaging.eager_fallback import VERDICT, keep_eager, serves_itself
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import Target, target_here
 from freezer.freezing.validation.judge import judge
@@ -62,12 +62,10 @@ def test_keep_eager_writes_the_captured_program(tmp_path: Path, target: Target) 
     artifact, why = keep_eager(subject, target, dest=tmp_path / "out", limits=slow, policy=QUICK, provenance={}, failures={})
     assert artifact is not None
     assert why == "the captured program serves (export)"
-    assert (artifact.manifest.verdict, artifact.manifest.device_class) == (VERDICT, HERE), "at any speed"
+    assert (artifact.manifest.verdict, artifact.manifest.device_class) == ("kept-eager", HERE), "at any speed"
     assert artifact.manifest.recipe.name == "captured"
     assert artifact.manifest.recipe.lowering == "exported"
     assert torch.equal(freezer.load(artifact.folder)(x=X), model(X))
-    assert not serves_itself(target), "the portable artifact serves CPU classes"
-    assert serves_itself(replace(target, device_class=freezer.DeviceClass(name="cuda-sm90", kind="cuda", capability=90)))
 
 
 class MakesOnCpu(nn.Module):

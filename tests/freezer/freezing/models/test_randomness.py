@@ -88,8 +88,8 @@ def test_one_draw_counts_as_one_sample() -> None:
             )
             for call in run_reference(subject).calls
         ]
-        report = assess("recipe", ["output"], calls, Gate(), float64=True)
-        assert report.passed, (seed, report.nearest_miss)
+        rows = assess("recipe", ["output"], calls, Gate(error_ratio_max=3.0, float64=True))
+        assert [row.problem for row in rows if row.problem] == [], seed
 
 
 def test_canary_accepts_other_draws(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_judging_resets_between_sets(kind: type[nn.Module], tmp_path: Path) -> N
     assert found.verdict == "published", found.reason
     assert [trial.problem for trial in found.trials] == [None, None, None]
     reference = found.reference
-    assert (reference.stateful, reference.deterministic, reference.float64) == (True, True, True), reference.why_not
+    assert (reference.stateful, reference.deterministic, reference.float64) == (True, True, True), reference.note
     assert [call.kind for call in reference.calls] == ["single"] * len(subject.sets) + ["sequence"] * 4 + ["after-reset"]
     assert torch.equal(reference.calls[-1].eager[0], reference.calls[0].eager[0])
     for call in reference.singles:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess
-from freezer.numerics import OutputError, judge_rmse, parts_of
+from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, report
+from freezer.numerics import OutputError, judge_rmse, parts
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -32,7 +32,8 @@ def call(r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0, kind: An
 
 
 def drift(*calls: Call, limit: float = 3.0, float64: bool = True, names: tuple[str, ...] = ("out",)) -> DriftReport:
-    return assess("recipe", names, calls, Gate(error_ratio_max=limit), float64=float64)
+    gate = Gate(error_ratio_max=limit, float64=float64)
+    return report(assess("recipe", names, calls, gate), gate)
 
 
 def rounded(size: int, native: float, candidate: float, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,14 +267,19 @@ def test_fill_values_of_small_outputs_are_pooled_separately() -> None:
 
 def test_small_probabilities_are_one_part() -> None:
     logits = torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
-    (everything,) = parts_of(logits.softmax(0), torch.float32)
-    assert everything.all()
+    ((everything,),) = parts(logits.softmax(0), dtype=torch.float32)
+    assert everything.numel() == 50_000
 
 
-def test_parts_ignore_rounded_zeros() -> None:
-    assert len(parts_of(torch.tensor([1e-17, 1.0, 2.0, 3.0], dtype=torch.float64), torch.float32)) == 1
-    assert len(parts_of(torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.float32)) == 1
-    assert len(parts_of(torch.zeros(0, dtype=torch.float64), torch.float32)) == 1
-    lesser, greater = parts_of(torch.tensor([1.0, 2.0, 0.0, -1e9], dtype=torch.float64), torch.float32)
-    assert lesser.tolist() == [True, True, True, False]
-    assert greater.tolist() == [False, False, False, True]
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1e-17, 1.0, 2.0, 3.0], [[1e-17, 1.0, 2.0, 3.0]]),
+        ([0.0, 0.0, 0.0, 1.0], [[0.0, 0.0, 0.0, 1.0]]),
+        ([], [[]]),
+        ([1.0, -1e9, 2.0, 0.0, math.inf], [[1.0, 2.0, 0.0], [-1e9]]),
+    ],
+)
+def test_parts_ignore_rounded_zeros(values: list[float], expected: list[list[float]]) -> None:
+    r = torch.tensor(values, dtype=torch.float64)
+    assert [[tensor.tolist() for tensor in part] for part in parts(r, r, dtype=torch.float32)] == [[part] * 2 for part in expected]

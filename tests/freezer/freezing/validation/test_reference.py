@@ -19,7 +19,7 @@ X = random_inputs(2, 4)
 def test_reference_is_the_model_in_float64() -> None:
     subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
     found = run_reference(subject)
-    assert (found.float64, found.why_not, found.stateful, found.deterministic) == (True, None, False, True)
+    assert (found.float64, found.note, found.stateful, found.deterministic) == (True, None, False, True)
     wide = mlp().double()
     for call in found.calls:
         x = subject.sets[call.set_index].tensors["x"]
@@ -81,7 +81,7 @@ class Loose(nn.Module):
 )
 def test_casts_within_forward_are_widened(model: Any, note: str | None) -> None:
     found = run_reference(subject_of(model(), {"x": X}))
-    assert (found.float64, found.why_not, found.note) == (True, None, note)
+    assert (found.float64, found.note) == (True, note)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -146,7 +146,7 @@ def checked(x: Tensor) -> Tensor:
 def test_without_float64_the_reference_is_eager(function: Any, why: str) -> None:
     found = run_reference(subject_of(Calling(function), {"x": X}))
     assert not found.float64
-    assert why in str(found.why_not)
+    assert why in str(found.note)
     assert all(torch.equal(call.reference[0], call.eager[0]) for call in found.calls)
 
 
@@ -171,7 +171,7 @@ class Narrow(nn.Module):
 
 def test_writes_into_narrow_tensors_prevent_float64() -> None:
     found = run_reference(subject_of(Narrow(), {"x": X}))
-    assert (found.float64, found.why_not) == (False, "float64 does not run throughout: forward casts to torch.float32 (copy_)")
+    assert (found.float64, found.note) == (False, "float64 does not run throughout: forward casts to torch.float32 (copy_)")
 
 
 def test_constants_that_vary_are_rejected() -> None:

@@ -1,0 +1,113 @@
+"""Trials: run a candidate over all calls, as it would serve with each thread count, and apply the drift gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor
+
+from freezer.artifact.manifest import Payload, serving, set_for, without_special
+from freezer.artifact.sections import Dropped, PointFigures
+from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.diagnostics.messages import run_sentence
+from freezer.freezing.models.calls import baked_in
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.target.target import Target
+from freezer.freezing.validation.drift import STRIDES, DriftReport, DriftRow, Gate, assess, report
+from freezer.freezing.validation.reference import Reference, Runner, run_calls
+from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensors import kept_of
+from freezer.runtime.threads import threads
+from freezer.timing.sampling import Speedup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Result of one candidate. Figures are None if they were not measured.
+
+    Attributes:
+        candidate: the candidate with its kept payloads.
+        problem: why it failed the drift gate; None if it passed.
+        answers: outputs of the single calls of a passing candidate, without those too large for an artifact.
+        latency_ms, speedup: in the deciding cell.
+        points: figures of every kept payload in every cell.
+        dropped: payloads that were not kept.
+    """
+
+    candidate: Candidate
+    drift: DriftReport | None
+    problem: str | None
+    answers: Sequence[Mapping[str, Tensor]] = ()
+    latency_ms: Mapping[str, float | None] | None = None
+    speedup: Speedup | None = None
+    task_metric: float | None = None
+    points: tuple[PointFigures, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+
+    @property
+    def strides_equal(self) -> bool | None:
+        """Whether every output had eager's strides in every call, in dims of more than one element; None if not compared."""
+        rows = self.drift.rows if self.drift else ()
+        return not any((row.problem or "").startswith(STRIDES) for row in rows) if rows else None
+
+
+def run_trial(
+    subject: Subject, candidate: Candidate, target: Target, reference: Reference, gate: Gate
+) -> tuple[Trial, list[list[Tensor]]]:
+    """Run a candidate in every way it may serve, and apply the gate; also return the outputs of the deciding way."""
+    names = [output.name for output in subject.outputs]
+    rows: list[DriftRow] = []
+    outputs: list[list[Tensor]] = []
+    try:
+        for num_threads, payloads in _ways_to_serve(subject, candidate, target):
+            with threads(num_threads):
+                results = run_calls(partial(_runner, subject, candidate, payloads), subject, stateful=reference.stateful)
+            calls = [replace(call, candidate=leaves) for call, leaves in zip(reference.calls, results, strict=True)]
+            served = [serving(payloads, item.point) for item in subject.sets]
+            paths = [payload.path if payload else "" for payload in served]
+            found = assess(candidate.recipe, names, calls, gate)
+            rows += [replace(row, num_threads=num_threads, payload=paths[row.set_index]) for row in found]
+            outputs = outputs or results
+    except Exception as error:  # a payload may raise anything; the others go on
+        return Trial(candidate=candidate, drift=None, problem=run_sentence(error)), []
+    drift = report(rows, gate)
+    problem = _constant(subject, reference, outputs, candidate) if drift.passed else drift.nearest_miss
+    answers: list[dict[str, Tensor]] = []
+    if problem is None:
+        singles = [leaves for call, leaves in zip(reference.calls, outputs, strict=True) if call.kind == "single"]
+        answers = [kept_of(names, leaves) for leaves in singles]
+    return Trial(candidate=candidate, drift=drift, problem=problem, answers=answers), outputs
+
+
+def _ways_to_serve(subject: Subject, candidate: Candidate, target: Target) -> Iterator[tuple[int, tuple[Payload, ...]]]:
+    """Thread count and payloads of all ways a candidate may serve, the deciding one first.
+
+    Where payloads for single points may still be dropped, serving those points without them is a way of its own.
+    """
+    for count in target.thread_counts:
+        held = set_for(candidate.payloads, count)
+        yield count, held
+        may_go = len(subject.points) > 1 or count != target.num_threads
+        if may_go and without_special(held) != held:
+            yield count, without_special(held)
+
+
+def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload] | None = None) -> Runner:
+    """A newly opened instance of a candidate."""
+    model = candidate.open(subject, payloads)
+
+    def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        return [leaf.cpu() for leaf in leaves_of(model(**{name: tensor.clone() for name, tensor in tensors.items()}))]
+
+    return Runner(call=call, reset=None if subject.reset is None else model.preserved[subject.reset])
+
+
+def _constant(subject: Subject, reference: Reference, outputs: Sequence[list[Tensor]], candidate: Candidate) -> str | None:
+    """Detect a candidate with constants in place of a model's random numbers; return the problem or None."""
+    if reference.deterministic:
+        return None
+    again = [(call.eager, leaves) for call, leaves in zip(reference.calls, outputs, strict=True) if call.set_index == 0]
+    ask = partial(_runner(subject, candidate).call, subject.sets[0].tensors)
+    return baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask)
