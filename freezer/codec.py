@@ -1,6 +1,6 @@
 """Convert frozen dataclasses to JSON values and back, by their type annotations. Imports no torch.
 
-Fields may be JSON scalars, Literals, paths, tuples, `Mapping[str, X]`, nested dataclasses, unions of these, and `Any`.
+Fields may be JSON scalars, Literals, paths, bytes, tuples, `Mapping[str, X]`, nested dataclasses, unions of these, and `Any`.
 Annotations must resolve at run time: import their types outside `TYPE_CHECKING`. A field's metadata may change its JSON form:
 
     multiple_of: int = field(default=1, metadata=written_if(lambda dim: dim.multiple_of > 1))
@@ -11,6 +11,7 @@ Annotations must resolve at run time: import their types outside `TYPE_CHECKING`
 from __future__ import annotations
 
 import functools
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -86,6 +87,8 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
     if isinstance(value, tuple | list):
         return [_encode(item) for item in value]
     if isinstance(value, Mapping):
@@ -105,6 +108,8 @@ def _decoder(kind: Any) -> _Decoder:
         return lambda value: value
     if kind is Path:
         return Path
+    if kind is bytes:
+        return lambda value: b64decode(_scalar((str,), value))
     if kind in _SCALARS:
         return functools.partial(_scalar, _SCALARS[kind])
     if origin is Literal:

@@ -149,13 +149,9 @@ class EntrantRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CandidateRecord:
-    """A candidate that did not win. Fields as in EntrantRecord, RecipeRecord and FreezingRecord."""
+class CandidateRecord(EntrantRecord):
+    """A candidate that did not win. Further fields as in RecipeRecord and FreezingRecord."""
 
-    recipe: str
-    problem: str | None
-    speedup: float | None
-    error_ratio: float | None
     capture: str
     lowering: str
     tried: tuple[Mapping[str, str], ...] = ()

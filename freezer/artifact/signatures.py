@@ -7,13 +7,13 @@ the image `sha256:HEX` as an image with the tag `sha256-HEX.sig`; a pulled folde
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.codec import decode, encode
 from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
 from freezer.files.digest import digest_bytes
 
@@ -50,8 +50,7 @@ class Signatures:
 
     def to_bytes(self) -> bytes:
         """The content of signature.json."""
-        signed = [{"payload": _text(one.payload), "signature": _text(one.signature)} for one in self.signed]
-        return (json.dumps({"image": _text(self.image), "signed": signed}, indent=1) + "\n").encode()
+        return (json.dumps(encode(self), indent=1) + "\n").encode()
 
     @classmethod
     def read(cls, folder: Path) -> Signatures | None:
@@ -62,12 +61,10 @@ class Signatures:
         """
         path = folder / SIGNATURE
         try:
-            data = json.loads(path.read_bytes())
-            signed = tuple(Signed(_bytes(one["payload"]), _bytes(one["signature"])) for one in data["signed"])
-            return cls(image=_bytes(data["image"]), signed=signed)
+            return decode(cls, json.loads(path.read_bytes()), origin=str(path))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise IntegrityError(f"{path} cannot be read: {error}; pull the artifact again") from None
 
 
@@ -92,14 +89,6 @@ def signed_with(key: Path, *, image_digest: str, model: str) -> Signed:
     return Signed(payload, private.sign(payload, ec.ECDSA(SHA256())))
 
 
-def public_of(key: Path) -> bytes:
-    """The public key of a private one, in PEM."""
-    private: EllipticCurvePrivateKey = _key(key, private=True)
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
 def problem_of(signatures: Signatures | None, manifest_bytes: bytes, trusted: Sequence[EllipticCurvePublicKey]) -> str | None:
     """Why no signature by a trusted key covers manifest.json, in a few words; None if one does."""
     if signatures is None or not signatures.signed:
@@ -107,9 +96,11 @@ def problem_of(signatures: Signatures | None, manifest_bytes: bytes, trusted: Se
     vouching = [one for one in signatures.signed if any(_made(key, one) for key in trusted)]
     if not vouching:
         return "signatures by other keys"
-    if not any(_names(one.payload, digest_bytes(signatures.image)) for one in vouching):
-        return "a signature of another artifact"
     try:
+        critical = [json.loads(one.payload)["critical"] for one in vouching]
+        images = {part["image"]["docker-manifest-digest"] for part in critical if part["type"] == _TYPE}
+        if digest_bytes(signatures.image) not in images:
+            return "a signature of another artifact"
         config = json.loads(signatures.image)["config"]["digest"]
     except (ValueError, KeyError, TypeError):
         return "a signature of something else"
@@ -160,19 +151,3 @@ def _made(key: EllipticCurvePublicKey, signed: Signed) -> bool:
     except InvalidSignature:
         return False
     return True
-
-
-def _names(payload: bytes, image_digest: str) -> bool:
-    try:
-        critical = json.loads(payload)["critical"]
-        return bool(critical["type"] == _TYPE and critical["image"]["docker-manifest-digest"] == image_digest)
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)

@@ -8,9 +8,8 @@ import typer
 from rich.console import Console
 
 from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE
+from freezer.cli.artifact_commands import classes, diff, inspect, pull, run, sign, verify
 from freezer.cli.freezing_commands import freeze
-from freezer.cli.serving_commands import diff, run, verify
-from freezer.cli.store_commands import classes, inspect, pull, sign
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
 
 app = typer.Typer(
@@ -27,14 +26,7 @@ def main() -> None:
     """Run the command; print errors as one line on stderr and map them to exit codes."""
     try:
         app()
-    except StoreUnreachableError as error:
-        _fail(error, UNREACHABLE)
-    except UsageError as error:
-        _fail(error, USAGE)
     except ColdpressError as error:
-        _fail(error, REFUSED)
-
-
-def _fail(error: ColdpressError, code: int) -> None:
-    Console(stderr=True).print(error.coded, style="red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(code)
+        Console(stderr=True).print(error.coded, style="red", markup=False, highlight=False, soft_wrap=True)
+        codes = {StoreUnreachableError: UNREACHABLE, UsageError: USAGE}
+        sys.exit(next((code for kind, code in codes.items() if isinstance(error, kind)), REFUSED))

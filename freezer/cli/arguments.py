@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-
-from freezer.artifact.folder import folder_of
+from rich.table import Table
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 """Exit codes."""
@@ -19,6 +18,11 @@ console = Console()
 def say(line: str, style: str = "") -> None:
     """Print one line without markup or wrapping."""
     console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(*headers: str) -> Table:
+    """An empty table without borders."""
+    return Table(*headers, box=None, show_header=bool(headers), pad_edge=False)
 
 
 StoreOption = Annotated[str, typer.Option("--store", help="URI of the store.")]
@@ -37,8 +41,3 @@ KeysOption = Annotated[
 DeviceOption = Annotated[
     str | None, typer.Option("--device", help="Where to run: cpu, cuda or cuda:N. Default: the device of the artifact.")
 ]
-
-
-def folder_or_name(reference: str) -> Path | str:
-    """The path of an artifact folder, or the name of a model."""
-    return folder_of(reference) or reference

@@ -7,12 +7,11 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
-from freezer.cli.arguments import REFUSED, ClassOption, console, say
+from freezer.cli.arguments import REFUSED, ClassOption, console, say, table
 from freezer.errors import UsageError
 from freezer.files.paths import check_folder
 from freezer.hardware.device_classes import device_class
@@ -41,7 +40,9 @@ def freeze(
     dims: Annotated[str, typer.Option(help="""Bounds of named dims: '{"batch": {"min": 1, "max": 16}}'.""")] = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
     args: Annotated[str, typer.Option(help="""Arguments of the source: '{"hidden": 256}'.""")] = "{}",
-    weights: Annotated[str | None, typer.Option(help="`random` initializes a transformers model from its config class.")] = None,
+    weights: Annotated[
+        Literal["random"] | None, typer.Option(help="`random` initializes a transformers model from its config class.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     method: Annotated[str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")] = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
@@ -89,8 +90,6 @@ def freeze(
 
     here = Path.cwd()
     samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
-    if weights not in (None, "random"):
-        raise UsageError(f"--weights {weights}: expected `random` or no option")
     parsed = parse_source(
         source,
         folder=here,
@@ -143,14 +142,14 @@ def _debug(subject: Subject) -> None:
     from freezer.freezing.validation.eager_check import debug as debug_here
 
     found = debug_here(subject)
-    table = Table("input set", "sizes", "output", "shape", "from", "to", "off float64 by", box=None, pad_edge=False)
+    rows = table("input set", "sizes", "output", "shape", "from", "to", "off float64 by")
     for row in found.figures:
         sizes = ", ".join(f"{name} {size}" for name, size in row.point.items())
         not_finite = f" ({row.num_not_finite} NaN or Inf)" if row.num_not_finite else ""
         bounds = ["" if value is None else f"{value:.4g}" for value in (row.low, row.high)]
         error = "" if row.relative_error is None else f"{row.relative_error:.2g}"
-        table.add_row(str(row.set_index), sizes, row.output, f"{row.dtype} {list(row.shape)}{not_finite}", *bounds, error)
-    console.print(table, markup=False, highlight=False)
+        rows.add_row(str(row.set_index), sizes, row.output, f"{row.dtype} {list(row.shape)}{not_finite}", *bounds, error)
+    console.print(rows, markup=False, highlight=False)
     for fact in found.facts:
         say(fact)
     for warning in found.warnings:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from freezer.errors import IntegrityError, MissingDependencyError, SourceError, first_line
+from freezer.files.atomic import sync
+from freezer.files.buckets import SCHEMES, open_bucket
+from freezer.files.digest import digest_file
 
 HTTP = ("https", "http")
-OBJECTS = ("s3", "gs")
 CHUNK_BYTES = 1 << 20
 CONNECT_S, READ_S = 10, 60
 RETRIES = 3
@@ -29,7 +31,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 def is_url(location: str) -> bool:
     """Whether a location is a URL that must be downloaded."""
-    return urlsplit(location).scheme in (*HTTP, *OBJECTS)
+    return urlsplit(location).scheme in (*HTTP, *SCHEMES)
 
 
 def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
@@ -51,23 +53,21 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     if urlsplit(url).scheme == "http" and sha256 is None:
         raise SourceError(f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH")
     folder.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(prefix=".fetch-", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as out, _opened(url, pinned=sha256 is not None) as source:
-            digest = _copy(source, out)
-            out.flush()
-            os.fsync(out.fileno())
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        unfinished = Path(scratch) / name
+        with _opened(url, pinned=sha256 is not None) as source, unfinished.open("wb") as out:
+            shutil.copyfileobj(source, out, CHUNK_BYTES)
+        digest = digest_file(unfinished).removeprefix("sha256:")
         if sha256 is not None and digest != sha256:
             raise IntegrityError(
                 f"{url}: got sha256 {digest}, expected {sha256}; the file was changed, or the pinned digest, {PIN}, is outdated",
                 code="CP-FETCH-DIGEST",
             )
+        sync(unfinished)
         done = folder / digest / name
         done.parent.mkdir(exist_ok=True)
         os.replace(unfinished, done)
         return done
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
 
 
 def identity(url: str) -> str | None:
@@ -76,15 +76,15 @@ def identity(url: str) -> str | None:
     Raises:
         SourceError: the server cannot be reached.
     """
-    if urlsplit(url).scheme in OBJECTS:
-        with _fetching(url):
-            filesystem, path = _filesystem(url)
-            info = filesystem.get_file_info(path)
+    with _fetching(url):
+        if urlsplit(url).scheme in SCHEMES:
+            bucket = open_bucket(url)
+            info = bucket.filesystem.get_file_info(bucket.base)
             return f"{info.size}|{info.mtime_ns}" if info.is_file else None
-    with _fetching(url), _session() as session:
-        response = session.head(url, timeout=(CONNECT_S, READ_S), allow_redirects=True)
-        tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
-        return f"{tag}|{response.headers.get('Content-Length')}" if response.ok and tag else None
+        with _session() as session:
+            response = session.head(url, timeout=(CONNECT_S, READ_S), allow_redirects=True)
+            tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
+            return f"{tag}|{response.headers.get('Content-Length')}" if response.ok and tag else None
 
 
 def file_name(url: str) -> str:
@@ -92,23 +92,15 @@ def file_name(url: str) -> str:
     return PurePosixPath(unquote(urlsplit(url).path)).name or "file"
 
 
-def _copy(source: Any, out: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while chunk := source.read(CHUNK_BYTES):
-        digest.update(chunk)
-        out.write(chunk)
-    return digest.hexdigest()
-
-
 @contextlib.contextmanager
 def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
-    if urlsplit(url).scheme in OBJECTS:
-        with _fetching(url):
-            filesystem, path = _filesystem(url)
-            with filesystem.open_input_stream(path) as stream:
-                yield stream
-        return
-    with _fetching(url), _session() as session, session.get(url, stream=True, timeout=(CONNECT_S, READ_S)) as response:
+    with _fetching(url), contextlib.ExitStack() as stack:
+        if urlsplit(url).scheme in SCHEMES:
+            bucket = open_bucket(url)
+            yield stack.enter_context(bucket.filesystem.open_input_stream(bucket.base))
+            return
+        session = stack.enter_context(_session())
+        response = stack.enter_context(session.get(url, stream=True, timeout=(CONNECT_S, READ_S)))
         response.raise_for_status()
         if urlsplit(response.url).scheme != "https" and not pinned:
             raise SourceError(f"{url} redirects to {response.url}, which is not https; add {PIN}", code="CP-FETCH")
@@ -128,14 +120,6 @@ def _session() -> Any:
     for scheme in HTTP:
         session.mount(f"{scheme}://", HTTPAdapter(max_retries=retry))
     return session
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    try:
-        from pyarrow.fs import FileSystem
-    except ImportError:
-        raise MissingDependencyError("fetching s3:// and gs:// needs pyarrow; pip install 'coldpress[stores]'") from None
-    return FileSystem.from_uri(url)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import tempfile
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -177,16 +176,13 @@ class Store:
             self._complete(version, device_class, dest)
             return Artifact.read(dest)
         dest.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
+            staging = Path(scratch) / "artifact"
             for layer in image["layers"]:
                 layout.fetch(layer["digest"], staging / _title(layer, version.model))
             (staging / MANIFEST).write_bytes(manifest_bytes)
             self._complete(version, device_class, staging)
-            staging.chmod(0o755)
             move(staging, dest)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         return Artifact.read(dest)
 
     def _complete(self, version: Version, device_class: str, folder: Path) -> None:
@@ -298,12 +294,12 @@ class Store:
             images = {name: image for name, image in earlier.items() if name not in judged} | dict(carried)
             number = (numbers[-1] if numbers else 0) + 1
             for name, artifact in artifacts.items():
-                if same_source and self._contains(same_source, name, artifact):
+                if same_source and name in earlier and self._contains(same_source, name, artifact):
                     images[name] = same_source.images[name]
                     layout.write_files(artifact)
                 else:
                     images[name] = layout.write_image(artifact, version=number)
-            if same_source and _digests(same_source.images) == _digests(images):
+            if same_source and same_source.images == images:
                 return same_source
             descriptor = layout.write_index(images, version=number, source_key=source_key)
             layout.write_tags({**layout.tags(), str(number): descriptor, "latest": descriptor})
@@ -327,10 +323,8 @@ class Store:
             raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
 
     def _contains(self, version: Version, device_class: str, artifact: Artifact) -> bool:
-        if device_class not in version.images:
-            return False
-        known = self.manifest(version, device_class)
-        return replace(known, version=None).to_bytes() == replace(artifact.manifest, version=None).to_bytes()
+        found = [replace(known, version=None).to_bytes() for known in (self.manifest(version, device_class), artifact.manifest)]
+        return found[0] == found[1]
 
     def _image(self, version: Version, device_class: str) -> dict[str, Any]:
         descriptor = version.images.get(device_class)
@@ -380,7 +374,3 @@ def _title(layer: Mapping[str, Any], model: str) -> str:
     title: str = layer["annotations"][TITLE]
     check_inside(title, origin=f"a layer of {model}")
     return title
-
-
-def _digests(images: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    return {name: image["digest"] for name, image in images.items()}

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat, load_pem_public_key
 from typer.testing import CliRunner
 
 import freezer
-from freezer.artifact.signatures import ANNOTATION, SIGNATURE, public_of, read_keys
+from freezer.artifact.signatures import ANNOTATION, SIGNATURE, read_keys, signed_with
 from freezer.cli.app import app
 from freezer.errors import IncompatibleError, IntegrityError, UsageError
 from freezer.files.digest import digest_bytes
@@ -47,8 +47,9 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
-    private.write_bytes(private_pem(ec.generate_private_key(ec.SECP256R1())))
-    public.write_bytes(public_of(private))
+    key = ec.generate_private_key(ec.SECP256R1())
+    private.write_bytes(private_pem(key))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return private, public
 
 
@@ -197,7 +198,7 @@ def test_bad_keys_are_usage_errors(tmp_path: Path) -> None:
     other = tmp_path / "p384"
     other.write_bytes(private_pem(ec.generate_private_key(ec.SECP384R1())))
     with pytest.raises(UsageError, match="expected a private EC key on P-256, PEM without a password"):
-        public_of(other)
+        signed_with(other, image_digest="sha256:", model="mlp")
 
 
 def test_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None:

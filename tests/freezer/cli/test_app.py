@@ -130,7 +130,7 @@ def test_exit_code_2_usage(coldpress: Run, published: Store, scripted: Frozen, t
         (("no-such-command",), "No such command"),
         ((*freeze, "--inputs", "{"), "--inputs '{' is not JSON"),
         ((*freeze, "--inputs", "{}", "--dims", "[1]"), "--dims '[1]': expected an object"),
-        ((*freeze, "--inputs", "{}", "--weights", "zero"), "--weights zero: expected `random`"),
+        ((*freeze, "--inputs", "{}", "--weights", "zero"), "'zero' is not one of 'random'"),
         ((*freeze, "--inputs", '{"x": {"shape": ["n"]}}'), "dim 'n' is unbound"),
         ((*freeze, "--inputs", "none.npz"), "samples none.npz"),
         ((*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"), "unknown recipe 'none'"),

@@ -1,0 +1,228 @@
+"""The commands `coldpress pull`, `sign`, `verify`, `diff`, `inspect`, `run` and `classes`. Imports torch only in commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from freezer.artifact.describe import describe, readable
+from freezer.artifact.folder import MANIFEST, Artifact, folder_of
+from freezer.cli.arguments import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, say, table
+from freezer.codec import encode
+from freezer.errors import ColdpressError, IncompatibleError, UsageError
+from freezer.files.atomic import replacing
+from freezer.files.paths import check_file, check_folder
+from freezer.hardware.device_classes import device_class
+from freezer.hardware.machine import detect
+from freezer.serving.compatibility import rungs
+from freezer.store.store import Store, Version
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    dest: Annotated[Path, typer.Option(help="New or empty folder to write.")],
+    store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+) -> None:
+    """Copy the artifact for this machine into a folder, and verify every digest."""
+    if not (dest / MANIFEST).is_file():  # a folder with this artifact is kept
+        check_folder(dest, "--dest")
+    opened = Store.open(store)
+    version = opened.version(model)
+    name = _pick(version, device_class_)
+    artifact = opened.pull(version, name, dest)
+    size_mb = sum(item.size_bytes for item in artifact.manifest.contents) / 1e6
+    say(f"{version.model}:{version.number} for {name} is in {dest} ({size_mb:.1f} MB)")
+
+
+def sign(
+    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    key: Annotated[Path, typer.Option(help="Private EC key on P-256 (PEM, without a password).")],
+    store: StoreOption = "./store",
+    device_class_: Annotated[str, typer.Option("--device-class", help="Sign only this class. Default: all.")] = "all",
+) -> None:
+    """Verify and sign published artifacts; pulled folders contain the signatures too."""
+    opened = Store.open(store)
+    version = opened.version(model)
+    for name in sorted(version.images) if device_class_ == "all" else [device_class_]:
+        done = "signed" if opened.sign(version, name, key) else "signed by this key before"
+        say(f"{version.model}:{version.number} for {name}: {done}")
+
+
+def verify(
+    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
+    device_class_: ClassOption = "auto",
+    threads: ThreadsOption = None,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Also time it against the portable artifact, and check the speedup of its manifest.")
+    ] = False,
+    portable: Annotated[
+        Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: from the store.")
+    ] = None,
+    device: DeviceOption = None,
+    key: KeysOption = None,
+) -> None:
+    """Verify every digest, and run the golden inputs on this machine."""
+    from freezer.serving.verify import verify as verify_here
+
+    found = verify_here(
+        reference,
+        store=store,
+        device_class=device_class_,
+        threads=threads,
+        speed=speed,
+        portable=portable,
+        device=device,
+        trusted_keys=key or (),
+    )
+    for refusal in found.ladder:
+        say(f"skipped {refusal}")
+    rows = table("golden set", "output", "error ratio", "max abs err")
+    for figure in found.figures:
+        ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
+        rows.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
+    console.print(rows, markup=False, highlight=False)
+    say(f"{reference}: {found.num_files} files match their digests, and {found.device_class} gives the golden outputs here")
+    if found.speed is not None:
+        say(f"speed: {found.speed}; by the manifests {found.speed.expected:.2f} times")
+    elif speed:
+        say("portable itself serves here, so there is no speed to compare")
+
+
+def diff(
+    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    store: StoreOption = "./store",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare the golden outputs of the device classes of a version; exit code 1 if two differ too much."""
+    if folder_of(model) is not None:
+        raise UsageError(f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION")
+    from freezer.serving.diff import diff as diff_here
+    from freezer.serving.diff import matrix, problem, sentences
+
+    found = diff_here(model, store=store)
+    if as_json:
+        sys.stdout.write(json.dumps(encode(found), allow_nan=False) + "\n")
+    else:
+        say(f"{found.model}:{found.version}, {len(found.sets)} golden set{'' if len(found.sets) == 1 else 's'}")
+        if found.classes:
+            console.print(matrix(found), markup=False, highlight=False)
+        for line in sentences(found):
+            say(line)
+    if found.apart:
+        raise ColdpressError(problem(found), code="CP-APART")
+
+
+def inspect(
+    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
+    code: Annotated[bool, typer.Option("--code", help="Print the code of the frozen model.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Print the graph of the frozen model.")] = False,
+    captured: Annotated[bool, typer.Option("--captured", help="With --code or --graph: of the captured model.")] = False,
+) -> None:
+    """Print an artifact's manifest and what freezing did, or the code or graph of its model."""
+    kinds = [name for name, wanted in (("code", code), ("graph", graph)) if wanted]
+    if captured and not kinds:
+        raise UsageError("--captured needs --code or --graph")
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+        folder, published = folder_of(reference), tuple[str, ...]()
+        if folder is not None:
+            artifact = Artifact.read(folder)
+        else:
+            opened = Store.open(store)
+            version = opened.version(reference)
+            published = tuple(version.images)
+            paths = None if kinds else ()
+            artifact = opened.materialize(version, _pick(version, device_class_), Path(scratch), paths=paths)
+        if as_json:
+            sys.stdout.write(artifact.manifest.to_bytes().decode())
+        elif kinds:
+            sys.stdout.write("\n".join(readable(artifact, kind, captured=captured) for kind in kinds))
+        else:
+            rows = table()
+            rows.add_column(style="bold", no_wrap=True)
+            rows.add_column(overflow="fold")
+            for name, value in describe(artifact.manifest, published):
+                rows.add_row(name, Text(value))
+            console.print(rows, highlight=False)
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(help="An artifact folder.")],
+    input_: Annotated[Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")],
+    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
+    threads: ThreadsOption = None,
+    device: DeviceOption = None,
+    key: KeysOption = None,
+) -> None:
+    """Run a frozen model on a file of inputs."""
+    if output.suffix not in (".safetensors", ".npz"):
+        raise UsageError(f"--output {output}: expected a .safetensors or .npz file")
+    check_file(output, "--output")
+    from freezer.runtime.devices import tensors_on
+    from freezer.runtime.pytree import leaves_of
+    from freezer.runtime.tensors import read_samples, save_tensors
+    from freezer.serving.load import load
+
+    model = load(folder, threads=threads, strict=True, device=device, trusted_keys=key or ())
+    sets = read_samples(input_)
+    tensors: dict[str, Tensor] = {}
+    for index, given in enumerate(sets):
+        prefix = f"{index}/" if len(sets) > 1 else ""
+        leaves = [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
+        tensors |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, leaves, strict=True)}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(output, None) as partial:
+        if output.suffix == ".safetensors":
+            save_tensors(tensors, partial)
+        else:
+            _save_npz(tensors, partial)
+    say(f"wrote {', '.join(tensors)} to {output}")
+
+
+def _save_npz(tensors: dict[str, Tensor], path: Path) -> None:
+    """Save tensors for numpy, which lacks bfloat16: those become float32."""
+    import numpy as np
+    import torch
+
+    arrays = {name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy() for name, tensor in tensors.items()}
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def classes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print this machine's device classes, most specific first, and the reasons against the next better ones."""
+    machine = detect()
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(machine)) + "\n")
+        return
+    for name in machine.classes:
+        say(name)
+    for name, reason in machine.next_better.items():
+        say(f"not {name}: {reason}", style="dim")
+
+
+def _pick(version: Version, wanted: str) -> str:
+    """The requested device class, or the most specific one that this machine runs."""
+    if wanted != "auto":
+        return device_class(wanted).name
+    found = rungs(version.images, detect())
+    if not found:
+        published = ", ".join(sorted(version.images))
+        raise IncompatibleError(
+            f"{version.model}:{version.number} is published for {published}; this machine runs {', '.join(detect().classes)}"
+        )
+    return found[0]
