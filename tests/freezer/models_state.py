@@ -224,22 +224,6 @@ class Constant(nn.Module):
         return x * self.rate
 
 
-class Silent(nn.Module):
-    """Counts without an effect on its answers."""
-
-    items: list[int]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Number()
-        self.items = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.items.append(1)
-        out: Tensor = x + 0 * self.inner(x)
-        return out
-
-
 class Tracker(nn.Module):
     """Several methods around one state, like a published voice-activity detector."""
 

@@ -49,7 +49,7 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
     answers = eager()
 
     def fresh() -> Call:
-        with torch.no_grad():  # see cloning.copied
+        with torch.no_grad():  # see calls.copied
             return native_call(program if answers.second is None else copy.deepcopy(program), subject)
 
     unchecked = check_answers("the script", fresh, subject, answers)

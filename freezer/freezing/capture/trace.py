@@ -98,7 +98,7 @@ def _check_answers(
     """Compare the trace's answers with the model's; see `check_answers`. The program keeps its state."""
 
     def fresh() -> Call:
-        with torch.no_grad():  # see cloning.copied
+        with torch.no_grad():  # see calls.copied
             return flat_call(program if eager.second is None else copy.deepcopy(program))
 
     warned = (warned_at(item) for item in caught if issubclass(item.category, TracerWarning))

@@ -13,7 +13,7 @@ from torch.jit._script import RecursiveScriptModule
 from torch.nn.parameter import is_lazy
 
 from freezer.errors import SourceError, SpecError
-from freezer.freezing.models.cloning import copied
+from freezer.freezing.models.calls import copied
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import ConstantSpec
 
@@ -101,7 +101,7 @@ def _problem(model: nn.Module, path: str) -> str | None:
         return f"{path!r} {why}; remove it from preserve"
     if hasattr(RecursiveScriptModule, last):
         return f"{path!r} is a name that every TorchScript module uses itself; rename it"
-    if not _has(owner, last):
+    if not hasattr(owner, last):
         what = f"submodule {'.'.join(parts)}" if parts else "model"
         return f"the {what} has no attribute or method {last!r}{_instead(last, dir(owner))}"
     value = getattr(owner, last)
@@ -134,12 +134,6 @@ def _needed_arguments(method: Any) -> list[str]:
     varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(method).parameters.values()
     return [item.name for item in parameters if item.default is item.empty and item.kind not in varying]
-
-
-def _has(owner: nn.Module, name: str) -> bool:
-    if isinstance(owner, torch.jit.ScriptModule):
-        return bool(owner._c.hasattr(name) or owner._c._has_method(name))
-    return hasattr(owner, name)
 
 
 def _instead(name: str, there: Iterable[str]) -> str:

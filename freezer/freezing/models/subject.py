@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from freezer.codec import encode
 from freezer.errors import JudgeError, SpecError
-from freezer.freezing.models.calls import first_result
+from freezer.freezing.models.calls import copied, device_of_model, first_result, model_on
 from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
-from freezer.freezing.models.cloning import copied, device_of_model, model_on
-from freezer.freezing.models.input_ranges import with_found_ranges
-from freezer.freezing.models.samples import cover_points, match_samples, with_points
+from freezer.freezing.models.samples import cover_points, match_samples, with_found_ranges, with_points
 from freezer.freezing.models.torchscript_module import named_devices
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate, on_device

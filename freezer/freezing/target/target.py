@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import UsageError
-from freezer.freezing.models.cloning import device_of_model
+from freezer.freezing.models.calls import device_of_model
 from freezer.freezing.target.environment import check_environment
 from freezer.freezing.target.toolchain import toolchain_with, torch_versions
 from freezer.hardware.device_classes import PORTABLE, DeviceClass, best_level, device_class, packed_dtype

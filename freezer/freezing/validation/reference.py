@@ -15,7 +15,7 @@ from freezer.errors import JudgeError, first_line
 from freezer.freezing.models.calls import call_source, same_each_time
 from freezer.freezing.models.checks import RESET
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.models.weights import attributes_of, same_values, tensors_of
+from freezer.freezing.models.weights import tensors_of
 from freezer.freezing.validation.drift import Call, CallKind
 from freezer.freezing.validation.float64_mode import Widening, own_dtype, widening
 from freezer.numerics import comparable, finite_difference, in_double, rms, same_tensors
@@ -130,8 +130,7 @@ def run_reference(subject: Subject) -> Reference:
 def _nature(subject: Subject) -> tuple[bool, bool]:
     """Whether eager is stateful, and whether it is deterministic.
 
-    A model is stateful if a call changes one of its tensors, a second call with the same inputs changes an attribute (unlike a
-    filled cache), an output depends on earlier calls, or the subject has a reset method.
+    A model is stateful if a call changes one of its tensors, an output depends on earlier calls, or the subject has a reset method.
     """
     model = subject.fresh()
     state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
@@ -139,9 +138,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     first = _kept(used.call(first_set))
     after = tensors_of(model)
     changed = any(name not in after or not same_tensors(tensor, after[name]) for name, tensor in state.items())
-    held = attributes_of(model)
     second = _kept(used.call(first_set))
-    changed = changed or not same_values(held, attributes_of(model))
     last = _kept(used.call(last_set))
 
     def alone(tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.models.cloning import copied
+from freezer.freezing.models.calls import copied
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.models import Mlp, seeded
 from tests.steps import random_inputs

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.models.cloning import device_of_model, model_on
+from freezer.freezing.models.calls import device_of_model, model_on
 from freezer.freezing.models.exported_program import module_of
 from freezer.runtime.devices import CPU, called_on
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,11 @@ from freezer.freezing.freeze import freeze, load_subject
 from freezer.freezing.models.samples import example_spec
 from freezer.freezing.models.sources import parse_source
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
-from freezer.freezing.models.weights import attributes_of, same_values
+from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.options import FreezeOptions
 from freezer.freezing.validation.reference import run_reference
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.freezer.models_state import HiddenState, InPlace, Number, OptionalState, Reassigned, RunningMean, Silent, Tracker
+from tests.freezer.models_state import HiddenState, InPlace, Number, OptionalState, Reassigned, RunningMean, Tracker
 from tests.models import seeded
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, judgement_of, random_inputs
 
@@ -157,17 +156,11 @@ class Forgetful(InPlace):
         self.count.add_(0)
 
 
-def judged_for(subject: Subject, candidate: Candidate) -> Any:
-
-    from freezer.freezing.models.weights import weights_digest
-
-    return judgement_of(subject, [replace(candidate, weights=weights_digest(subject.model))])
-
-
 def test_candidate_with_a_useless_reset_is_rejected(tmp_path: Path) -> None:
     x = random_inputs(32, 4)  # 128 elements: fewer than 64 are pooled over all sets
     subject, forgetful = stateful(seeded(InPlace), x), stateful(seeded(Forgetful), x)
-    found = judged_for(subject, candidate_of(forgetful, "torchscript-frozen", tmp_path / "c"))
+    candidate = candidate_of(forgetful, "torchscript-frozen", tmp_path / "c")
+    found: Any = judgement_of(subject, [replace(candidate, weights=weights_digest(subject.model))])
     assert found.verdict == "rejected"
     wrong = {(row.kind, row.set_index) for row in found.trials[0].drift.rows if row.problem}
     assert ("single", 0) not in wrong
@@ -251,33 +244,6 @@ class Calibrated(nn.Module):
         return x / self.scale
 
 
-class Counting(nn.Module):
-    """Counts its calls without an effect on its answers."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-        self.number, self.table = 0, {"calls": [0.0]}
-        self.tensor = torch.zeros(1)
-        self.late: Tensor = nn.Buffer(torch.zeros(1), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.where == "number":
-            self.number += 1
-        elif self.where == "dict":
-            self.table["calls"][0] += 1
-        elif self.where == "tensor":
-            self.tensor += 1
-        else:
-            self.late += 1
-        return x * 2
-
-
-@pytest.mark.parametrize("where", ["number", "dict", "tensor", "buffer"])
-def test_hidden_state_is_detected(where: str) -> None:
-    assert run_reference(stateful(Counting(where).eval(), random_inputs(2, 4), reset=None)).stateful
-
-
 def test_value_of_the_first_input_is_state() -> None:
     assert run_reference(stateful(Calibrated().eval(), random_inputs(2, 4), reset=None)).stateful
 
@@ -285,29 +251,6 @@ def test_value_of_the_first_input_is_state() -> None:
 def test_cache_by_size_is_not_state() -> None:
     found = run_reference(stateful(Memo().eval(), random_inputs(2, 4), reset=None, dims={"x": {0: BATCH}}))
     assert (found.stateful, found.deterministic) == (False, True)
-
-
-def test_attributes_of_a_script_come_from_its_graph() -> None:
-    model = scripted(Silent().eval())
-    before = attributes_of(model)
-    assert before == {"inner.calls": 0, "items": []}
-    model(random_inputs(2, 4))
-    assert attributes_of(model) == {"inner.calls": 1, "items": [1]}
-    assert attributes_of(nn.Sequential(model, nn.ReLU()))["0.inner.calls"] == 1
-    assert run_reference(stateful(scripted(Silent().eval()), random_inputs(2, 4), reset=None)).stateful
-
-
-def test_same_values_compares_nested_values() -> None:
-    nan = float("nan")
-    one: dict[str, Any] = {"a": [1, (torch.tensor([1.0, nan]), None)], "b": {"c": nan}, "d": {1, 2}}
-    assert same_values(one, copy.deepcopy(one))
-    for path, value in (("a", [1, (torch.tensor([1.0, 2.0]), None)]), ("b", {"c": 1.0}), ("d", {1}), ("a", [1])):
-        assert not same_values(one, {**one, path: value})
-    assert not same_values(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
-    assert not same_values(torch.zeros(2), torch.zeros(3))
-    assert not same_values(1, 1.0)
-    assert same_values(torch.eye(2).to_sparse(), torch.eye(2).to_sparse())
-    assert not same_values(torch.eye(2).to_sparse(), torch.eye(2))
 
 
 @pytest.fixture(scope="module")
