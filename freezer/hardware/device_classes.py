@@ -18,96 +18,53 @@ import archspec.cpu
 
 from freezer.errors import UsageError
 
-V4_FEATURES = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
-
-_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("AVX2", frozenset(("avx2", "fma"))),
-    ("AVX512_CORE", V4_FEATURES),
-    ("AVX512_CORE_VNNI", frozenset(("avx512_vnni",))),
-    ("AVX512_CORE_BF16", frozenset(("avx512_bf16",))),
-    ("AVX512_CORE_FP16", frozenset(("avx512_fp16", "avx_vnni"))),
-    ("AVX512_CORE_AMX", frozenset(("amx_tile", "amx_int8", "amx_bf16"))),
-    ("AVX512_CORE_AMX_FP16", frozenset(("amx_fp16",))),
-)
-"""oneDNN's instruction sets from AVX2 on, each with the features that it adds (oneDNN's guide "CPU Dispatcher Control")."""
-
-_SAME = {
-    "AVX10_1_512": "AVX512_CORE_FP16",
-    "AVX10_2_512": "AVX512_CORE_FP16",
-    "AVX10_1_512_AMX": "AVX512_CORE_AMX",
-    "AVX10_1_512_AMX_FP16": "AVX512_CORE_AMX_FP16",
-    "AVX10_2_512_AMX_2": "AVX512_CORE_AMX_FP16",
+_STEPS: Mapping[str, frozenset[str]] = {
+    "SSE41": frozenset(),
+    "AVX": frozenset(),
+    "AVX2": frozenset(("avx2", "fma")),
+    "AVX512_CORE": frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
+    "AVX512_CORE_VNNI": frozenset(("avx512_vnni",)),
+    "AVX512_CORE_BF16": frozenset(("avx512_bf16",)),
+    "AVX512_CORE_FP16": frozenset(("avx512_fp16", "avx_vnni")),
+    "AVX512_CORE_AMX": frozenset(("amx_tile", "amx_int8", "amx_bf16")),
+    "AVX512_CORE_AMX_FP16": frozenset(("amx_fp16",)),
 }
-_BESIDE = {"AVX2_VNNI": frozenset(("avx_vnni",)), "AVX2_VNNI_2": frozenset(("avx_vnni",))}
-"""AVX2 with features that AVX512_CORE lacks."""
+"""oneDNN's instruction sets, least first, each with the features that it adds (oneDNN's guide "CPU Dispatcher Control")."""
 
-_BELOW = ("SSE41", "AVX")
-_ALL = frozenset[str]().union(*(adds for _, adds in _STEPS))
+_ATEN = {"avx2": "AVX2", "default": "AVX"}
+"""ATen's capabilities below AVX-512, by oneDNN's names."""
 
-_ATEN: Mapping[str, frozenset[str]] = {
-    "avx512": frozenset(),
-    "avx2": _ALL - {"avx2", "fma"},
-    "default": _ALL,
-}
-"""ATen's capabilities, each with the features that it does not use."""
-
+_ON_X86, _ON_ARM = (("avx512f", "avx512"), ("avx2", "avx2")), (("sve", "sve"), ("asimd", "neon"))
 _KINDS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "float32": (("avx512f", "avx512"), ("avx2", "avx2"), ("sve", "sve"), ("asimd", "neon")),
-    "bfloat16": (
-        ("amx_bf16", "amx"),
-        ("avx512_bf16", "avx512_bf16"),
-        ("avx512f", "avx512"),
-        ("avx2", "avx2"),
-        ("svebf16", "sve_bf16"),
-        ("sve", "sve"),
-        ("asimd", "neon"),
-    ),
-    "float16": (
-        ("amx_fp16", "amx"),
-        ("avx512_fp16", "avx512_fp16"),
-        ("avx512f", "avx512"),
-        ("avx2", "avx2"),
-        ("sve", "sve"),
-        ("asimd", "neon"),
-    ),
+    "float32": (*_ON_X86, *_ON_ARM),
+    "bfloat16": (("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), *_ON_X86, ("svebf16", "sve_bf16"), *_ON_ARM),
+    "float16": (("amx_fp16", "amx"), ("avx512_fp16", "avx512_fp16"), *_ON_X86, *_ON_ARM),
     "int8": (
-        ("amx_int8", "amx"),
-        ("avx512_vnni", "avx512_vnni"),
-        ("avx512f", "avx512"),
-        ("avx_vnni", "avx2_vnni"),
-        ("avx2", "avx2"),
-        ("svei8mm", "sve_i8mm"),
-        ("sve", "sve"),
-        ("asimd", "neon"),
+        *(("amx_int8", "amx"), ("avx512_vnni", "avx512_vnni"), ("avx512f", "avx512"), ("avx_vnni", "avx2_vnni"), ("avx2", "avx2")),
+        *(("svei8mm", "sve_i8mm"), *_ON_ARM),
     ),
 }
 """Features that determine the layout of packed weights of each dtype, best first."""
 
 _PACKED_AS = {"uint8": "int8", "qint8": "int8", "quint8": "int8", "float64": "float32", "complex64": "float32"}
 
-VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-"""The variables that limit a process."""
-
 
 def onednn_features(features: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """The features that oneDNN uses under this environment."""
-    limit = onednn_limit(environ)
-    if limit is None:
-        return frozenset(features)
-    if limit in _BELOW:
-        return frozenset(features) - _ALL
-    last = "AVX2" if limit in _BESIDE else _SAME.get(limit, limit)
-    allowed = _BESIDE.get(limit, frozenset())
-    for name, adds in _STEPS:
-        allowed |= adds
-        if name == last:
-            break
-    return frozenset(features) - (_ALL - allowed)
+    """The features that oneDNN uses under this environment; it ignores a limit that it does not know."""
+    limit = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+    return _limited(features, limit)
 
 
 def usable_features(features: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
     """The features that both oneDNN and ATen use under this environment."""
-    return onednn_features(features, environ) - _ATEN.get(environ.get("ATEN_CPU_CAPABILITY", "").lower(), frozenset())
+    return _limited(onednn_features(features, environ), _ATEN.get(environ.get("ATEN_CPU_CAPABILITY", "").lower(), ""))
+
+
+def _limited(features: Collection[str], limit: str) -> frozenset[str]:
+    """The features without those that only greater instruction sets have."""
+    names = list(_STEPS)
+    greater = names[names.index(limit) + 1 :] if limit in _STEPS else []
+    return frozenset(features).difference(*(_STEPS[name] for name in greater))
 
 
 def layouts(features: Collection[str], sve_bits: int | None = None) -> dict[str, str]:
@@ -125,16 +82,10 @@ def packed_dtype(dtype: str) -> str | None:
     return found if found in _KINDS else None
 
 
-def onednn_limit(environ: Mapping[str, str]) -> str | None:
-    """The limit that oneDNN reads, in capitals; None without one, or if oneDNN does not know it."""
-    limit = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").upper()
-    known = limit in _BELOW or limit in _SAME or limit in _BESIDE or limit in dict(_STEPS)
-    return limit if known else None
-
-
 def limited_by(environ: Mapping[str, str]) -> str:
     """The variables that limit a process, for messages: `ONEDNN_MAX_CPU_ISA=AVX2`."""
-    return " ".join(f"{name}={environ[name]}" for name in VARIABLES if environ.get(name))
+    variables = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+    return " ".join(f"{name}={environ[name]}" for name in variables if environ.get(name))
 
 
 PORTABLE = "portable"
@@ -148,7 +99,6 @@ class DeviceClass:
         name: `cpu-x86-64-v4`, `cuda-sm90`, `portable`.
         kind: device that payloads run on; portable ones run on a CPU.
         machine: `x86_64` or `aarch64`; empty for CUDA, whose host code has a class of its own.
-        archspec: archspec's name of the class; None if archspec has none.
         base: archspec's name of the baseline that code is compiled for.
         adds: further features that the class needs and its code may use, enabled by `flags`.
         includes: the next lesser classes, which it can run.
@@ -163,7 +113,6 @@ class DeviceClass:
     name: str
     kind: Literal["cpu", "cuda", "portable"]
     machine: str = ""
-    archspec: str | None = None
     base: str | None = None
     adds: tuple[str, ...] = ()
     vendor: str | None = None
@@ -177,6 +126,12 @@ class DeviceClass:
     host: str | None = None
 
     @property
+    def archspec(self) -> str | None:
+        """Archspec's name of the class; None if archspec has none."""
+        name = self.name.removeprefix("cpu-").replace("-", "_")
+        return name if name in archspec.cpu.TARGETS else None
+
+    @property
     def features(self) -> frozenset[str]:
         """Features of every CPU of the class, by archspec's names."""
         return (archspec.cpu.TARGETS[self.base].features if self.base else frozenset()) | frozenset(self.adds)
@@ -187,49 +142,35 @@ class DeviceClass:
         return layouts(onednn_features(self.features, self.limits), self.sve_bits)
 
 
-def _x86(
-    name: str,
-    includes: tuple[str, ...],
-    isa: str,
-    *,
-    archspec_name: str | None,
-    vendor: str | None = None,
-    adds: Mapping[str, str] | None = None,
-) -> DeviceClass:
+def _x86(name: str, isa: str, *includes: str, vendor: str | None = None, adds: Mapping[str, str] | None = None) -> DeviceClass:
     """A class from x86-64-v3 on.
 
     Args:
         isa: oneDNN's name of the instruction set.
         adds: features above x86-64-v4 with the compiler's flags.
     """
-    wide = isa != "AVX2"
-    level = "v4" if wide else "v3"
-    aten = ("avx512", "AVX512") if wide else ("avx2", "AVX2")
+    level, simdlen, aten, mkl = ("v3", 256, "avx2", "AVX2") if isa == "AVX2" else ("v4", 512, "avx512", "AVX512")
     return DeviceClass(
         name=name,
         kind="cpu",
         machine="x86_64",
-        archspec=archspec_name,
         base=f"x86_64_{level}",
         adds=tuple(adds or ()),
         vendor=vendor,
         includes=includes,
         march=f"x86-64-{level}",
         flags=tuple((adds or {}).values()),
-        simdlen=512 if wide else 256,
-        limits={"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": aten[0], "MKL_ENABLE_INSTRUCTIONS": aten[1]},
+        simdlen=simdlen,
+        limits={"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": aten, "MKL_ENABLE_INSTRUCTIONS": mkl},
     )
 
 
-def _arm(
-    name: str, archspec_name: str, march: str, adds: tuple[str, ...], includes: tuple[str, ...] = (), sve_bits: int | None = None
-) -> DeviceClass:
+def _arm(name: str, march: str, adds: tuple[str, ...], *includes: str, sve_bits: int | None = None) -> DeviceClass:
     """An Arm class. oneDNN cannot be limited there, so lesser classes serve only if their layouts are the same."""
     return DeviceClass(
         name=name,
         kind="cpu",
         machine="aarch64",
-        archspec=archspec_name,
         base="aarch64",
         adds=adds,
         includes=includes,
@@ -243,6 +184,7 @@ def _cuda(capability: int) -> DeviceClass:
     return DeviceClass(name=f"cuda-sm{capability}", kind="cuda", capability=capability, host="cpu-x86-64-v3")
 
 
+_INTEL, _AMD = "GenuineIntel", "AuthenticAMD"
 _VNNI = {"avx512_vnni": "-mavx512vnni"}
 _BF16 = {**_VNNI, "avx512_bf16": "-mavx512bf16"}
 _AMX = {
@@ -257,42 +199,22 @@ _SVE = (
     *(*_NEON, "crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp", "asimdfhm", "jscvt", "fcma", "lrcpc", "ilrcpc"),
     *("flagm", "bf16", "i8mm", "sve", "svebf16", "svei8mm"),
 )
+_SVE2 = (*_SVE, "sb", "flagm2", "frint", "sve2")
 
 DEVICE_CLASSES: Mapping[str, DeviceClass] = {
     found.name: found
     for found in (
         DeviceClass(name=PORTABLE, kind="portable"),
-        _x86("cpu-x86-64-v3", (), "AVX2", archspec_name="x86_64_v3"),
-        _x86("cpu-x86-64-v4", ("cpu-x86-64-v3",), "AVX512_CORE", archspec_name="x86_64_v4"),
-        _x86(
-            "cpu-cascadelake",
-            ("cpu-x86-64-v4",),
-            "AVX512_CORE_VNNI",
-            archspec_name="cascadelake",
-            vendor="GenuineIntel",
-            adds=_VNNI,
-        ),
-        _x86("cpu-cooperlake", ("cpu-cascadelake",), "AVX512_CORE_BF16", archspec_name=None, vendor="GenuineIntel", adds=_BF16),
-        _x86("cpu-zen4", ("cpu-x86-64-v4",), "AVX512_CORE_BF16", archspec_name="zen4", vendor="AuthenticAMD", adds=_BF16),
-        _x86(
-            "cpu-sapphirerapids",
-            ("cpu-cooperlake",),
-            "AVX512_CORE_AMX",
-            archspec_name="sapphirerapids",
-            vendor="GenuineIntel",
-            adds=_AMX,
-        ),
-        _arm("cpu-aarch64", "aarch64", "armv8-a", _NEON),
-        _arm("cpu-neoverse-v1", "neoverse_v1", "armv8.4-a+sve+bf16+i8mm", _SVE, ("cpu-aarch64",), 256),
-        _arm(
-            "cpu-neoverse-v2", "neoverse_v2", "armv9-a+bf16+i8mm", (*_SVE, "sb", "flagm2", "frint", "sve2"), ("cpu-aarch64",), 128
-        ),
-        _cuda(75),
-        _cuda(80),
-        _cuda(86),
-        _cuda(89),
-        _cuda(90),
-        _cuda(100),
+        _x86("cpu-x86-64-v3", "AVX2"),
+        _x86("cpu-x86-64-v4", "AVX512_CORE", "cpu-x86-64-v3"),
+        _x86("cpu-cascadelake", "AVX512_CORE_VNNI", "cpu-x86-64-v4", vendor=_INTEL, adds=_VNNI),
+        _x86("cpu-cooperlake", "AVX512_CORE_BF16", "cpu-cascadelake", vendor=_INTEL, adds=_BF16),
+        _x86("cpu-zen4", "AVX512_CORE_BF16", "cpu-x86-64-v4", vendor=_AMD, adds=_BF16),
+        _x86("cpu-sapphirerapids", "AVX512_CORE_AMX", "cpu-cooperlake", vendor=_INTEL, adds=_AMX),
+        _arm("cpu-aarch64", "armv8-a", _NEON),
+        _arm("cpu-neoverse-v1", "armv8.4-a+sve+bf16+i8mm", _SVE, "cpu-aarch64", sve_bits=256),
+        _arm("cpu-neoverse-v2", "armv9-a+bf16+i8mm", _SVE2, "cpu-aarch64", sve_bits=128),
+        *(_cuda(capability) for capability in (75, 80, 86, 89, 90, 100)),
     )
 }
 

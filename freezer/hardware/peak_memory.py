@@ -5,73 +5,60 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-_SELF = Path("/proc/self")
 _SAMPLE_S = 0.05
+_PAGE = resource.getpagesize()
+_OWN_PROCESS = threading.Event()
 
 
+@dataclass
 class PeakMemory:
-    """Measure the peak resident memory that a block adds, in bytes, including that of child processes.
+    """Peak resident memory that a block adds, in bytes: with that of all child processes, and what all children add together."""
 
-        with PeakMemory() as peak:
-            ...
-        peak.bytes
+    bytes: int = 0
+    children_bytes: int = 0
+
+
+@contextlib.contextmanager
+def peak_memory() -> Iterator[PeakMemory]:
+    """Measure the peak resident memory that a block adds; the figures are set when it ends.
 
     If the block reaches a new peak of the process, the kernel's record (VmHWM) gives it exactly. Otherwise, and for children,
     resident memory is sampled 20 times a second, which may miss short peaks. Mapped and shared pages count.
 
     Processes of Coldpress (`own_process`) reset the kernel's record for every block, so nothing is missed. Other processes keep
     theirs, which monitoring may read.
-
-    Attributes:
-        bytes: None except on Linux.
-        children_bytes: peak that all children add together.
     """
+    if _OWN_PROCESS.is_set():
+        with contextlib.suppress(OSError):  # the kernel may not allow it
+            Path("/proc/self/clear_refs").write_text("5")
+    peak, seen, stop = PeakMemory(), 0, threading.Event()
+    before, record_before, children_before = _own("VmRSS"), _own("VmHWM"), _children_bytes("self")
 
-    def __init__(self) -> None:
-        self.bytes: int | None = None
-        self.children_bytes = 0
-        self._before = 0
-        self._record_before = 0
-        self._children_before = 0
-        self._seen = 0
-        self._stop = threading.Event()
-        self._sampler: threading.Thread | None = None
+    def sample() -> None:
+        nonlocal seen
+        while not stop.wait(_SAMPLE_S):
+            children = max(0, _children_bytes("self") - children_before)
+            peak.children_bytes = max(peak.children_bytes, children)
+            seen = max(seen, children + _own("VmRSS"))
 
-    def __enter__(self) -> PeakMemory:
-        before = _own("VmRSS")
-        if before is None:
-            return self
-        if _OWN_PROCESS.is_set():
-            _reset_peak()
-        self._before, self._record_before, self._children_before = before, _own("VmHWM") or 0, _children_bytes("self")
-        self._sampler = threading.Thread(target=self._sample, name="coldpress-memory", daemon=True)
-        self._sampler.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._sampler is None:
-            return
-        self._stop.set()
-        self._sampler.join()
-        record = _own("VmHWM") or 0
-        most = max(self._seen, _own("VmRSS") or 0, record if record > self._record_before else 0)
-        self.bytes = max(0, most - self._before)
-
-    def _sample(self) -> None:
-        while not self._stop.wait(_SAMPLE_S):
-            children = max(0, _children_bytes("self") - self._children_before)
-            self.children_bytes = max(self.children_bytes, children)
-            self._seen = max(self._seen, children + (_own("VmRSS") or 0))
-
-
-_OWN_PROCESS = threading.Event()
+    sampler = threading.Thread(target=sample, name="coldpress-memory", daemon=True)
+    sampler.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        sampler.join()
+        record = _own("VmHWM")
+        most = max(seen, _own("VmRSS"), record if record > record_before else 0)
+        peak.bytes = max(0, most - before)
 
 
 def own_process() -> None:
-    """Declare that this process belongs to one build, so that PeakMemory may reset its peak."""
+    """Declare that this process belongs to one build, so that `peak_memory` may reset its peak."""
     _OWN_PROCESS.set()
 
 
@@ -80,19 +67,10 @@ def peak_bytes() -> int:
     return _own("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _own(field: str) -> int | None:
-    """A figure of /proc/self/status in bytes."""
-    try:
-        lines = (_SELF / "status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
-
-
-def _reset_peak() -> None:
-    """Reset the kernel's record of peak memory, if the kernel allows it."""
-    with contextlib.suppress(OSError):
-        (_SELF / "clear_refs").write_text("5")
+def _own(field: str) -> int:
+    """A figure of /proc/self/status in bytes; 0 if the kernel does not report it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
 
 
 def _children_bytes(process: str) -> int:
@@ -101,18 +79,12 @@ def _children_bytes(process: str) -> int:
     Forks of the same size as their parent do not count: they have not started a program yet.
     """
     total = 0
-    try:
+    with contextlib.suppress(OSError, ValueError):  # ended meanwhile
         size, _ = _size_and_resident(process)
-        tasks = list(Path(f"/proc/{process}/task").iterdir())
-        children = [child for task in tasks for child in (task / "children").read_text().split()]
-    except (OSError, ValueError):  # ended meanwhile
-        return 0
-    for child in children:
-        try:
-            child_size, resident = _size_and_resident(child)
-        except (OSError, ValueError):
-            continue
-        total += (resident if child_size != size else 0) + _children_bytes(child)
+        for child in [name for task in Path(f"/proc/{process}/task").iterdir() for name in (task / "children").read_text().split()]:
+            with contextlib.suppress(OSError, ValueError):
+                child_size, resident = _size_and_resident(child)
+                total += (resident if child_size != size else 0) + _children_bytes(child)
     return total
 
 
@@ -120,6 +92,3 @@ def _size_and_resident(process: str) -> tuple[int, int]:
     """Virtual size and resident memory of a process, in bytes."""
     size, resident, *_ = Path(f"/proc/{process}/statm").read_text().split()
     return int(size) * _PAGE, int(resident) * _PAGE
-
-
-_PAGE = resource.getpagesize()

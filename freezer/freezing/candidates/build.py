@@ -27,7 +27,7 @@ from freezer.freezing.models.weights import give_back, is_large, let_go, weights
 from freezer.freezing.recipes.recipes import CaptureName, Recipe, made_for
 from freezer.freezing.target.target import Target, toolchain
 from freezer.freezing.target.torch_config import without_environment
-from freezer.hardware.peak_memory import PeakMemory
+from freezer.hardware.peak_memory import peak_memory
 from freezer.runtime.devices import current
 from freezer.runtime.precision import full_on_gpu
 from freezer.runtime.tensors import program_bytes, program_tensors
@@ -136,7 +136,7 @@ class _ShapeBuild:
                 unfit[capture] = why
                 continue
             try:
-                with PeakMemory() as memory:
+                with peak_memory() as memory:
                     made = self._make(capture, lowering)
             except (CaptureError, BuildError) as error:
                 file = self._write_evidence(f"{number}-{capture}-error.txt", "".join(traceback.format_exception(error)))

@@ -11,7 +11,7 @@ import torch
 from freezer.freezing.candidates.build import build
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here
-from freezer.hardware.peak_memory import PeakMemory
+from freezer.hardware.peak_memory import peak_memory
 from tests.freezer.models_inductor import Wide
 from tests.models import seeded
 from tests.steps import HERE, python, random_inputs, subject_of
@@ -24,12 +24,12 @@ import json, sys
 from pathlib import Path
 import torch
 from freezer.runtime.inductor_loader import open_inductor
-from freezer.hardware.peak_memory import PeakMemory, peak_bytes
+from freezer.hardware.peak_memory import peak_bytes, peak_memory
 
 x = torch.randn(1, {width}, generator=torch.Generator().manual_seed(0))
-with PeakMemory() as opening:
+with peak_memory() as opening:
     run = open_inductor(Path(sys.argv[1]), {{}})
-with PeakMemory() as calling:
+with peak_memory() as calling:
     (output,) = run(x)
 torch.save(output, sys.argv[2])
 print(json.dumps([opening.bytes, calling.bytes, peak_bytes()]))
@@ -50,7 +50,7 @@ def test_large_model_loads_within_its_size(tmp_path: Path) -> None:
     folder = tmp_path / "candidate"
     folder.mkdir()
     subject = subject_of(model, {"x": x})
-    with PeakMemory() as peak:
+    with peak_memory() as peak:
         candidate = build(subject, RECIPES["inductor-frozen"], target_here(HERE, torch.get_num_threads()), folder, discard=True)
     assert peak.bytes is not None
     assert peak.bytes < 2.5 * weights_bytes, "of the copies that capturing makes, and of those that lowering does"
