@@ -77,16 +77,13 @@ class CudaGraphs:
         with self._lock:
             graph = self._graphs.get(payload.path)
             if graph is None:
-                graph = self._graphs[payload.path] = self._captured(payload, call, tensors)
+                try:
+                    graph = self._graphs[payload.path] = _Graph(call, tensors, self._device)
+                except RuntimeError as error:
+                    raise CudaGraphsError(
+                        f"{payload.path} cannot be captured as a CUDA graph: {first_line(error)}; load it without cuda_graphs"
+                    ) from error
         return graph(tensors)
-
-    def _captured(self, payload: Payload, call: Call, tensors: list[Tensor]) -> _Graph:
-        try:
-            return _Graph(call, tensors, self._device)
-        except RuntimeError as error:
-            raise CudaGraphsError(
-                f"{payload.path} cannot be captured as a CUDA graph: {first_line(error)}; load it without cuda_graphs"
-            ) from error
 
 
 class _Graph:

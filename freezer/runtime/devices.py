@@ -7,8 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -62,15 +61,10 @@ def no_cuda() -> str | None:
     """
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA; install a build of torch for CUDA"
-    with warnings.catch_warnings(record=True) as caught:  # torch warns about a driver that is too old, and returns False
-        warnings.simplefilter("always")
-        available = torch.cuda.is_available()
-    if available:
+    if torch.cuda.is_available():
         return None
-    warning = next((f": {str(item.message).splitlines()[0]}" for item in caught), "")
-    host = this_host()
-    driver = f"driver {host.driver}" if host.driver else host.no_gpu
-    return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU ({driver}){warning}"
+    driver = f"driver {this_host().driver}" if this_host().driver else this_host().no_gpu
+    return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU ({driver})"
 
 
 def visible() -> list[tuple[torch.device, int]]:
@@ -95,25 +89,22 @@ def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device |
     Raises:
         UsageError: there is none, `asked` is of another class, or the CPU does not run the host code; code CP-DEVICE-CLASS.
     """
-    why = no_cuda()
+    device, why = None if asked is None else with_index(asked), no_cuda()
     if why is None and wanted.host not in machine.classes:
         host_why = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
         why = f"its host code is made for {wanted.host}, which this process cannot run: {host_why}"
-    if why is not None:
-        raise _refused(wanted, why)
-    found = visible()
-    seen = ", ".join(f"{device} is cuda-sm{capability}" for device, capability in found)
-    if asked is not None:
-        device = with_index(asked)
-        capability = dict(found).get(device)
-        if capability != wanted.capability:
-            raise _refused(wanted, f"got {device}, but here {seen}; name a device of the class, or the device's class")
-        return device
-    fitting = [device for device, capability in found if capability == wanted.capability]
-    if not fitting:
-        raise _refused(wanted, f"no GPU that this process sees has this compute capability: {seen}")
-    current = torch.device("cuda", torch.cuda.current_device())
-    return current if current in fitting else fitting[0]
+    if why is None:
+        fitting = [found for found, capability in visible() if capability == wanted.capability]
+        seen = ", ".join(f"{found} is cuda-sm{capability}" for found, capability in visible())
+        if device is None and fitting:
+            current = torch.device("cuda", torch.cuda.current_device())
+            return current if current in fitting else fitting[0]
+        if device in fitting:
+            return device
+        why = f"no GPU that this process sees has this compute capability: {seen}"
+        if device is not None:
+            why = f"got {device}, but here {seen}; name a device of the class, or the device's class"
+    raise UsageError(f"this process cannot build for {wanted.name}: {why}", code="CP-DEVICE-CLASS")
 
 
 def class_of(device: torch.device) -> str:
@@ -134,19 +125,15 @@ def with_index(device: str | torch.device) -> torch.device:
     Raises:
         UsageError: payloads do not run on such a device.
     """
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"got device {device!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS") from error
+    if not re.fullmatch(r"cpu(:0)?|cuda(:\d+)?", str(device)):
+        raise UsageError(f"got device {str(device)!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS")
+    found = torch.device(device)
     if found.type == "cpu":
         return CPU
-    if found.type != "cuda":
-        raise UsageError(f"got device {device!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS")
-    index: int | None = found.index
-    if index is not None:
+    if str(found) != "cuda":
         return found
     if (why := no_cuda()) is not None:
-        raise UsageError(f"got device {device!r}: {why}", code="CP-DEVICE-CLASS")
+        raise UsageError(f"got device {str(device)!r}: {why}", code="CP-DEVICE-CLASS")
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -160,36 +147,20 @@ def cuda_here(device: torch.device | None) -> CudaHere:
     return CudaHere(devices=tuple(found), runtime=torch.version.cuda, driver=this_host().driver, why_not=no_cuda() or "")
 
 
-@contextlib.contextmanager
-def current(device: torch.device) -> Iterator[None]:
-    """Make a GPU the current one of this thread: kernels run on the current GPU's stream."""
-    if device.type != "cuda" or torch.cuda.current_device() == device.index:
-        yield
-        return
-    with torch.cuda.device(device):
-        yield
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU; returns at once for a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Make a GPU the current one of this thread for a block: kernels run on the current GPU's stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def versions_of(device: torch.device) -> dict[str, Any]:
     """Versions besides torch's that influence a payload for a GPU: driver, GPU, cuDNN and Triton; empty for a CPU."""
     if device.type != "cuda":
         return {}
-    try:
-        triton: str | None = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = None
-    return {
-        "driver": this_host().driver,
-        "gpu": torch.cuda.get_device_name(device),
-        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
-        "triton": triton,
-    }
+    found: dict[str, Any] = {"driver": this_host().driver, "gpu": torch.cuda.get_device_name(device)}
+    found["cudnn"] = str(torch.backends.cudnn.version())
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["triton"] = importlib.metadata.version("triton")
+    return found
 
 
 def facts_of(device: torch.device) -> dict[str, Any]:
@@ -205,14 +176,9 @@ def facts_of(device: torch.device) -> dict[str, Any]:
     }
 
 
-def nvml_uuid(device: torch.device) -> str | None:
-    """UUID of a GPU in NVML; None if this torch does not know it."""
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return None if uuid is None else f"GPU-{uuid}"
-
-
-def _refused(wanted: DeviceClass, why: str) -> UsageError:
-    return UsageError(f"this process cannot build for {wanted.name}: {why}", code="CP-DEVICE-CLASS")
+def nvml_uuid(device: torch.device) -> str:
+    """UUID of a GPU in NVML."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 _OF_SPEED = re.compile(

@@ -18,8 +18,6 @@ from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import program_tensors
 
-_FIRST = torch.device("cuda", 0)
-
 
 def open_exported(
     path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
@@ -28,29 +26,21 @@ def open_exported(
 
     Programs are stored on the CPU or on the first GPU, and then moved to the device.
     """
-    program = torch.export.load(str(path))
-    source = _stored_on(program)
-    if source != device:
-        program = _moved(program, source, device)
-    module: Callable[..., Any] = program.module()
+    module: Callable[..., Any] = _moved(torch.export.load(str(path)), device).module()
     return module
-
-
-def _stored_on(program: torch.export.ExportedProgram) -> torch.device:
-    """Device of a stored program's tensors."""
-    tensors = (*program_tensors(program), *pytree.tree_leaves(program.example_inputs))
-    return next((tensor.device for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_cuda), CPU)
 
 
 def on_first(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:
     """The program as stored: a GPU program on the first GPU, which every process with a GPU has."""
-    return program if device.type != "cuda" or device == _FIRST else _moved(program, device, _FIRST)
+    return program if device.type != "cuda" else _moved(program, torch.device("cuda", 0))
 
 
-def _moved(program: torch.export.ExportedProgram, source: torch.device, dest: torch.device) -> torch.export.ExportedProgram:
+def _moved(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:
     from torch.export.passes import move_to_device_pass
 
-    return move_to_device_pass(program, {str(source): str(dest)})
+    tensors = (*program_tensors(program), *pytree.tree_leaves(program.example_inputs))
+    source = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_cuda), CPU)
+    return program if source == device else move_to_device_pass(program, {str(source): str(device)})
 
 
 def open_torchscript(

@@ -71,7 +71,15 @@ class Preserved:
     def __getitem__(self, name: str) -> Any:
         """The value of an attribute, or a method to call."""
         value = self._value(name)
-        return self._callable(value) if _is_method(value) else value
+        if not _is_method(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            exact = full_on_gpu() if self._device.type == "cuda" else contextlib.nullcontext()
+            with threads(self._num_threads or torch.get_num_threads()), torch.no_grad(), current(self._device), exact:
+                return value(*args, **kwargs)
+
+        return call
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set an attribute.
@@ -80,8 +88,6 @@ class Preserved:
             NotPreservedError: it was not preserved.
             ContractError: it is a method, a constant, or of another type.
         """
-        if name not in self._names:
-            raise self.missing(name, to_set=True)
         old = self._value(name)
         if _is_method(old):
             raise ContractError(f"{name!r} is a method of the frozen model, which can be called, but not set")
@@ -102,17 +108,11 @@ class Preserved:
     def __len__(self) -> int:
         return len(self._names)
 
-    def has_part(self, path: str) -> bool:
-        """Whether an attribute of the submodule at this path was preserved."""
-        return any(name.startswith(f"{path}.") for name in self._names)
-
-    def missing(self, name: str, *, to_set: bool = False) -> NotPreservedError:
-        """Error for a name that was not preserved; lists those that were, with `to_set` only attributes."""
-        names = [kept for kept in self._names if not (to_set and _is_method(self._value(kept)))]
-        kept = f"{'only these can be set:' if to_set else 'it has'} {', '.join(names)}" if names else "none was preserved"
+    def missing(self, name: str) -> NotPreservedError:
+        """Error for a name that was not preserved; lists those that were."""
         return NotPreservedError(
-            f"the frozen model has no attribute {'' if to_set else 'or method '}{name!r}; {kept}. Freeze the model again with "
-            f"`preserve: [{name}]`"
+            f"the frozen model has no attribute or method {name!r}; preserved are {', '.join(self._names) or 'none'}. Freeze the "
+            f"model again with `preserve: [{name}]`"
         )
 
     def _value(self, name: str) -> Any:
@@ -128,14 +128,6 @@ class Preserved:
         for part in parts:
             owner = getattr(owner, part, None)
         return owner, last
-
-    def _callable(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            exact = full_on_gpu() if self._device.type == "cuda" else contextlib.nullcontext()
-            with threads(self._num_threads or torch.get_num_threads()), torch.no_grad(), current(self._device), exact:
-                return method(*args, **kwargs)
-
-        return call
 
 
 class PreservedPart:
@@ -162,7 +154,7 @@ def read(preserved: Preserved, path: str) -> Any:
     """
     if path in preserved:
         return preserved[path]
-    if preserved.has_part(path):
+    if any(name.startswith(f"{path}.") for name in preserved):
         return PreservedPart(preserved, path)
     raise preserved.missing(path)
 

@@ -141,13 +141,12 @@ def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[Meter]:
     if device.type != "cuda":
         yield CpuMeter(policy)
         return
-    uuid, read = nvml_uuid(device), None
+    read = None
     with contextlib.ExitStack() as stack:
         stack.enter_context(current(device))
-        if uuid is not None:
-            with contextlib.suppress(NvmlError):
-                stack.enter_context(opened())
-                read = partial(reading, uuid)
+        with contextlib.suppress(NvmlError):
+            stack.enter_context(opened())
+            read = partial(reading, nvml_uuid(device))
         yield GpuMeter(policy, lambda: torch.cuda.Event(enable_timing=True), read)
 
 

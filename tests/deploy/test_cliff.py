@@ -72,8 +72,7 @@ def test_an_artifact_of_this_machine_is_as_fast_as_recorded(store: Path) -> None
 def test_weights_for_another_instruction_set_are_detected(store: Path) -> None:
     ratio, message = python(LATCHED, store, THREADS, env={**os.environ, "ONEDNN_MAX_CPU_ISA": LOWER}).split("\n", 1)
     assert float(ratio) < 0.25, "the cliff is 10 to 30 times"
-    assert f"ONEDNN_MAX_CPU_ISA={LOWER}; ONEDNN_MAX_CPU_ISA unset now" in message
-    assert re.search(r"oneDNN uses .*(SSE4|AVX2)", message), message
+    assert "Its results are correct" in message
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")

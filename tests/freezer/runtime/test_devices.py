@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +12,7 @@ from freezer.freezing.target.target import aim, target_here
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import describe_host
 from freezer.runtime import devices
-from freezer.runtime.devices import CPU, class_of, cuda_here, device_of, no_cuda, visible, with_index
+from freezer.runtime.devices import CPU, class_of, cuda_here, device_of, visible, with_index
 from tests.freezer.hosts import H100, HASWELL, INTEL, x86
 from tests.models import mlp
 from tests.steps import HERE
@@ -41,17 +40,6 @@ def test_a_torch_without_cuda_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> 
     assert visible() == []
     here = cuda_here(None)
     assert (here.devices, "is built without CUDA" in here.why_not) == ((), True)
-
-
-def test_an_old_driver_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def available() -> bool:
-        warnings.warn("The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.", UserWarning, stacklevel=1)
-        return False
-
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "is_available", available)
-    assert "for CUDA 12.8 finds no GPU" in str(no_cuda())
-    assert str(no_cuda()).endswith("The NVIDIA driver on your system is too old (found version 11040).")
 
 
 @pytest.mark.usefixtures("gpus")
