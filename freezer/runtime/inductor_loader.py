@@ -9,14 +9,13 @@ opened with torch's loader.
 from __future__ import annotations
 
 import base64
-import contextlib
 import ctypes
 import json
 import logging
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freezer.codec import decode
 from freezer.errors import IntegrityError
 from freezer.runtime.devices import CPU
 
@@ -58,14 +58,12 @@ class WeightEntry:
     packed: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Package:
-    """A package with mapped weights: their place, the other files by name, and the table."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightTable:
+    """The content of TABLE: the constants in the file of weights, and its size."""
 
-    begin: int
     size_bytes: int
-    files: dict[str, bytes]
-    entries: tuple[WeightEntry, ...]
+    constants: tuple[WeightEntry, ...]
 
 
 def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
@@ -76,11 +74,19 @@ def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
     Raises:
         IntegrityError: the package is damaged.
     """
-    package = _read(path)
-    if package is None:
-        return None
+    with zipfile.ZipFile(path) as archive:
+        found = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
+        if TABLE not in found:
+            return None
+        table = decode(WeightTable, json.loads(archive.read(found[TABLE])), origin=f"{path.name}: {TABLE}")
+        blobs = [info for name, info in found.items() if name.endswith(".blob")]
+        if len(blobs) != 1 or blobs[0].compress_type != zipfile.ZIP_STORED or blobs[0].file_size != table.size_bytes:
+            raise IntegrityError(f"{path.name}: the weights do not match the table; pull the artifact again")
+        files = {name: archive.read(info) for name, info in found.items() if name.endswith((".so", ".json")) and name != TABLE}
+    begin = _begin(path, blobs[0])
+    mapped = torch.from_file(str(path), shared=False, size=begin + table.size_bytes, dtype=torch.uint8)
     try:
-        return _open(path, package)
+        runner = _runner(files, mapped.data_ptr() + begin, table)
     except (AttributeError, TypeError) as error:  # a torch with other private bindings
         logger.warning(
             "%s: torch %s cannot map the weights (%s); they are copied, which needs twice their size in memory at load",
@@ -90,22 +96,12 @@ def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
         )
         return None
 
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        outputs: list[Tensor] = runner.run(tensors)
+        return outputs
 
-def _read(path: Path) -> _Package | None:
-    with zipfile.ZipFile(path) as archive:
-        found = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
-        if TABLE not in found:
-            return None
-        blobs = [info for name, info in found.items() if name.endswith(".blob")]
-        table = json.loads(archive.read(found[TABLE]))
-        stored = len(blobs) == 1 and blobs[0].compress_type == zipfile.ZIP_STORED
-        if not stored or blobs[0].file_size != table["size_bytes"]:
-            raise IntegrityError(f"{path.name}: the weights do not match the table; pull the artifact again")
-        files = {name: archive.read(info) for name, info in found.items() if name.endswith((".so", ".json")) and name != TABLE}
-    entries = tuple(
-        WeightEntry(**{**item, "shape": tuple(item["shape"]), "stride": tuple(item["stride"])}) for item in table["constants"]
-    )
-    return _Package(begin=_begin(path, blobs[0]), size_bytes=blobs[0].file_size, files=files, entries=entries)
+    run.mapped = mapped  # type: ignore[attr-defined]  # the weights do not keep it alive
+    return run
 
 
 def _begin(path: Path, info: zipfile.ZipInfo) -> int:
@@ -116,31 +112,17 @@ def _begin(path: Path, info: zipfile.ZipInfo) -> int:
     return int(info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
 
 
-def _open(path: Path, package: _Package) -> Callable[[list[Tensor]], list[Tensor]]:
-    end = package.begin + package.size_bytes
-    mapped = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
-    if (mapped.data_ptr() + package.begin) % ALIGNMENT:
+def _runner(files: Mapping[str, bytes], address: int, table: WeightTable) -> Any:
+    """Load the shared library, which survives its temporary folder, with its weights at an address."""
+    if address % ALIGNMENT:
         raise TypeError(f"not aligned to {ALIGNMENT} bytes")
-    weights = {entry.name: _borrowed(mapped.data_ptr() + package.begin + entry.position, entry) for entry in package.entries}
-    with _unpacked(package.files) as library:
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-    runner.update_constant_buffer(weights, False, True, True)
-
-    def run(tensors: list[Tensor]) -> list[Tensor]:
-        outputs: list[Tensor] = runner.run(tensors)
-        return outputs
-
-    run.mapped = mapped  # type: ignore[attr-defined]  # the weights do not keep it alive
-    return run
-
-
-@contextlib.contextmanager
-def _unpacked(files: dict[str, bytes]) -> Iterator[Path]:
-    """Path of the shared library in a temporary folder; a loaded library survives the folder."""
     with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
-        yield next(Path(folder).glob("*.so"))
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(next(Path(folder).glob("*.so"))), 1)
+    weights = {entry.name: _borrowed(address + entry.position, entry) for entry in table.constants}
+    runner.update_constant_buffer(weights, False, True, True)
+    return runner
 
 
 def _borrowed(address: int, entry: WeightEntry) -> Tensor:

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from freezer.artifact.folder import OWN_OUTPUTS
-from freezer.errors import MissingDependencyError
 from freezer.spec.sample_headers import COMPLEX128, READ_ERRORS, as_sets, unreadable
 
 
@@ -138,23 +137,11 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a file for `load_tensors`. The tensors may share memory and have any strides."""
     pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
     stored = {
-        name: _plain(torch.view_as_real(tensor.resolve_conj()) if name in pairs else tensor) for name, tensor in tensors.items()
+        name: tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
     }
-    parts = {name: _part(tensor) for name, tensor in stored.items()}
-    safetensors.serialize_file(parts, path, metadata={COMPLEX128: json.dumps(pairs)} if pairs else None)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU."""
-    return tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-
-
-def _part(tensor: Tensor) -> Any:
-    """Argument for safetensors' core; safetensors.torch would need NumPy."""
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-    if hasattr(safetensors, "TensorSpec"):
-        return safetensors.TensorSpec(dtype=dtype, shape=shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
-    return {"dtype": dtype, "shape": shape, "data": bytes(memory_of(tensor))}
+    stored |= {name: torch.view_as_real(stored[name]) for name in pairs}
+    save_file(stored, path, metadata={COMPLEX128: json.dumps(pairs)} if pairs else None)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -192,10 +179,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise ValueError(str(error)) from error
     if path.suffix == ".npz":
-        try:
-            import numpy as np
-        except ImportError:
-            raise MissingDependencyError("reading .npz needs numpy; pip install numpy") from None
+        import numpy as np
+
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load would leak its own for a damaged file
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     raise ValueError(f"suffix {path.suffix!r} is unknown")
@@ -220,16 +205,9 @@ def write_own_outputs(answers: Sequence[Mapping[str, Tensor]], folder: Path) -> 
     tensors = {f"{index}/{name}": tensor for index, outputs in enumerate(answers) for name, tensor in outputs.items()}
     path = folder / OWN_OUTPUTS
     path.parent.mkdir(exist_ok=True)
-    kept = within(tensors, OWN_OUTPUT_BYTES)
-    save_tensors({name: tensor for name, tensor in tensors.items() if name in kept}, path)
-
-
-def within(tensors: Mapping[str, Tensor], num_bytes: int) -> set[str]:
-    """Names of the smallest tensors that fit into a number of bytes."""
-    kept: set[str] = set()
-    for name in sorted(tensors, key=lambda name: tensors[name].nbytes):
-        num_bytes -= tensors[name].nbytes
-        if num_bytes < 0:
-            break
-        kept.add(name)
-    return kept
+    kept, room = dict[str, Tensor](), OWN_OUTPUT_BYTES
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].nbytes):
+        room -= tensor.nbytes
+        if room >= 0:
+            kept[name] = tensor
+    save_tensors(kept, path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freezer.runtime.inductor_loader import ALIGNMENT, WeightEntry
+from freezer.codec import encode
+from freezer.runtime.inductor_loader import ALIGNMENT, WeightEntry, WeightTable
 
 
 def table_of(graph: Any) -> tuple[list[WeightEntry], int]:
@@ -44,4 +44,4 @@ def _description(tensor: Tensor) -> str:
 
 def write_table(entries: Sequence[WeightEntry], size_bytes: int) -> str:
     """The content of TABLE."""
-    return json.dumps({"size_bytes": size_bytes, "constants": [asdict(entry) for entry in entries]})
+    return json.dumps(encode(WeightTable(size_bytes=size_bytes, constants=tuple(entries))))
