@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from mlflow import MlflowClient
-from torch import Tensor, nn
+from torch import Tensor
 
 import examples.zoo
 from examples.models import DATA, digits
 from examples.prepare import prepare
 from examples.zoo import audio_codec
-from examples.zoo_files import ALIAS, BERT, MAX_RECORDINGS, REGISTERED, ZOO_FILES
+from examples.zoo_files import ALIAS, MAX_RECORDINGS, REGISTERED, ZOO_FILES
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.sources import KINDS
 from freezer.freezing.models.subject import Subject
@@ -76,11 +76,8 @@ def test_every_entry_answers_generated_inputs(subject_of: SubjectOf, name: str) 
     assert not all(torch.equal(one, other) for one, other in zip(first, last, strict=True)), "the inputs change nothing"
 
 
-def test_prepare_makes_each_file_and_version_once(tracking_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in DATA.iterdir()}
+def test_prepare_registers_a_version_once(tracking_uri: str) -> None:
     assert {DATA / name for name in ZOO_FILES} <= set(prepare(catalogs=("zoo",), tracking_uri=tracking_uri))
-    assert {path: path.stat().st_mtime_ns for path in DATA.iterdir()} == before
-    assert all(line.endswith(": up to date") for line in capsys.readouterr().out.splitlines())
     client = MlflowClient(tracking_uri, tracking_uri)
     (version,) = client.search_model_versions(f"name = '{REGISTERED}'")
     assert client.get_model_version_by_alias(REGISTERED, ALIAS).version == version.version
@@ -99,19 +96,6 @@ def test_ranges_and_dims_follow_the_models(subject_of: SubjectOf) -> None:
     assert {item.shape[0] for item in subject_of("recommender").spec.tensors} == {"batch"}
     (batch,) = subject_of("speaker-embedder").spec.dims
     assert (batch.min, batch.max) == (1, MAX_RECORDINGS)
-
-
-def test_the_entries_match_their_comments(subject_of: SubjectOf) -> None:
-    assert [output.name for output in subject_of("lstm-decoder").outputs] == ["0", "1.0", "1.1"]
-    assert [output.name for output in subject_of("ranker").outputs] == ["scores", "user"]
-    assert [output.name for output in subject_of("whisper-encoder").outputs] == ["last_hidden_state"]
-    num_convs = sum(isinstance(module, nn.Conv2d) for module in subject_of("resnet").model.modules())
-    assert num_convs == 1 + 8 * 3 + 4, "a stem, 8 blocks of three, and 4 shortcuts"
-    bert: Any = subject_of("bert").model
-    assert type(bert).__name__ == "BertForSequenceClassification"
-    assert bert.config.num_hidden_layers == BERT["num_hidden_layers"]
-    assert subject_of("codec-encoder").scripted
-    assert type(subject_of("ranker").model).__name__ == "Ranker"
 
 
 def test_methods_and_versions_name_the_right_model(subject_of: SubjectOf) -> None:

@@ -23,7 +23,6 @@ from tests.pipeline.shown import shown, without_ids
 from tests.steps import HERE
 
 ROOT = Path(__file__).parents[2]
-NUM_QUICK, NUM_SLOW = 2, 60
 
 Trial = Callable[[Path, int], tuple[int, int]]
 
@@ -120,20 +119,14 @@ def killed_and_started_again(run: Trial, folder: Path, instants: Sequence[int], 
     shutil.rmtree(folder)
 
 
-def test_kill_loses_and_repeats_nothing(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_kills", [2, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_kill_loses_and_repeats_nothing(
+    run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path, num_kills: int
+) -> None:
     num, expected = undisturbed
     assert num > 100
     assert expected["partial"] == expected["staging"] == expected["judged"] == expected["lease"] == []
-    step = num // NUM_QUICK
-    for die_at in range(random.Random(num).randrange(1, step), num + 1, step):
-        killed_and_started_again(run, tmp_path / str(die_at), [die_at], expected)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_kill_at_many_instants(run: Trial, undisturbed: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
-    num, expected = undisturbed
-    for die_at in random.Random(1).sample(range(1, num + 1), NUM_SLOW):
+    for die_at in random.Random(num).sample(range(1, num + 1), num_kills):
         killed_and_started_again(run, tmp_path / str(die_at), [die_at], expected)
 
 

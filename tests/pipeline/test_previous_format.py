@@ -52,24 +52,13 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {
-        **os.environ,
-        "HOME": str(folder),
-        "RAY_AUTH_MODE": "disabled",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, *arguments],
-        env=environ,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def python(folder: Path, *arguments: str) -> str:
+    """Run Python in the campaign's folder, and return its output."""
+    environ = {**os.environ, "HOME": str(folder), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    command = [sys.executable, "-W", "ignore", *arguments]
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    return done.stdout
 
 
 @pytest.mark.parametrize("device_class", ["portable", "cpu-x86-64-v3"])
@@ -89,17 +78,7 @@ def test_mlflow_loads_the_registered_model(campaign: Path) -> None:
         "model = mlflow.pyfunc.load_model('models:/tiny@portable')\n"
         "print(numpy.shape(model.predict({'input': numpy.ones((2, 16), dtype='float32')})))"
     )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=campaign,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.splitlines()[-1:] == ["(2, 16)"], done.stderr
+    assert python(campaign, "-c", code).splitlines()[-1:] == ["(2, 16)"]
 
 
 def test_ledger_keeps_its_outcomes(campaign: Path) -> None:
@@ -120,7 +99,7 @@ def runs_of(folder: Path) -> list[tuple[Any, ...]]:
 
 def test_replay_adds_no_runs(campaign: Path) -> None:
     before = runs_of(campaign)
-    command(campaign, "jobs.replay", "golden", "--store", "./store", "--tracking-uri", "sqlite:///mlflow.db")
+    python(campaign, "-m", "jobs.replay", "golden", "--store", "./store", "--tracking-uri", "sqlite:///mlflow.db")
     assert runs_of(campaign) == before
 
 
@@ -131,7 +110,7 @@ def test_campaign_resumes_without_new_work(campaign: Path) -> None:
     if any(json.loads(file.read_text())["toolchain"] != toolchain() for file in candidates):
         pytest.skip("made with another toolchain, so that its builds are due again")
     index = (campaign / "store" / "tiny" / "index.json").read_bytes()
-    command(campaign, "jobs.optimize", "catalog.yaml", "--campaign", "golden", "--json", "out.json")
+    python(campaign, "-m", "jobs.optimize", "catalog.yaml", "--campaign", "golden", "--json", "out.json")
     outcomes = json.loads((campaign / "out.json").read_text())["outcomes"]
     assert [(item["device_class"], item["verdict"], item["version"]) for item in outcomes] == [
         ("cpu-x86-64-v3", "published", 1),

@@ -20,9 +20,10 @@ from pipeline.ledger.segments import LedgerRow, read_rows
 from pipeline.planning.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
 from pipeline.records.outcome import CandidateReport, Failure, Outcome
+from pipeline.tracking.tracker import Tracker
 from pipeline.workspace.workspace import judged_folder
 from tests.conftest import Frozen
-from tests.pipeline.campaigns import entry, judged, plan_of
+from tests.pipeline.campaigns import entry, judged, plan_of, run_judged
 from tests.steps import HERE
 
 
@@ -293,3 +294,13 @@ def test_auto_is_the_best_level_of_each_node() -> None:
     nodes = [("cpu-x86-64-v3", "portable"), ("cpu-x86-64-v3", "cpu-x86-64-v4", "portable"), ("portable",)]
     assert set(auto_classes_of(nodes)) == {"cpu-x86-64-v3", "cpu-x86-64-v4", "portable"}
     assert set(auto_classes_of(nodes[1:])) == {"cpu-x86-64-v4", "portable"}
+
+
+def test_interrupt_while_mlflow_is_updated_names_the_replay(store: Store, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tracker, "finish", interrupted)
+    report = run_judged(store, uri, "stopped", {}, models={"gone": {HERE: "failed", "portable": "failed"}})
+    assert (report.exit_code, len(report.outcomes)) == (130, 2)
+    assert f"`python -m jobs.replay stopped --store {store.root} --tracking-uri {uri}`" in report.infrastructure[0]

@@ -16,15 +16,9 @@ import freezer
 from freezer.hardware.device_classes import PORTABLE
 from freezer.store.store import Store
 from tests.buckets import objects
-from tests.pipeline.test_whole_campaigns import SLOW_CATALOG, built_in, drive, environment, outcomes, run, wait_for, write_catalog
+from tests.pipeline.test_whole_campaigns import built_in, drive, environment, outcomes, run, slow_catalog, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-
-ENTRY = """
-  - name: m{i}
-    source: "python:campaign_models:slow_to_build"
-    args: {{width: {w}, seconds: 1.0}}
-    inputs: [{{shape: [1, {w}]}}]"""
 
 
 def command_of(folder: Path, bucket: str, campaign: str = "test") -> list[str]:
@@ -36,8 +30,7 @@ def command_of(folder: Path, bucket: str, campaign: str = "test") -> list[str]:
 def test_killed_campaign_continues_from_the_bucket(
     bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = "".join(ENTRY.format(i=i, w=8 + i) for i in range(2))
-    write_catalog(tmp_path, SLOW_CATALOG.format(entries=entries))
+    slow_catalog(tmp_path, 2)
     command = command_of(tmp_path, bucket)
     with subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         first = wait_for(process, " built m0")
@@ -67,7 +60,7 @@ def test_status_replay_and_another_campaign_read_the_bucket(
     provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     bucket = request.getfixturevalue(provider)
-    write_catalog(tmp_path, SLOW_CATALOG.format(entries=ENTRY.format(i=0, w=8)))
+    slow_catalog(tmp_path, 1)
     done = run(command_of(tmp_path, bucket), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))

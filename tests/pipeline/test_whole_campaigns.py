@@ -7,14 +7,10 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +27,10 @@ from freezer.store.store import Store
 from pipeline.ledger.campaign_record import CampaignRecord
 from pipeline.ledger.ledger import Ledger
 from pipeline.workspace.staging import staging_folder
+from tests.raylets import ROOT, RayCluster
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).parents[2]
 LEVEL = best_level(detect().classes)
 
 CATALOG = """
@@ -123,22 +119,6 @@ def test_failures_are_outcomes_while_other_models_finish(campaign: Finished) -> 
         assert re.match(reason, outcome["reason"]), model
 
 
-def test_json_report_has_the_documented_fields(campaign: Finished) -> None:
-    folder, _ = campaign
-    report = json.loads((folder / "out.json").read_text())
-    assert list(report) == ["campaign", "started", "finished", "exit_code", "outcomes"]
-    assert (report["campaign"], report["exit_code"]) == ("test", 1)
-    good = outcomes(folder)["good", PORTABLE]
-    assert list(good) == [
-        *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
-        *("latency_ms", "artifact", "version", "build_s", "judge_s"),
-    ]
-    assert list(good["drift"]) == ["error_ratio", "max_abs_err", "sqnr_db", "margin"]
-    assert list(good["latency_ms"]) == ["eager_p50", "p50", "p90", "p99"]
-    assert (good["version"], good["cached"], good["num_threads"]) == (1, False, len(os.sched_getaffinity(0)))
-    assert good["artifact"].startswith("sha256:")
-
-
 def test_campaign_leaves_no_files_or_processes(campaign: Finished) -> None:
     folder, _ = campaign
     work = folder / "store" / ".coldpress"
@@ -156,23 +136,6 @@ def test_store_serves_the_published_model(campaign: Finished, monkeypatch: pytes
     x = torch.randn(5, 16)
     with torch.no_grad():
         torch.testing.assert_close(model(x), good().eval()(x))
-
-
-def test_mlflow_serves_it_by_alias(campaign: Finished) -> None:
-    folder, _ = campaign
-    script = f"""
-import mlflow, numpy as np
-mlflow.set_tracking_uri("sqlite:///{folder}/mlflow.db")
-for alias in ("portable", "{LEVEL}"):
-    model = mlflow.pyfunc.load_model("models:/good@" + alias, model_config={{"threads": {len(os.sched_getaffinity(0))}}})
-    print(alias, model.predict({{"input_0": np.ones((3, 16), dtype=np.float32)}}).shape)
-runs = mlflow.search_runs(search_all_experiments=True)
-print(sorted(set(runs["tags.coldpress.kind"])), (runs["tags.coldpress.model"] == "good").sum())
-"""
-    done = run([sys.executable, "-W", "ignore", "-c", script], folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[:2] == ["portable (3, 16)", f"{LEVEL} (3, 16)"]
-    assert "campaign" in done.stdout
 
 
 def test_finished_work_is_reused_by_another_campaign(campaign: Finished) -> None:
@@ -236,51 +199,6 @@ def test_interrupted_campaign_repeats_no_finished_build(tmp_path: Path) -> None:
     assert {outcome["verdict"] for outcome in outcomes(tmp_path).values()} == {"published"}
     store = Store.open(str(tmp_path / "store"))
     assert [store.versions(f"m{i}") for i in range(3)] == [[1], [1], [1]]
-
-
-@pytest.fixture
-def silent_mlflow() -> Iterator[str]:
-    """A server that says that it is well, and answers nothing else."""
-    ended = threading.Event()
-
-    class Silent(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if not self.path.endswith("/health"):
-                ended.wait()
-            self.send_response(200)
-            self.end_headers()
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        ended.set()
-        server.shutdown()
-
-
-@pytest.mark.slow
-def test_interrupt_while_mlflow_hangs_keeps_the_report(tmp_path: Path, silent_mlflow: str) -> None:
-    (failing,) = (line.replace("raises, ", "failing, ") for line in CATALOG.format().splitlines() if "raises, " in line)
-    write_catalog(tmp_path, f"models:\n{failing}\n")
-    places = ["--store", str(tmp_path / "store"), "--tracking-uri", silent_mlflow, "--json", str(tmp_path / "out.json")]
-    command = [sys.executable, "-u", "-m", "jobs.optimize", "catalog.yaml", *places, "--device-class", PORTABLE]
-    with subprocess.Popen(
-        command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        said = wait_for(process, "outcome failing portable failed")
-        time.sleep(12)  # an interrupted task may take longer than the grace period to end
-        process.send_signal(signal.SIGINT)
-        said += process.communicate(timeout=60)[0]
-    assert process.returncode == 130, said
-    assert f"`python -m jobs.replay catalog --store {tmp_path}/store --tracking-uri {silent_mlflow}`" in said
-    assert "Traceback" not in said
-    report = json.loads((tmp_path / "out.json").read_text())
-    assert (report["exit_code"], [item["model"] for item in report["outcomes"]]) == (130, ["failing"])
 
 
 def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -361,42 +279,12 @@ HIDES = subprocess.run(["unshare", "--mount", "true"], capture_output=True, chec
 
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of one node with labels, which does not see the folder `driver` where name spaces can hide it."""
+    """The address of a cluster of one node, which does not see the folder `driver` where name spaces can hide it."""
     (tmp_path / "driver").mkdir()
-    hidden = []
-    if HIDES:
-        hidden = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {tmp_path}/driver && exec "$@"', "sh"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ray = str(Path(sys.executable).with_name("ray"))
-    labels = f"coldpress.dev/{LEVEL}=true"
-    options = ["--num-cpus=2", "--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
-    # In /tmp itself: the paths of Ray's sockets must stay below 108 characters.
-    temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")
-    place = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--labels={labels}", f"--temp-dir={temporary}"]
-    with (
-        (tmp_path / "ray.log").open("w") as log,
-        subprocess.Popen(
-            [*hidden, ray, "start", "--head", *place, *options],
-            env=environment(tmp_path),
-            cwd=tmp_path,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            for _ in range(600):
-                if "Ray runtime started" in (tmp_path / "ray.log").read_text():
-                    break
-                assert process.poll() is None, (tmp_path / "ray.log").read_text()
-                time.sleep(0.1)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(30)
-            shutil.rmtree(temporary, ignore_errors=True)
+    hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(tmp_path / "driver"))
+    with RayCluster(tmp_path / "ray") as cluster:
+        cluster.start(num_cpus=2, classes=[str(LEVEL)], before=hide if HIDES else ())
+        yield cluster.address
 
 
 @pytest.mark.slow

@@ -51,25 +51,21 @@ def test_source_key_depends_on_code_arguments_and_files(tmp_path: Path) -> None:
     assert source_digest(replace(entry, files=(weights,)), tmp_path) != with_file
     (tmp_path / "mod.py").write_text("def make(): return 1\n")
     assert source_digest(entry, tmp_path) != before
-
-
-def test_source_key_depends_on_transformers_files(tmp_path: Path) -> None:
-    folder = tmp_path / "bert"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    entry = make_entry(tmp_path, "transformers:bert")
-    before = source_digest(entry, tmp_path)
-    (folder / "config.json").write_text('{"a": 1}')
-    assert source_digest(entry, tmp_path) != before
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text("{}")
+    saved = make_entry(tmp_path, "transformers:bert")
+    before = source_digest(saved, tmp_path)
+    (tmp_path / "bert" / "config.json").write_text('{"a": 1}')
+    assert source_digest(saved, tmp_path) != before
 
 
 def test_build_key_depends_on_each_part(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
-    changed_entries = [
-        replace(entry, preserve=("version",)),
-        replace(entry, preserve=("sub.version",)),
-        replace(entry, reset="reset"),
-        replace(entry, spec=None),
+    changed_entries: list[dict[str, Any]] = [
+        {"preserve": ("version",)},
+        {"preserve": ("sub.version",)},
+        {"reset": "r"},
+        {"spec": None},
     ]
     changed_targets: list[dict[str, Any]] = [
         {"device_class": "cpu-x86-64-v3"},
@@ -80,25 +76,19 @@ def test_build_key_depends_on_each_part(tmp_path: Path) -> None:
     keys = [
         key_of_build(entry, tmp_path),
         key_of_build(entry, tmp_path, RECIPES["torchscript-frozen"]),
-        *(key_of_build(changed, tmp_path) for changed in changed_entries),
+        *(key_of_build(replace(entry, **changed), tmp_path) for changed in changed_entries),
         *(key_of_build(entry, tmp_path, **changed) for changed in changed_targets),
     ]
     assert len({key.digest for key in keys}) == len(keys)
 
 
 FROZEN = RECIPES["inductor-frozen"]
-INDUCTOR = FROZEN.settings["inductor"]
 
 
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
-        (
-            {"settings": {**FROZEN.settings, "inductor": {**INDUCTOR, "cpp.gemm_max_k_slices": 2}}},
-            "settings.inductor.cpp.gemm_max_k_slices",
-        ),
         ({"settings": {**FROZEN.settings, "weights_beside_above_mb": 64}}, "settings.weights_beside_above_mb"),
-        ({"ways": FROZEN.ways[:1]}, "ways"),
         ({"ways": FROZEN.ways[::-1]}, "ways"),
     ],
 )

@@ -88,12 +88,10 @@ def planned(one: Entry, folder: Path, *, keep_going: bool = False) -> Plan:
 
 
 def test_portable_is_planned_for_one_count(tmp_path: Path) -> None:
-    found = {
-        item.device_class: (item.num_threads, item.further_threads) for item in planned(several(threads=(1, 2)), tmp_path).items
-    }
-    assert found == {HERE: (1, (2,)), "portable": (2, ())}
-    found = {item.device_class: (item.num_threads, item.further_threads) for item in planned(several(threads=()), tmp_path).items}
-    assert found == {HERE: (2, ()), "portable": (2, ())}
+    for threads, expected in (((1, 2), (1, (2,))), ((), (2, ()))):
+        items = planned(several(threads=threads), tmp_path).items
+        found = {item.device_class: (item.num_threads, item.further_threads) for item in items}
+        assert found == {HERE: expected, "portable": (2, ())}
 
 
 def test_too_many_threads_are_refused(tmp_path: Path) -> None:

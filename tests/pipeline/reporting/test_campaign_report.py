@@ -107,6 +107,11 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     read = json.loads(path.read_text())
     assert read["started"] == "2001-09-09T01:46:40.000+00:00"
     assert [outcome["verdict"] for outcome in read["outcomes"]] == ["published", "failed"]
+    assert list(read) == ["campaign", "started", "finished", "exit_code", "outcomes"], "as docs/contract.md says"
+    assert list(read["outcomes"][0]) == [
+        *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
+        *("latency_ms", "artifact", "version", "build_s", "judge_s"),
+    ]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
     assert read["outcomes"][0]["drift"]["margin"] is None
     assert read["outcomes"][1]["latency_ms"] is None

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from freezer.errors import SourceError
+from freezer.errors import CatalogError, SourceError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.inputs import Dim
 from pipeline.catalog.catalog import Catalog, read_catalog, read_registry
@@ -34,10 +34,14 @@ MODELS = Path(__file__).parents[1] / "models"
 ENTRY = "  - {{name: {name}, source: '{source}', inputs: {{x: {{shape: [batch, 4]}}}}, dims: {{batch: {{max: 4}}}}{more}}}\n"
 
 
-def catalog_of(folder: Path, *entries: tuple[str, str, str]) -> Catalog:
+def write(folder: Path, *entries: tuple[str, str, str]) -> Path:
     path = folder / "catalog.yaml"
     path.write_text("models:\n" + "".join(ENTRY.format(name=name, source=source, more=more) for name, source, more in entries))
-    catalog = read_catalog(path)
+    return path
+
+
+def catalog_of(folder: Path, *entries: tuple[str, str, str]) -> Catalog:
+    catalog = read_catalog(write(folder, *entries))
     assert catalog.problems == ()
     return catalog
 
@@ -124,15 +128,21 @@ def test_registry_can_be_a_catalog(registry: str) -> None:
     assert names["exported"].name == "exported"
     assert names["Old One"].name.startswith("old-one-")
     assert names["Old One"].registered_name == "Old One-frozen"
-    assert [
-        entry.name for entry in read_registry("mlflow:@champion", registry, filter_string=None, trust=False, only=None).entries
-    ] == ["exported"]
-    with pytest.raises(Exception, match="has no models that match"):
-        read_registry("mlflow:", registry, filter_string="name = 'none'", trust=False, only=None)
-    with pytest.raises(Exception, match="has no models with the alias 'nobody' to freeze"):
-        read_registry("mlflow:@nobody", registry, filter_string=None, trust=False, only=None)
-    with pytest.raises(Exception, match="expected mlflow: for the newest version"):
-        read_registry("mlflow:exported", registry, filter_string=None, trust=False, only=None)
+    (champion,) = read_registry("mlflow:@champion", registry, filter_string=None, trust=False, only=None).entries
+    assert champion.name == "exported"
+
+
+@pytest.mark.parametrize(
+    ("catalog", "filter_string", "message"),
+    [
+        ("mlflow:", "name = 'none'", "has no models that match"),
+        ("mlflow:@nobody", None, "has no models with the alias 'nobody' to freeze"),
+        ("mlflow:exported", None, "expected mlflow: for the newest version"),
+    ],
+)
+def test_registry_without_models_is_refused(registry: str, catalog: str, filter_string: str | None, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        read_registry(catalog, registry, filter_string=filter_string, trust=False, only=None)
 
 
 def test_unresolvable_source_is_a_problem_of_its_entry(tmp_path: Path, registry: str, digests: FileDigests) -> None:
@@ -177,70 +187,48 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_unreadable_file_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests) -> None:
-    for name in ("gone.pt2", "closed.pt2", "listed.bin", "good.pt2"):
+    """Also in a folder of a transformers model, whose files are part of the key: they are not left out of it."""
+    for name in ("gone.pt2", "closed.pt2", "listed.bin", "good.pt2", "unlisted/inner/weights.bin", "listable/inner/weights.bin"):
+        (open_folder / name).parent.mkdir(parents=True, exist_ok=True)
         (open_folder / name).write_bytes(b"0")
     (open_folder / "factory.py").write_text("def make():\n    return model\n")
     save_file({"0/x": torch.ones(2, 4)}, open_folder / "samples.safetensors")
-    catalog = catalog_of(
-        open_folder,
-        ("gone", "export:gone.pt2", ""),
-        ("closed", "export:closed.pt2", ""),
-        ("listing", "python:factory:make", ", files: [listed.bin]"),
-        ("sampled", "export:good.pt2", ", samples: samples.safetensors"),
-        ("good", "export:good.pt2", ""),
-    )
+    bad = {
+        "gone": ("export:gone.pt2", ""),
+        "closed": ("export:closed.pt2", ""),
+        "listing": ("python:factory:make", ", files: [listed.bin]"),
+        "sampled": ("export:good.pt2", ", samples: samples.safetensors"),
+        "unlisted": ("transformers:unlisted", ""),
+        "listable": ("transformers:listable", ""),
+    }
+    given = [(name, *source) for name, source in bad.items()]
+    catalog = catalog_of(open_folder, *given, ("good", "export:good.pt2", ""))
+    assert Materials(open_folder / "store", "sqlite://", FileDigests(open_folder / "first")).resolve(catalog.entries)[1] == []
     (open_folder / "gone.pt2").unlink()
-    for name in ("closed.pt2", "listed.bin", "samples.safetensors"):
-        (open_folder / name).chmod(0)
+    modes = {"closed.pt2": 0, "listed.bin": 0, "samples.safetensors": 0, "unlisted/inner": 0o111, "listable/inner": 0o444}
+    for name, mode in modes.items():
+        (open_folder / name).chmod(mode)
     with nobody():
         entries, problems = Materials(open_folder / "store", "sqlite://", digests).resolve(catalog.entries)
+    for name in ("unlisted", "listable"):
+        (open_folder / name / "inner").chmod(0o755)
     assert [entry.name for entry in entries] == ["good"]
-    assert [(problem.entry, problem.field, problem.code) for problem in problems] == [
-        ("gone", "source", "CP-FETCH"),
-        ("closed", "source", "CP-FETCH"),
-        ("listing", "source", "CP-FETCH"),
-        ("sampled", "samples", "CP-FETCH"),
-    ]
+    assert {problem.code for problem in problems} == {"CP-FETCH"}
+    fields = {problem.entry: problem.field for problem in problems}
+    assert fields == {name: "samples" if name == "sampled" else "source" for name in bad}
     denied = r"entry 'listing', field 'source': source python:factory:make: PermissionError: .*listed\.bin"
     assert re.match(denied, str(problems[2]))
-
-
-@pytest.mark.parametrize("mode", [0o444, 0o111])
-def test_unreadable_folder_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests, mode: int) -> None:
-    """Its files are part of the key: they are not left out of it."""
-    inner = open_folder / "bert" / "inner"
-    inner.mkdir(parents=True)
-    for path in (open_folder / "bert" / "config.json", inner / "weights.bin"):
-        path.write_text("{}")
-    (entry,) = catalog_of(open_folder, ("mine", "transformers:bert", "")).entries
-    materials = Materials(open_folder / "store", "sqlite://", digests)
-    assert materials.resolve([entry]) == ([entry], [])
-    inner.chmod(mode)
-    try:
-        with nobody():
-            entries, (problem,) = materials.resolve([entry])
-    finally:
-        inner.chmod(0o755)
-    assert (entries, problem.field, problem.code) == ([], "source", "CP-FETCH")
-    assert re.search(r"PermissionError: .*bert/inner", str(problem))
 
 
 def test_closed_folder_is_a_problem_of_its_entry(open_folder: Path) -> None:
     (open_folder / "closed").mkdir()
     (open_folder / "closed" / "far.pt2").write_bytes(b"0")
     (open_folder / "near.pt2").write_bytes(b"0")
-    text = "".join(
-        ENTRY.format(name=name, source=source, more=more)
-        for name, source, more in (
-            ("far", "export:closed/far.pt2", ""),
-            ("listing", "export:near.pt2", ", files: ['closed/*']"),
-            ("good", "export:near.pt2", ""),
-        )
-    )
-    (open_folder / "catalog.yaml").write_text("models:\n" + text)
+    listing = ("listing", "export:near.pt2", ", files: ['closed/*']")
+    path = write(open_folder, ("far", "export:closed/far.pt2", ""), listing, ("good", "export:near.pt2", ""))
     (open_folder / "closed").chmod(0o444)
     with nobody():
-        catalog = read_catalog(open_folder / "catalog.yaml")
+        catalog = read_catalog(path)
     (open_folder / "closed").chmod(0o755)
     assert [entry.name for entry in catalog.entries] == ["good"]
     assert [(problem.entry, problem.code) for problem in catalog.problems] == [("far", "CP-FETCH"), ("listing", "CP-FETCH")]
