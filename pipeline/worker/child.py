@@ -71,7 +71,9 @@ def run_child(payload: bytes, supervisor: int, scratch: Path, output: int, resul
         _own_temporary(scratch)
         end = _run(payload)
         if os.getpid() == own:  # not in a fork by the user's code
-            _send(end, result)
+            data = pickle.dumps(end)
+            with os.fdopen(result, "wb") as file:
+                file.write(data)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -116,23 +118,6 @@ def _run(payload: bytes) -> End:
         function, args = pickle.loads(payload)  # from this Coldpress's own worker
         return End(value=function(*args))
     except BaseException as error:  # any exception of the user's code is this item's failure
-        _print_traceback()
+        with contextlib.suppress(Exception):  # the user's code may have closed or replaced stderr
+            traceback.print_exc()
         return End(failure=classify(error))
-
-
-def _print_traceback() -> None:
-    with contextlib.suppress(Exception):  # the user's code may have closed or replaced stderr
-        traceback.print_exc()
-
-
-def _send(end: End, result: int) -> None:
-    """Send an End. One that cannot be pickled is an error of its own."""
-    try:
-        data = pickle.dumps(end)
-    except BaseException as error:  # of the user's objects
-        _print_traceback()
-        found = classify(error)
-        why = f"its result cannot be pickled: {found.message}"
-        data = pickle.dumps(End(failure=Failure(kind="error", code=found.code, message=why)))
-    with os.fdopen(result, "wb") as file:
-        file.write(data)

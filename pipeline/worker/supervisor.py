@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NoReturn
 
 from freezer.files.atomic import make_folder, retried
+from pipeline.failures.classify import CODES, classify
+from pipeline.records.outcome import Failure
 from pipeline.worker.child import run_child
 from pipeline.workspace.processes import (
-    children,
     command_of,
     descendants,
     kill_descendants,
@@ -40,7 +42,6 @@ from pipeline.workspace.staging import remove_tree
 
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
-RESULT_LIMIT_BYTES = 64 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
 """Copied to the log at a time."""
 MAX_PROCESSES = 100
@@ -51,7 +52,7 @@ stopped."""
 TRACE_WAIT_S = 0.3
 """Time for a child that timed out to print its traceback."""
 
-Stop = Literal["timeout", "memory", "output", "processes", "disk", "result", "worker", "supervisor"]
+Stop = Literal["timeout", "memory", "output", "processes", "disk", "worker"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,52 +78,60 @@ class SupervisorReport:
         stopped: limit that was passed; None if the child ended by itself.
         status: wait status of the child; None if it could not be reaped.
         result: bytes that the child sent.
-        error: errno and text of an error of the supervisor itself.
-        num_processes: number of processes when it was stopped.
-        left: processes that could not be killed.
+        error: failure of the supervisor itself.
     """
 
-    stopped: Stop | None
-    status: int | None
-    result: bytes | None
-    peak_bytes: int
-    wall_s: float
-    error: tuple[int, str] = (0, "")
-    num_processes: int = 0
-    left: tuple[int, ...] = ()
+    stopped: Stop | None = None
+    status: int | None = None
+    result: bytes = b""
+    peak_bytes: int = 0
+    wall_s: float = 0.0
+    error: Failure | None = None
 
 
-def supervise(payload: bytes, folder: str, log: str, bounds: Bounds, worker: Connection) -> None:
+def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
+    """In the forkserver: import modules, then fork a supervisor for each connection that a socket receives, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
+    for name in preload:
+        importlib.import_module(name)
+    requests = socket.socket(fileno=handle)
+    while True:
+        message, handles, _, _ = socket.recv_fds(requests, 1, 1)
+        if not message:
+            os._exit(0)  # the worker is gone
+        if os.fork() == 0:
+            try:
+                requests.close()
+                with contextlib.suppress(OSError, EOFError):  # the worker is gone
+                    supervise(Connection(handles[0]))
+            finally:
+                os._exit(0)
+        os.close(handles[0])
+
+
+def supervise(worker: Connection) -> None:
     """In the supervisor: run the child to its end, and report to the worker."""
     os.setsid()
     set_subreaper(True)
     oom_score(0)  # the OOM killer takes the child and its compilers first
-    _let_go_of_the_forkserver()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    worker.send("started")
-    kept: SupervisorReport | None = None
+    worker.send(os.getpid())
+    payload, folder, log, bounds = worker.recv()
     try:
-        with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(Path(folder)) as scratch:
-            watch = _ChildWatch(Path(folder), file, bounds, worker)
-            kept = watch.run(payload, scratch)
+        with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(folder) as scratch:
+            watch = _ChildWatch(folder, file, bounds, worker)
+            report = watch.run(payload, scratch)
             while retried(watch.copy_log):
                 pass
     except (OSError, subprocess.SubprocessError) as error:  # a full disk, or no free process: not a fault of the item
         kill_descendants()
-        why = ((error.errno or 0) if isinstance(error, OSError) else 0, str(error))
-        kept = kept or SupervisorReport(stopped="supervisor", status=None, result=None, peak_bytes=0, wall_s=0.0, error=why)
-    with contextlib.suppress(OSError):  # the worker is gone
-        worker.send(kept)
-    os._exit(0)
-
-
-def _let_go_of_the_forkserver() -> None:
-    """Close what keeps the forkserver of a dead worker alive. A child that needs a forkserver starts its own."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-    server.__init__()
+        kind = "disk" if classify(error).kind == "disk" else "infrastructure"
+        message = f"its supervisor failed ({error}); check this node's disk and processes"
+        report = SupervisorReport(error=Failure(kind=kind, code=CODES[kind], message=message))
+    worker.send(report)
 
 
 @contextlib.contextmanager
@@ -147,7 +156,7 @@ class _ChildWatch:
         self._folder, self._log, self._bounds, self._worker = folder, log, bounds, worker
         self._output, self._result = os.memfd_create("output"), os.memfd_create("result")
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
-        self._peak = self._num_processes = self._logged = 0
+        self._peak = self._logged = 0
         self._status: int | None = None
 
     def run(self, payload: bytes, scratch: Path) -> SupervisorReport:
@@ -163,17 +172,12 @@ class _ChildWatch:
         if stopped in ("timeout", "memory"):  # not with too many processes: looking at them takes too long
             self._note_what_runs(stopped)
         self._take(kill_descendants())
-        result = os.pread(self._result, RESULT_LIMIT_BYTES + 1, 0)
-        if stopped is None:
-            stopped = self._passed_size()
         return SupervisorReport(
-            stopped=stopped,
+            stopped=stopped or ("output" if self._is_too_long() else None),
             status=self._status,
-            result=result or None,
+            result=os.pread(self._result, os.fstat(self._result).st_size, 0),
             peak_bytes=self._peak,
             wall_s=wall_s,
-            num_processes=self._num_processes,
-            left=tuple(children(os.getpid())),
         )
 
     def copy_log(self) -> int:
@@ -202,19 +206,18 @@ class _ChildWatch:
         """Return the limit that is passed now."""
         pids = descendants(os.getpid())
         self._peak = max(self._peak, tree_bytes(self._child, pids))
-        self._num_processes = len(pids)
         if self._peak > self._bounds.memory_bytes:
             return "memory"
-        if self._num_processes > MAX_PROCESSES:
+        if len(pids) > MAX_PROCESSES:
             return "processes"
         if time.monotonic() - self._started > self._bounds.timeout_s:
             return "timeout"
-        return self._passed_size() or ("disk" if _fills_the_disk(self._folder) else None)
-
-    def _passed_size(self) -> Stop | None:
-        if os.fstat(self._output).st_size > LOG_LIMIT_BYTES:
+        if self._is_too_long():
             return "output"
-        return "result" if os.fstat(self._result).st_size > RESULT_LIMIT_BYTES else None
+        return "disk" if _fills_the_disk(self._folder) else None
+
+    def _is_too_long(self) -> bool:
+        return os.fstat(self._output).st_size > LOG_LIMIT_BYTES
 
     def _take(self, ended: dict[int, int]) -> None:
         if self._child in ended:
@@ -226,10 +229,8 @@ class _ChildWatch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGUSR2)  # faulthandler prints the traceback, see child.py
             time.sleep(TRACE_WAIT_S)
-        started = [pid for pid in descendants(os.getpid()) if pid != self._child]
-        several = f" and {len(started) - 3} more" if len(started) > 3 else ""
-        commands = "; ".join(command_of(pid)[:200] for pid in started[:3])
-        what = f"{commands}{several}" if started else "no process but the item's own"
+        commands = [command_of(pid)[:200] for pid in descendants(os.getpid()) if pid != self._child][:3]
+        what = "; ".join(commands) or "no process but the item's own"
         os.write(self._output, f"\ncoldpress: stopped ({stopped}); still running: {what}\n".encode())
 
 
@@ -240,15 +241,13 @@ def _fills_the_disk(folder: Path) -> bool:
     except OSError:
         return False  # the child removed it
     least = min(FREE_BYTES, disk.f_blocks * disk.f_frsize // 50)
-    return disk.f_bavail * disk.f_frsize < least and _uses_more(folder, least)
+    return disk.f_bavail * disk.f_frsize < least and _held_bytes(folder) > least
 
 
-def _uses_more(folder: Path, num_bytes: int) -> bool:
+def _held_bytes(folder: Path) -> int:
     held = 0
     for above, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
                 held += os.lstat(f"{above}/{name}").st_blocks * 512
-        if held > num_bytes:
-            return True
-    return False
+    return held

@@ -31,7 +31,7 @@ def test_nothing_happens(shared_site: Site) -> None:
 
 
 def forkservers(raylet: Raylet) -> list[psutil.Process]:
-    return running(raylet, "multiprocessing.forkserver")
+    return running(raylet, "import forkserver")
 
 
 @pytest.mark.parametrize(

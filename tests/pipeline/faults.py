@@ -12,9 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 MOST_FORKS = 300
 """Number of processes at which a fork bomb stops by itself."""
@@ -201,32 +199,6 @@ def fill_the_disk() -> None:
             file.write(bytes(num_bytes))
         num_bytes = 50_000
         time.sleep(0.01)
-
-
-def return_a_lambda() -> Callable[[], None]:
-    """Return a result that does not pickle."""
-    return lambda: None
-
-
-class _Refuses:
-    """Pickles, but cannot be unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _refuse, ()
-
-
-def _refuse() -> NoReturn:
-    raise RuntimeError("not here")
-
-
-def return_what_cannot_be_read() -> object:
-    """Return a result that raises when it is unpickled."""
-    return _Refuses()
-
-
-def return_much() -> bytes:
-    """Return 100 MB."""
-    return bytes(100_000_000)
 
 
 def recurse() -> None:

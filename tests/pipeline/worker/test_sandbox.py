@@ -91,9 +91,6 @@ def test_result_of_another_process(tmp_path: Path) -> None:
         (faults.recurse, "crash", "died of SIGSEGV"),
         (faults.kill_itself, "crash", "died of SIGKILL"),
         (faults.become_another_program, "crash", "exited with code 0 without a result"),
-        (faults.return_a_lambda, "error", "its result cannot be pickled: .*lambda"),
-        (faults.return_what_cannot_be_read, "error", "its result cannot be read: RuntimeError: not here"),
-        (faults.return_much, "error", "a result of more than 67 MB"),
     ],
 )
 def test_failures_are_typed(tmp_path: Path, function: Callable[[], None], kind: str, message: str) -> None:
@@ -192,8 +189,8 @@ def slowly_started(folder: Path, imports: str, start_limit_s: float) -> str:
     ("imports", "start_limit_s", "expected"),
     [
         ("import time; time.sleep(4)", 60, "True"),
-        ("import time; time.sleep(5)", 1, "a child process did not start within 1 s: its forkserver hangs"),
-        ("import os; os._exit(1)", 60, r"a child process could not be started \((EOFError|Connection|BrokenPipe)"),
+        ("import time; time.sleep(5)", 1, "a child process did not start within 1 s, or its forkserver died"),
+        ("import os; os._exit(1)", 60, "a child process did not start within 60 s, or its forkserver died"),
     ],
 )
 def test_forkserver_start(tmp_path: Path, imports: str, start_limit_s: float, expected: str) -> None:
@@ -256,7 +253,7 @@ def test_oom_kills_are_read_from_vmstat(tmp_path: Path, monkeypatch: pytest.Monk
 def test_fork_bomb_is_stopped(tmp_path: Path) -> None:
     failure = failed(tmp_path, faults.fork_for_ever)
     assert (failure.kind, failure.code) == ("processes", "CP-PROCESSES")
-    assert re.search(r"had \d+ processes at a time, expected at most 100", failure.message)
+    assert "had more than 100 processes at a time" in failure.message
     names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
     assert sum("forkserver" in name for name in names) <= 1, names
 

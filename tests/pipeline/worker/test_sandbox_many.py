@@ -37,8 +37,6 @@ QUICK: tuple[Fault, ...] = (
     (faults.close_its_output, (), "error"),
     (faults.open_everything, (), "error"),
     (faults.return_twice, (), ""),
-    (faults.return_a_lambda, (), "error"),
-    (faults.return_what_cannot_be_read, (), "error"),
     (faults.raise_without_words, (), "error"),
     (faults.load_damage, ("{damaged}",), "error"),
     (faults.detach, ("{pids}", "return"), ""),
@@ -56,7 +54,6 @@ SLOW: tuple[Fault, ...] = (
     (faults.hang_in_a_compiler, ("{compiler}",), "timeout"),
     (faults.eat, (), "memory"),
     (faults.talk, (), "output"),
-    (faults.return_much, (), "error"),
     (faults.lock_its_folder, (), "error"),
     (faults.fork_for_ever, (), "processes"),
 )
