@@ -5,7 +5,6 @@ A campaign of a store has one job at a time: a second submission attaches to the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import io
@@ -41,8 +40,10 @@ CONNECT_S = 20.0
 ANSWER_S = 60.0
 """Time limit of a response; the dashboard itself waits 10 s for an agent."""
 
-SILENT_S = 120.0
-"""Time without output until a log is requested again: a connection to a machine that vanished stays silent forever."""
+POLL_S = 2.0
+"""Interval between two requests for the log of a job. Each returns the whole log: 100 bytes or so for each line."""
+
+TOKEN = "CP-RAY-TOKEN"
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -153,23 +154,15 @@ class Jobs:
         Raises:
             InfrastructureError: the cluster does not answer, or rejects the job.
         """
-        while True:
-            known = self.find(prefix)
-            if known and not known[-1].has_ended:
-                return known[-1], False
-            job_id = f"{prefix}{int(known[-1].id[len(prefix) :]) + 1 if known else 1}"
-            runtime_env = {
-                "working_dir": str(working_dir),
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environ},
-            }
-            try:
-                with self._errors():
-                    self._client.submit_job(entrypoint=entrypoint, submission_id=job_id, runtime_env=runtime_env)
-            except InfrastructureError:
-                if job_id not in [job.id for job in self.find(prefix)]:
-                    raise
-                continue  # a concurrent submission has the id
-            return self.info(job_id), True
+        known = self.find(prefix)
+        if known and not known[-1].has_ended:
+            return known[-1], False
+        job_id = f"{prefix}{int(known[-1].id[len(prefix) :]) + 1 if known else 1}"
+        environ = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environ}
+        runtime_env = {"working_dir": str(working_dir), "env_vars": environ}
+        with self._errors():
+            self._client.submit_job(entrypoint=entrypoint, submission_id=job_id, runtime_env=runtime_env)
+        return self.info(job_id), True
 
     def stop(self, job_id: str) -> None:
         """Stop a job; it is killed after STOP_WAIT_S.
@@ -191,20 +184,12 @@ class Jobs:
         Raises:
             InfrastructureError: the cluster no longer answers; the job may still be running.
         """
-        seen, failures = skip, 0
-
-        def write_and_count(text: str) -> None:
-            nonlocal seen
-            write(text)
-            seen += len(text)
-
+        failures = 0
         while True:
             try:
-                before, whole = self.info(job_id), True
-                if before.status != "PENDING":
-                    with self._errors():
-                        whole = asyncio.run(self._tail(job_id, write_and_count, seen))
-                job = self.info(job_id)
+                job = self.info(job_id)  # before the log, which is whole if the job has ended
+                with self._errors():
+                    log = "" if job.status == "PENDING" else self._client.get_job_logs(job_id)
                 failures = 0
             except InfrastructureError as error:
                 failures += 1
@@ -215,31 +200,16 @@ class Jobs:
                     ) from error
                 time.sleep(min(2.0**failures, 10.0))
                 continue
-            if job.has_ended and (whole or before.has_ended):  # otherwise the log may have grown
+            if len(log) > skip:
+                write(log[skip:])
+                skip = len(log)
+            if job.has_ended:
                 return job
-            time.sleep(0.5)
-
-    async def _tail(self, job_id: str, write: Callable[[str], None], seen: int) -> bool:
-        """Write a log after its first `seen` characters; return whether the end was reached, and not a timeout."""
-        position = 0
-        async with contextlib.aclosing(self._client.tail_job_logs(job_id)) as pieces:
-            while True:
-                try:
-                    piece = await asyncio.wait_for(anext(pieces, None), SILENT_S)
-                except TimeoutError:
-                    return False
-                if piece is None:
-                    return True
-                fresh = piece[max(0, seen - position) :]
-                position += len(piece)
-                if fresh:
-                    write(fresh)
+            time.sleep(POLL_S)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Convert errors of the cluster to InfrastructureError."""
-        import aiohttp
-
         try:
             yield
         except AuthenticationError as error:
@@ -252,7 +222,7 @@ class Jobs:
             raise InfrastructureError(
                 f"the certificate of {self.address} cannot be verified; name its authority with --ca FILE", code="CP-RAY"
             ) from error
-        except (ConnectionError, requests.RequestException, aiohttp.ClientError, TimeoutError) as error:
+        except (ConnectionError, requests.RequestException) as error:
             raise InfrastructureError(
                 f"Ray's dashboard at {self.address} does not answer ({type(error).__name__}); check --address, and that the head "
                 "was started with its dashboard (ray[default], --include-dashboard=true)",
@@ -273,9 +243,6 @@ class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
             method, endpoint, data=body, json_data=json_data, timeout=(CONNECT_S, ANSWER_S)
         )
         return response
-
-
-TOKEN = "CP-RAY-TOKEN"
 
 
 def _message(error: Exception) -> str:

@@ -38,7 +38,6 @@ def check_tls(host: str, port: int, *, limit_s: float, environ: Mapping[str, str
     context = _context(environ) if uses_tls else ssl._create_unverified_context()
     if uses_tls:
         context.check_hostname = host not in LOOPBACK
-    where = f"Ray at {host}:{port}"
     problem: Exception | None = None
     with socket.create_connection((host, port), timeout=limit_s) as line:
         try:
@@ -48,26 +47,17 @@ def check_tls(host: str, port: int, *, limit_s: float, environ: Mapping[str, str
         except (ssl.SSLError, ConnectionError, TimeoutError) as error:
             problem = error
     reason = problem.reason or "" if isinstance(problem, ssl.SSLError) else ""
-    if not uses_tls:
-        if problem is None or "ALERT" in reason:
-            raise InfrastructureError(
-                f"{where} uses TLS, but this process does not; set {USE}=1 here too, and {', '.join(FILES)} to files of the "
-                "cluster's authority",
-                code=CODE,
-            )
-    elif isinstance(problem, ssl.SSLError):
+    if uses_tls and problem is not None:
         remedy = (
-            f"it was started without TLS: unset {USE} here"
-            if reason == "WRONG_VERSION_NUMBER"
-            else f"{FILES[0]} here and on the head must be certificates of the authority in {FILES[2]}, the head's for this address"
+            f"if the head was started without TLS, unset {USE} here; otherwise {FILES[0]} here and on the head must be certificates "
+            f"of the authority in {FILES[2]}, the head's for this address"
         )
-        raise InfrastructureError(f"{where} and this process do not agree on TLS ({_words(problem)}); {remedy}", code=CODE)
-    elif problem is not None:
-        raise InfrastructureError(
-            f"{where} closed the connection of a client with TLS; if it was started without TLS, unset {USE} here; otherwise check "
-            f"that {FILES[0]} is a certificate of the cluster's authority",
-            code=CODE,
-        )
+    elif not uses_tls and (problem is None or "ALERT" in reason):
+        remedy = f"it uses TLS: set {USE}=1 here too, and {', '.join(FILES)} to files of the cluster's authority"
+    else:
+        return
+    why = f" ({_words(problem)})" if problem is not None else ""
+    raise InfrastructureError(f"Ray at {host}:{port} and this process do not agree on TLS{why}; {remedy}", code=CODE)
 
 
 def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
@@ -98,6 +88,5 @@ def _await_settings(secure: ssl.SSLSocket) -> None:
         return
 
 
-def _words(error: ssl.SSLError) -> str:
-    found = getattr(error, "verify_message", None) or error.reason or error
-    return str(found).replace("_", " ").lower()
+def _words(error: Exception) -> str:
+    return str(getattr(error, "verify_message", None) or getattr(error, "reason", None) or error).replace("_", " ").lower()

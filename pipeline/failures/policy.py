@@ -144,11 +144,6 @@ def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> 
     return max(0, min(decide(kind, code).attempts - before.count(kind), MOST_ATTEMPTS - len(before)))
 
 
-def memory_for_next(asked_bytes: int, used_bytes: int) -> int:
-    """Return the memory to reserve for another attempt: twice what was reserved for the last, or what it used."""
-    return 2 * max(asked_bytes, used_bytes)
-
-
 def is_kept(failure: Failure | None, *, memory_bytes: int | None = None, lifted: bool = False) -> bool:
     """Whether a campaign takes over a result of an earlier one with the same key.
 

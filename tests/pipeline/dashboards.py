@@ -24,15 +24,13 @@ class Dashboard:
         jobs: details by id.
         log: log of the job.
         silent: whether it accepts connections without answering, like a proxy of a dead machine.
-        mute: number of first connections to the log that get only its first part, and never end.
-        num_tails: connections to the log.
         num_bytes: bytes of uploaded packages.
         pause_s: pause before the next piece of a package is read.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
-        self.log, self.silent, self.mute, self.num_tails, self.num_bytes, self.pause_s = "", False, 0, 0, 0, 0.0
+        self.log, self.silent, self.num_bytes, self.pause_s = "", False, 0, 0.0
         self.address = ""
 
     def job(self, job_id: str, status: str, **details: Any) -> None:
@@ -53,7 +51,7 @@ class Dashboard:
         app.router.add_get("/api/jobs/", self._list)
         app.router.add_post("/api/jobs/", self._submit)
         app.router.add_get("/api/jobs/{id}", self._info)
-        app.router.add_get("/api/jobs/{id}/logs/tail", self._tail)
+        app.router.add_get("/api/jobs/{id}/logs", self._logs)
         app.router.add_get("/api/packages/{protocol}/{name}", self._no_package)
         app.router.add_put("/api/packages/{protocol}/{name}", self._package)
         return app
@@ -85,20 +83,8 @@ class Dashboard:
             await asyncio.sleep(self.pause_s)
         return web.json_response({})
 
-    async def _tail(self, request: web.Request) -> web.WebSocketResponse:
-        line = web.WebSocketResponse()
-        await line.prepare(request)
-        self.num_tails += 1
-        job, position, is_mute = self.jobs[request.match_info["id"]], 0, self.num_tails <= self.mute
-        while True:
-            has_ended = job["status"] not in ("PENDING", "RUNNING")
-            await self._speaks()
-            if position < len(self.log) and not (is_mute and position):
-                await line.send_str(self.log[position:])
-                position = len(self.log)
-            elif has_ended and not is_mute:
-                return line
-            await asyncio.sleep(LOOK_S)
+    async def _logs(self, _: web.Request) -> web.Response:
+        return web.json_response({"logs": self.log})
 
 
 @contextlib.contextmanager

@@ -34,8 +34,9 @@ LIMIT_S = 1.0
 
 @pytest.fixture(autouse=True)
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONNECT_S", "ANSWER_S", "SILENT_S"):
+    for name in ("CONNECT_S", "ANSWER_S"):
         monkeypatch.setattr(jobs_api, name, LIMIT_S)
+    monkeypatch.setattr(jobs_api, "POLL_S", 0.02)
     monkeypatch.setattr(jobs_api, "RETRIES", 1)
 
 
@@ -50,25 +51,6 @@ def wordless() -> Iterator[str]:
     """The address of a server that accepts connections and never answers."""
     with socket.create_server((LOOPBACK, 0)) as server:
         yield f"http://{LOOPBACK}:{server.getsockname()[1]}"
-
-
-class Following:
-    """A thread that follows a job, and the output so far."""
-
-    def __init__(self, jobs: Jobs, job_id: str) -> None:
-        self.shown: list[str] = []
-        self.ended: jobs_api.Job | None = None
-        self._thread = threading.Thread(target=self._follow, args=(jobs, job_id), daemon=True)
-        self._thread.start()
-
-    def _follow(self, jobs: Jobs, job_id: str) -> None:
-        self.ended = jobs.follow(job_id, self.shown.append)
-
-    def until(self, holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
-        while not holds():
-            assert time.monotonic() < deadline, self.shown
-            time.sleep(0.02)
 
 
 def test_a_silent_dashboard_is_reported(wordless: str, tmp_path: Path) -> None:
@@ -93,30 +75,21 @@ def test_a_head_that_vanishes_is_reported(dashboard: Dashboard) -> None:
     assert shown == ["first\n"]
 
 
-def test_every_line_of_a_silent_job_is_shown_once(dashboard: Dashboard) -> None:
+def test_every_line_of_a_job_is_shown_once(dashboard: Dashboard) -> None:
     dashboard.job("j", "RUNNING")
     dashboard.log = "first\n"
-    following = Following(Jobs(dashboard.address), "j")
-    following.until(lambda: dashboard.num_tails >= 3)
-    dashboard.log += "second\n"
-    following.until(lambda: len(following.shown) == 2)
-    dashboard.log += "third\n"
-    dashboard.job("j", "SUCCEEDED")
-    following.until(lambda: following.ended is not None)
-    assert "".join(following.shown) == "first\nsecond\nthird\n"
+    shown: list[str] = []
 
+    def answer(text: str) -> None:
+        shown.append(text)
+        if len(shown) == 1:
+            dashboard.log += "second\n"
+        elif len(shown) == 2:
+            dashboard.log += "third\n"
+            dashboard.job("j", "FAILED", driver_exit_code=1)
 
-def test_output_of_a_lost_connection_is_shown_at_the_end(dashboard: Dashboard) -> None:
-    dashboard.job("j", "RUNNING")
-    dashboard.log, dashboard.mute = "first\n", 1
-    following = Following(Jobs(dashboard.address), "j")
-    following.until(lambda: following.shown)
-    dashboard.log += "last\n"
-    dashboard.job("j", "FAILED", driver_exit_code=1)
-    following.until(lambda: following.ended is not None)
-    assert "".join(following.shown) == "first\nlast\n"
-    assert following.ended is not None
-    assert following.ended.verdict == 1
+    assert Jobs(dashboard.address).follow("j", answer).verdict == 1
+    assert shown == ["first\n", "second\n", "third\n"]
 
 
 def test_a_slow_upload_is_not_a_timeout(dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
