@@ -98,7 +98,7 @@ def _submit(request: Submission, out: Console) -> int:
     except OSError as error:  # of this machine's disks; errors of the cluster are ColdpressErrors already
         raise _upload_error(error) from error
     if submitted:
-        out.print(f"submitted {job.id}: {len(files)} files, {sum(file.size_bytes for file in files) / 1e6:.1f} MB")
+        out.print(f"submitted {job.id}: {len(files)} files, {sum(path.stat().st_size for path in files.values()) / 1e6:.1f} MB")
     else:
         out.print(f"campaign {campaign} is running already as {job.id}; attached to it, nothing was submitted")
         if job.entrypoint != entrypoint:

@@ -21,6 +21,7 @@ from freezer.hardware.machine import detect
 from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
 from pipeline.cluster.ray_cluster import LABEL, Cluster
 from pipeline.cluster.tls import check_tls
+from pipeline.cluster.working_dir import in_job
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of the object store; tasks exchange paths and figures, never weights."""
@@ -71,7 +72,13 @@ def connect(address: str | None) -> Iterator[Cluster]:
         try:
             yield Cluster(joined=bool(joined), head=head)
         finally:
-            _leave(head)
+            if not head.is_silent:
+                ray.shutdown()
+            else:  # Ray would wait for the head, now and again at exit
+                atexit.unregister(ray.shutdown)
+                thread = threading.Thread(target=ray.shutdown, daemon=True)
+                thread.start()
+                thread.join(LEAVE_S)
 
 
 def check_address(address: str | None) -> None:
@@ -90,20 +97,9 @@ def check_address(address: str | None) -> None:
     )
 
 
-def _leave(head: Head) -> None:
-    """Disconnect. Ray would wait for a silent head: do it in a thread, and not again at exit."""
-    if not head.is_silent:
-        ray.shutdown()
-        return
-    atexit.unregister(ray.shutdown)
-    thread = threading.Thread(target=ray.shutdown, daemon=True)
-    thread.start()
-    thread.join(LEAVE_S)
-
-
 def _own_code() -> dict[str, Any] | None:
     """Return a runtime environment with this Coldpress; a submitted job's working directory contains it already."""
-    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+    if in_job():
         return None
     import freezer
     import pipeline

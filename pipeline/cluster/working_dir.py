@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -32,17 +31,8 @@ EXCLUDED = (
 """Names that are never uploaded. Stores and virtual environments are recognized by their contents."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Upload:
-    """A file to upload: `path` here, `name` in the working directory."""
-
-    path: Path
-    name: str
-    size_bytes: int
-
-
-def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[list[Upload], str | None]:
-    """Return the files of a working directory, and the catalog's path within it.
+def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[dict[str, Path], str | None]:
+    """Return the files of a working directory by their names in it, and the catalog's path within it.
 
     Args:
         catalog: path of the catalog, None for a registry. An absolute path that does not exist here is assumed on the cluster.
@@ -72,29 +62,28 @@ def gather(catalog: str | None, include: Sequence[str], here: Path) -> tuple[lis
         if not path.exists() or not path.is_relative_to(here.resolve()):
             raise UsageError(f"--include {name!r}: expected a file or folder below {here}")
         roots.append((path, str(path.relative_to(here.resolve()))))
-    found = {file.name: file for path, name in roots for file in _files(path, name)}
-    files = [found[name] for name in sorted(found)]
+    files = dict(sorted(found for path, name in roots for found in _files(path, name)))
     _check_size(files)
     return files, within
 
 
-def stage(files: Sequence[Upload], folder: Path) -> None:
+def stage(files: Mapping[str, Path], folder: Path) -> None:
     """Put the files into a folder, as hard links if possible."""
-    for file in files:
-        link_or_copy(file.path, folder / file.name)
+    for name, path in files.items():
+        link_or_copy(path, folder / name)
 
 
-def _files(path: Path, name: str) -> Iterator[Upload]:
+def _files(path: Path, name: str) -> Iterator[tuple[str, Path]]:
     if path.is_file():
-        yield Upload(path=path, name=name, size_bytes=path.stat().st_size)
+        yield name, path
         return
     for parent, folders, files in os.walk(path):
         inner = Path(name, Path(parent).relative_to(path))
-        folders[:] = sorted(item for item in folders if not _is_excluded(Path(parent, item)))
-        for item in sorted(files):
+        folders[:] = [item for item in folders if not _is_excluded(Path(parent, item))]
+        for item in files:
             file = Path(parent, item)
             if not _matches(item) and file.is_file():
-                yield Upload(path=file.resolve(), name=str(inner / item), size_bytes=file.stat().st_size)
+                yield str(inner / item), file.resolve()
 
 
 def _is_excluded(folder: Path) -> bool:
@@ -105,16 +94,16 @@ def _matches(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in EXCLUDED)
 
 
-def _check_size(files: Sequence[Upload]) -> None:
-    total = sum(file.size_bytes for file in files)
-    if total <= MAX_BYTES:
-        return
-    largest = sorted(files, key=lambda file: -file.size_bytes)[:NUM_NAMED]
-    named = ", ".join(f"{file.name} ({file.size_bytes / 1e6:.0f} MB)" for file in largest)
-    raise UsageError(
-        f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them "
-        "where the cluster can read them, and name them in the catalog by absolute path or URL"
-    )
+def _check_size(files: Mapping[str, Path]) -> None:
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    total = sum(sizes.values())
+    if total > MAX_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:NUM_NAMED]
+        named = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
+        raise UsageError(
+            f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them "
+            "where the cluster can read them, and name them in the catalog by absolute path or URL"
+        )
 
 
 def in_job() -> bool:

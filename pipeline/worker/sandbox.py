@@ -61,7 +61,6 @@ STOPPED = {
     "timeout": "did not end within {timeout_s:g} s; raise limits.timeout_s",
     "output": f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB; print less while the model loads and runs",
     "processes": f"had more than {MAX_PROCESSES} processes at a time; start fewer while the model loads and runs",
-    "disk": "its temporary files filled the disk; make room, or let the model write less while it loads and runs",
 }
 """Message by the limit that a child passed; for memory see `_over_memory`."""
 

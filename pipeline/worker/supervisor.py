@@ -46,13 +46,10 @@ CHUNK_BYTES = 1024 * 1024
 """Copied to the log at a time."""
 MAX_PROCESSES = 100
 """Limit of processes of one item at a time. A build runs a handful of compilers."""
-FREE_BYTES = 1_000_000_000
-"""Free space to keep on the disk of the staging folder, or 2% of a small disk. If less is left, an item that uses more is
-stopped."""
 TRACE_WAIT_S = 0.3
 """Time for a child that timed out to print its traceback."""
 
-Stop = Literal["timeout", "memory", "output", "processes", "disk", "worker"]
+Stop = Literal["timeout", "memory", "output", "processes", "worker"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +119,7 @@ def supervise(worker: Connection) -> None:
     payload, folder, log, bounds = worker.recv()
     try:
         with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(folder) as scratch:
-            watch = _ChildWatch(folder, file, bounds, worker)
+            watch = _ChildWatch(file, bounds, worker)
             report = watch.run(payload, scratch)
             while retried(watch.copy_log):
                 pass
@@ -152,8 +149,8 @@ def _scratch(folder: Path) -> Iterator[Path]:
 class _ChildWatch:
     """Watches one child."""
 
-    def __init__(self, folder: Path, log: FileIO, bounds: Bounds, worker: Connection) -> None:
-        self._folder, self._log, self._bounds, self._worker = folder, log, bounds, worker
+    def __init__(self, log: FileIO, bounds: Bounds, worker: Connection) -> None:
+        self._log, self._bounds, self._worker = log, bounds, worker
         self._output, self._result = os.memfd_create("output"), os.memfd_create("result")
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
         self._peak = self._logged = 0
@@ -212,9 +209,7 @@ class _ChildWatch:
             return "processes"
         if time.monotonic() - self._started > self._bounds.timeout_s:
             return "timeout"
-        if self._is_too_long():
-            return "output"
-        return "disk" if _fills_the_disk(self._folder) else None
+        return "output" if self._is_too_long() else None
 
     def _is_too_long(self) -> bool:
         return os.fstat(self._output).st_size > LOG_LIMIT_BYTES
@@ -232,22 +227,3 @@ class _ChildWatch:
         commands = [command_of(pid)[:200] for pid in descendants(os.getpid()) if pid != self._child][:3]
         what = "; ".join(commands) or "no process but the item's own"
         os.write(self._output, f"\ncoldpress: stopped ({stopped}); still running: {what}\n".encode())
-
-
-def _fills_the_disk(folder: Path) -> bool:
-    """Whether the disk of a folder is nearly full and the folder uses more than the space that is left."""
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return False  # the child removed it
-    least = min(FREE_BYTES, disk.f_blocks * disk.f_frsize // 50)
-    return disk.f_bavail * disk.f_frsize < least and _held_bytes(folder) > least
-
-
-def _held_bytes(folder: Path) -> int:
-    held = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                held += os.lstat(f"{above}/{name}").st_blocks * 512
-    return held

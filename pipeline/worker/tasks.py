@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,6 @@ from pipeline.workspace.staging import own_path, remove_tree, staging_folder
 from pipeline.workspace.workspace import (
     WALL_TIME,
     Workplace,
-    candidate_folder,
     damage_of,
     judged_name,
     log_path,
@@ -98,10 +97,14 @@ def judge(request: JudgeRequest) -> JudgeResult:
     if done is not None:
         return done
     with staging_folder(str(place.root)) as staging:
-        damage = _bring_candidates(place, request, staging)
+        # A store in a folder holds the candidates itself; those of a bucket are brought here.
+        work = staging if place.remote is not None else place.root / WORK
+        folders = {recipe: work / "candidates" / key for recipe, key in request.builds.items()}
+        damage = _bring_candidates(place, request, folders)
         if damage is not None:
             return JudgeResult.of_failure(request.key, Failure(kind="disk", code=IntegrityError.code, message=damage))
-        end = _isolated(_judge_child, replace(request, entry=arrived(request.entry, place)), staging)
+        request = replace(request, entry=arrived(request.entry, place))
+        end = _isolated(_judge_child, request, staging, list(folders.values()))
         if end.failure is None:
             result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
             is_final = result.verdict != "unstable"
@@ -125,14 +128,14 @@ def _judged(place: Workplace, name: str) -> JudgeResult | None:
     return None if done is None else JudgeResult.from_json(json.loads(done))
 
 
-def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) -> str | None:
+def _bring_candidates(place: Workplace, request: JudgeRequest, folders: Mapping[str, Path]) -> str | None:
     """Fetch the candidates of a judge to this machine.
 
     Returns:
         How a candidate is damaged, or None. A damaged one is removed, so that it is built again.
     """
-    for recipe, key in request.builds.items():
-        folder = _candidate_here(request, staging, key, brought=place.remote is not None)
+    for recipe, folder in folders.items():
+        key = request.builds[recipe]
         try:
             damage = damage_of(folder) if place.bring("candidates", key, folder) else f"the candidate of {recipe} is missing"
         except IntegrityError as error:
@@ -143,12 +146,7 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, staging: Path) ->
     return None
 
 
-def _candidate_here(request: JudgeRequest, staging: Path, key: str, *, brought: bool) -> Path:
-    """Return where a judge finds a candidate: in the store's folder, or for a bucket in its own."""
-    return staging / "candidates" / key if brought else candidate_folder(request.store, key)
-
-
-def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
+def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
     from freezer.freezing.candidates.candidate import Candidate
     from freezer.freezing.freeze import keep_eager
     from freezer.freezing.models.sources import find_function
@@ -161,8 +159,6 @@ def _judge_child(request: JudgeRequest, staging: Path) -> JudgeResult:
     come_first()
     entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
     subject = load_subject(entry, target)
-    brought = (staging / "candidates").is_dir()
-    folders = [_candidate_here(request, staging, key, brought=brought) for key in request.builds.values()]
     candidates = [Candidate.read(folder) for folder in folders]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
@@ -254,12 +250,12 @@ def _figures(trial: Trial) -> Figures:
     )
 
 
-def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path) -> End:
+def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *args: Any) -> End:
     place = workplace(request.store)
     log = own_path(place.root / WORK, f"{request.key}.log")  # another worker may do the same work
     limits = request.entry.limits
     memory = memory_limit(limits, cuda=device_class(request.device_class).kind == "cuda")
-    end = run_isolated(child, (request, staging), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
+    end = run_isolated(child, (request, staging, *args), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
     place.keep_log(log, log_path(str(place.root), request.key))
     return end
 

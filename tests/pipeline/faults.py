@@ -190,17 +190,6 @@ def fill_its_temporary_folder(num_bytes: int, places: str) -> None:
     os._exit(3)
 
 
-def fill_the_disk() -> None:
-    """Write temporary files forever: first most of a small disk, then 5 MB a second."""
-    disk = os.statvfs(tempfile.gettempdir())
-    num_bytes = min(500_000_000, disk.f_bavail * disk.f_frsize * 19 // 20)
-    while True:
-        with tempfile.NamedTemporaryFile(delete=False) as file:
-            file.write(bytes(num_bytes))
-        num_bytes = 50_000
-        time.sleep(0.01)
-
-
 def recurse() -> None:
     """Recurse beyond C's stack."""
     sys.setrecursionlimit(10**9)

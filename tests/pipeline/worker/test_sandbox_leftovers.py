@@ -77,36 +77,6 @@ def test_child_may_remove_its_staging_folder(tmp_path: Path) -> None:
     assert end.value == 1
 
 
-FULL = """
-import sys
-from pathlib import Path
-from pipeline.worker import sandbox
-from pipeline.worker.sandbox import Memory, run_isolated
-from tests.pipeline import faults
-
-sandbox.PRELOAD = ["pipeline.worker.supervisor"]
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    memory = Memory(limit_bytes=4 * 10**9)
-    end = run_isolated(faults.fill_the_disk, (), folder=folder, log=Path(sys.argv[2]), timeout_s=60, memory=memory)
-    print(end.failure.kind, end.failure.code, end.failure.message)
-"""
-MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not MOUNTS, reason="needs the right to mount a small disk")
-def test_child_is_stopped_before_the_disk_is_full(tmp_path: Path) -> None:
-    (tmp_path / "full.py").write_text(FULL)
-    (tmp_path / "disk").mkdir()
-    script = f'mount -t tmpfs -o size=200m tmpfs {tmp_path}/disk && exec "$@"'
-    command = [sys.executable, str(tmp_path / "full.py"), str(tmp_path / "disk"), str(tmp_path / "log")]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *command], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout.startswith("disk CP-DISK its temporary files filled the disk"), done.stdout + done.stderr
-
-
 UNTIDY = """
 import os, sys
 from pathlib import Path
