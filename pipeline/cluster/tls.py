@@ -49,8 +49,8 @@ def check_tls(host: str, port: int, *, limit_s: float, environ: Mapping[str, str
     reason = problem.reason or "" if isinstance(problem, ssl.SSLError) else ""
     if uses_tls and problem is not None:
         remedy = (
-            f"if the head was started without TLS, unset {USE} here; if not, {FILES[0]} here and on the head must be certificates of "
-            f"the authority in {FILES[2]}, the head's for this address"
+            f"if the head was started without TLS, unset {USE} here; if not, {FILES[0]} here and on the head must be certificates "
+            f"of the authority in {FILES[2]}, the head's for this address"
         )
     elif not uses_tls and (problem is None or "ALERT" in reason):
         remedy = f"it uses TLS: set {USE}=1 here too, and {', '.join(FILES)} to files of the cluster's authority"

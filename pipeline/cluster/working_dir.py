@@ -101,8 +101,8 @@ def _check_size(files: Mapping[str, Path]) -> None:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:NUM_NAMED]
         named = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
         raise UsageError(
-            f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them "
-            "where the cluster can read them, and name them in the catalog by absolute path or URL"
+            f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. "
+            "Put them where the cluster can read them, and name them in the catalog by absolute path or URL"
         )
 
 

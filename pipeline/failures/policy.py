@@ -72,10 +72,7 @@ POLICY: Mapping[str, Decision] = {
     "node": Decision(attempts=3, elsewhere=True),
     "worker": Decision(attempts=3, elsewhere=True),
     "node-memory": Decision(attempts=2, more_memory=True),
-    "object": Decision(attempts=3, elsewhere=True),
-    "set-up": Decision(attempts=2, elsewhere=True, later=True),
     "task": Decision(attempts=2, elsewhere=True),
-    "cancelled": Decision(attempts=2),
 }
 """By kind of failure."""
 
@@ -96,14 +93,9 @@ BY_CODE: Mapping[str, Decision] = {
 RAY: Mapping[str, str] = {
     "NodeDiedError": "node",
     "LocalRayletDiedError": "node",
-    "RayActorError": "node",
     "WorkerCrashedError": "worker",
     "OutOfMemoryError": "node-memory",
     "OutOfDiskError": "disk",
-    "ObjectLostError": "object",
-    "ObjectStoreFullError": "object",
-    "RuntimeEnvSetupError": "set-up",
-    "TaskCancelledError": "cancelled",
     "TaskUnschedulableError": "node",  # tasks are bound to their nodes
     "RayTaskError": "task",
 }

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,8 +54,6 @@ _LINE_CHARACTERS = 400
 _TRACE = "(most recent call first):"
 """First words of a traceback by faulthandler."""
 VMSTAT = Path("/proc/vmstat")
-SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
-"""Private memory that a process may map beyond its limit of resident memory: stacks of threads, arenas, untouched pages."""
 
 STOPPED = {
     "timeout": "did not end within {timeout_s:g} s; raise limits.timeout_s",
@@ -67,30 +65,7 @@ STOPPED = {
 _starting = threading.Lock()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """Memory that an item may use.
-
-    Attributes:
-        limit_bytes: resident memory of the child and its own children.
-        asked: whether the entry sets it; otherwise it is a share of this machine.
-        bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more than the machine has.
-    """
-
-    limit_bytes: int
-    asked: bool = True
-    bounds_requests: bool = True
-
-    @property
-    def data_bytes(self) -> int | None:
-        """See supervisor.Bounds."""
-        spare = SPARE_BYTES + SPARE_BYTES_PER_CPU * (os.cpu_count() or 1)
-        return self.limit_bytes + spare if self.bounds_requests else None
-
-
-def run_isolated(
-    function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, timeout_s: float, memory: Memory
-) -> End:
+def run_isolated(function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, bounds: Bounds) -> End:
     """Run a function in a child process. Nothing that the child starts survives this call.
 
     Args:
@@ -98,14 +73,12 @@ def run_isolated(
         args: arguments that pickle.
         folder: for the child's temporary files.
         log: file for the child's output.
-        timeout_s: wall time from the start of the child.
-        memory: memory that it may use.
+        bounds: its limits; the wall time counts from the start of the child.
 
     Raises:
         InfrastructureError: no child could be started.
     """
     make_folder(log.parent)
-    bounds = Bounds(timeout_s=timeout_s, memory_bytes=memory.limit_bytes, data_bytes=memory.data_bytes)
     payload, oom_kills = pickle.dumps((function, args)), _oom_kills()
     report: SupervisorReport | None = None
     before = set(children(os.getpid()))
@@ -113,12 +86,12 @@ def run_isolated(
         supervisor, pid = _fork_supervisor()
         try:
             supervisor.send((payload, folder, log, bounds))
-            report = _hear(supervisor, timeout_s + GRACE_S)
+            report = _hear(supervisor, bounds.timeout_s + GRACE_S)
         finally:
             supervisor.close()  # a supervisor that still runs ends everything now
             _await_end(pid)
             _kill_adopted(before)
-    end = _ended(report, timeout_s=timeout_s, memory=memory, starved=_oom_kills() > oom_kills)
+    end = _ended(report, bounds, starved=_oom_kills() > oom_kills)
     if report is not None:
         end = replace(end, peak_bytes=report.peak_bytes, wall_s=report.wall_s)
     failure = end.failure
@@ -224,7 +197,7 @@ def _is_of_another_session(pid: int) -> bool:
         return False
 
 
-def _ended(report: SupervisorReport | None, *, timeout_s: float, memory: Memory, starved: bool) -> End:
+def _ended(report: SupervisorReport | None, bounds: Bounds, *, starved: bool) -> End:
     """Return the End of a child from its supervisor's report; `starved` if the kernel's OOM killer ran meanwhile."""
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
@@ -232,13 +205,13 @@ def _ended(report: SupervisorReport | None, *, timeout_s: float, memory: Memory,
     if report.error is not None:
         return End(failure=report.error)
     if report.stopped == "memory":
-        return End(failure=_over_memory(f"used more than {memory.limit_bytes / 1e9:.1f} GB", memory))
+        return End(failure=_over_memory(f"used more than {bounds.memory_bytes / 1e9:.1f} GB", bounds))
     if report.stopped is not None:
-        return End(failure=_stopped(report.stopped, STOPPED[report.stopped].format(timeout_s=timeout_s)))
+        return End(failure=_stopped(report.stopped, STOPPED[report.stopped].format(timeout_s=bounds.timeout_s)))
     if report.result:
         end: End = pickle.loads(report.result)  # the child runs the item's code, which is trusted on this machine anyway
         if end.failure is not None and end.failure.kind == "memory":
-            return End(failure=_without_memory(end.failure, memory))
+            return End(failure=_without_memory(end.failure, bounds))
         if end.failure is not None and starved:
             return End(failure=_starved(f"the kernel killed one of its processes: {end.failure.message}", report.peak_bytes))
         return end
@@ -249,20 +222,20 @@ def _ended(report: SupervisorReport | None, *, timeout_s: float, memory: Memory,
     return End(failure=_stopped("crash", f"the process {how} without a result; the end of its log may say why"))
 
 
-def _without_memory(failure: Failure, memory: Memory) -> Failure:
+def _without_memory(failure: Failure, bounds: Bounds) -> Failure:
     """Return the failure of a child whose request for memory was refused: beyond the machine's, or its limit plus spare."""
     if failure.code == GPU_MEMORY:
         return replace(
             failure, message=f"{failure.message}; end other processes on that GPU, or use a larger GPU or a smaller batch"
         )
-    limit = f"requested more memory than its limit of {memory.limit_bytes / 1e9:.1f} GB plus spare ({failure.message})"
-    return _over_memory(limit, memory)
+    limit = f"requested more memory than its limit of {bounds.memory_bytes / 1e9:.1f} GB plus spare ({failure.message})"
+    return _over_memory(limit, bounds)
 
 
-def _over_memory(what: str, memory: Memory) -> Failure:
-    remedy = "; raise limits.memory_gb" if memory.asked else ", the share of this machine for one item; use a larger worker"
-    code = CODES["memory"] if memory.asked else NODE_MEMORY
-    return Failure(kind="memory", code=code, message=what + remedy, tried_bytes=memory.limit_bytes)
+def _over_memory(what: str, bounds: Bounds) -> Failure:
+    remedy = "; raise limits.memory_gb" if bounds.asked else ", the share of this machine for one item; use a larger worker"
+    code = CODES["memory"] if bounds.asked else NODE_MEMORY
+    return Failure(kind="memory", code=code, message=what + remedy, tried_bytes=bounds.memory_bytes)
 
 
 def _starved(how: str, peak_bytes: int) -> Failure:

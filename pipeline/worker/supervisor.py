@@ -46,6 +46,8 @@ CHUNK_BYTES = 1024 * 1024
 """Copied to the log at a time."""
 MAX_PROCESSES = 100
 """Limit of processes of one item at a time. A build runs a handful of compilers."""
+SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
+"""Private memory that a process may map beyond its limit of resident memory: stacks of threads, arenas, untouched pages."""
 TRACE_WAIT_S = 0.3
 """Time for a child that timed out to print its traceback."""
 
@@ -59,12 +61,20 @@ class Bounds:
     Attributes:
         timeout_s: wall time.
         memory_bytes: resident memory of the child and everything it starts.
-        data_bytes: private memory that one process may map; None for CUDA, which maps more than the machine has.
+        asked: whether the entry sets that; otherwise it is a share of this machine.
+        bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more than the machine has.
     """
 
     timeout_s: float
     memory_bytes: int
-    data_bytes: int | None
+    asked: bool = True
+    bounds_requests: bool = True
+
+    @property
+    def data_bytes(self) -> int | None:
+        """Private memory that one process may map; None for any."""
+        spare = SPARE_BYTES + SPARE_BYTES_PER_CPU * (os.cpu_count() or 1)
+        return self.memory_bytes + spare if self.bounds_requests else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

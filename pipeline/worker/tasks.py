@@ -1,5 +1,6 @@
-"""The tasks that run on a worker. Each runs its heavy half in a sandboxed child, and writes its result into the store.
+"""The tasks that run on a worker. Each runs its heavy half in a child, and writes its result into the store.
 
+    probe    which toolchain and limits the worker builds with
     build    one recipe, one model, one class      -> STORE/.coldpress/candidates/<build_key>/
     judge    all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>-<model>/
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +23,19 @@ from typing import TYPE_CHECKING, Any
 from freezer.codec import encode
 from freezer.errors import IntegrityError
 from freezer.files.atomic import make_folder, write_whole
+from freezer.hardware.cgroups import machine_bytes
 from freezer.hardware.device_classes import device_class
+from freezer.limits import Limits
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
 from pipeline.failures.policy import decide
+from pipeline.records.class_facts import ClassFacts
 from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, flat_json
 from pipeline.sources.transfer import arrived
 from pipeline.worker.child import End
-from pipeline.worker.probe import memory_limit
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.supervisor import Bounds
 from pipeline.workspace.staging import own_path, remove_tree, staging_folder
 from pipeline.workspace.workspace import (
     WALL_TIME,
@@ -51,8 +57,41 @@ if TYPE_CHECKING:
 NICENESS = (-10, 0)
 """Nice values to try, in order: before all other processes if that is allowed, else no worse than they are."""
 
+PROBE_TIMEOUT_S = 120.0
+
+MEMORY_SHARE = 0.8
+"""Share of the machine's memory that one item may use if its entry sets no limit."""
+
+_PROBE = "import sys, json; from pipeline.worker.tasks import toolchain_of; print(json.dumps(toolchain_of(sys.argv[1])))"
+
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a report in the ledger; the manifest has longer ones."""
+
+
+def probe(name: str, num_threads: int) -> ClassFacts:
+    """Return what this worker builds with.
+
+    Args:
+        name: device class; a GPU class adds the names of the driver and the GPU.
+        num_threads: number of threads that the worker gives to items.
+
+    Raises:
+        RuntimeError: torch cannot be imported there.
+    """
+    command = [sys.executable, "-c", _PROBE, name]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # Ray extends the path of its workers alone
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the worker cannot be probed (exit code {done.returncode})\n{done.stderr[-4000:]}")
+    memory_bytes = _bounds(Limits(), name).memory_bytes
+    return ClassFacts(num_threads=num_threads, toolchain=json.loads(done.stdout.splitlines()[-1]), memory_bytes=memory_bytes)
+
+
+def toolchain_of(name: str) -> dict[str, Any]:
+    """Return the toolchain of a device class on this machine. Imports torch."""
+    from freezer.freezing.target.target import target_here, toolchain
+
+    return toolchain(target_here(name, 1).device) if device_class(name).kind == "cuda" else toolchain()
 
 
 def build(request: BuildRequest) -> BuildResult:
@@ -253,11 +292,18 @@ def _figures(trial: Trial) -> Figures:
 def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *args: Any) -> End:
     place = workplace(request.store)
     log = own_path(place.root / WORK, f"{request.key}.log")  # another worker may do the same work
-    limits = request.entry.limits
-    memory = memory_limit(limits, cuda=device_class(request.device_class).kind == "cuda")
-    end = run_isolated(child, (request, staging, *args), folder=staging, log=log, timeout_s=limits.timeout_s, memory=memory)
+    bounds = _bounds(request.entry.limits, request.device_class)
+    end = run_isolated(child, (request, staging, *args), folder=staging, log=log, bounds=bounds)
     place.keep_log(log, log_path(str(place.root), request.key))
     return end
+
+
+def _bounds(limits: Limits, name: str) -> Bounds:
+    """Return the limits of a child: those of the entry, and by default a share of the machine's memory."""
+    asked = limits.memory_gb is not None
+    memory_bytes = int(limits.memory_gb * 1e9) if limits.memory_gb is not None else int(machine_bytes() * MEMORY_SHARE)
+    is_cuda = device_class(name).kind == "cuda"
+    return Bounds(timeout_s=limits.timeout_s, memory_bytes=memory_bytes, asked=asked, bounds_requests=not is_cuda)
 
 
 def come_first() -> int:

@@ -20,7 +20,6 @@ from rich.console import Console
 import pipeline.scheduling.executor
 import pipeline.scheduling.fleet
 import pipeline.scheduling.node_check
-import pipeline.worker.probe
 import pipeline.worker.tasks
 from freezer.limits import SamplingPolicy
 from jobs.exits import exiting
@@ -79,7 +78,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     pipeline.scheduling.fleet.GONE_S = float(given.get("gone_s", pipeline.scheduling.fleet.GONE_S))
     pipeline.scheduling.executor.build = watcher("build", pipeline.worker.tasks.build, store)  # type: ignore[attr-defined]
     pipeline.scheduling.executor.judge = watcher("judge", pipeline.worker.tasks.judge, store)  # type: ignore[attr-defined]
-    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.probe.probe, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.tasks.probe, store)  # type: ignore[attr-defined]
     config = Config(
         catalog=catalog,
         store=store,

@@ -60,7 +60,7 @@ def test_exceptions_of_ray_exist() -> None:
         (ray.exceptions.WorkerCrashedError(), "worker"),
         (ray.exceptions.NodeDiedError("x"), "node"),
         (ray.exceptions.OutOfMemoryError("x"), "node-memory"),
-        (ray.exceptions.OwnerDiedError("00" * 28, None, ""), "object"),
+        (ray.exceptions.OwnerDiedError("00" * 28, None, ""), "infrastructure"),
         (ray.exceptions.RaySystemError("x"), "infrastructure"),
         (ray.exceptions.TaskUnschedulableError("x"), "node"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from freezer.freezing.target.target import toolchain
-from pipeline.worker.probe import probe
+from pipeline.worker.tasks import probe
 from tests.steps import python
 
 

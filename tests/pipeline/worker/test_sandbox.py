@@ -19,8 +19,8 @@ from freezer.errors import BuildError
 from pipeline.records.outcome import Failure
 from pipeline.worker import sandbox
 from pipeline.worker.child import End
-from pipeline.worker.sandbox import Memory, run_isolated
-from pipeline.worker.supervisor import LOG_LIMIT_BYTES
+from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.supervisor import LOG_LIMIT_BYTES, Bounds
 from tests.pipeline import faults
 from tests.raylets import wait_until
 
@@ -31,9 +31,9 @@ FIRST_START_S = 60
 def isolated(
     tmp_path: Path, function: Callable[..., Any], *args: Any, timeout_s: float = 60, memory_gb: float = 4, asked: bool = True
 ) -> End:
-    memory = Memory(limit_bytes=int(memory_gb * 1e9), asked=asked)
+    bounds = Bounds(timeout_s=timeout_s, memory_bytes=int(memory_gb * 1e9), asked=asked)
     (tmp_path / "staging").mkdir(exist_ok=True)
-    return run_isolated(function, args, folder=tmp_path / "staging", log=tmp_path / "log", timeout_s=timeout_s, memory=memory)
+    return run_isolated(function, args, folder=tmp_path / "staging", log=tmp_path / "log", bounds=bounds)
 
 
 def failed(tmp_path: Path, function: Callable[..., Any], *args: Any, **limits: Any) -> Failure:
@@ -159,13 +159,14 @@ SLOW_START = """
 import sys
 from pathlib import Path
 from pipeline.worker import sandbox
+from pipeline.worker.supervisor import Bounds
 from tests.pipeline.worker.test_sandbox import add
 
 sandbox.PRELOAD = ["slow_to_import"]
 sandbox.START_LIMIT_S = float(sys.argv[2])
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    given = {"folder": folder, "log": folder / "log", "timeout_s": 3, "memory": sandbox.Memory(limit_bytes=4 * 10**9)}
+    given = {"folder": folder, "log": folder / "log", "bounds": Bounds(timeout_s=3, memory_bytes=4 * 10**9)}
     try:
         end = sandbox.run_isolated(add, (1, 2), **given)
         print(end.failure is None and end.wall_s < 3)
@@ -221,9 +222,9 @@ def test_child_limits(tmp_path: Path) -> None:
     """The kernel's OOM killer takes the child first; it writes no core file."""
     core, data, score = isolated(tmp_path, faults.limits, memory_gb=3).value
     assert (core, score) == (0, 1000)
-    assert data == Memory(limit_bytes=3 * 10**9).data_bytes
-    memory = Memory(limit_bytes=3 * 10**9, bounds_requests=False)
-    end = run_isolated(faults.limits, (), folder=tmp_path, log=tmp_path / "log", timeout_s=60, memory=memory)
+    assert data == Bounds(timeout_s=60, memory_bytes=3 * 10**9).data_bytes
+    bounds = Bounds(timeout_s=60, memory_bytes=3 * 10**9, bounds_requests=False)
+    end = run_isolated(faults.limits, (), folder=tmp_path, log=tmp_path / "log", bounds=bounds)
     assert end.value[1] == -1
 
 

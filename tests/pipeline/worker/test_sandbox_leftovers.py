@@ -34,13 +34,14 @@ WORKER = """
 import sys
 from pathlib import Path
 from pipeline.worker import sandbox
-from pipeline.worker.sandbox import Memory, run_isolated
+from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.supervisor import Bounds
 from tests.pipeline import faults
 
 sandbox.PRELOAD = ["pipeline.worker.supervisor"]  # torch, which takes seconds, is not needed here
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    given = {"folder": folder, "log": folder / "log", "timeout_s": 60, "memory": Memory(limit_bytes=4 * 10**9)}
+    given = {"folder": folder, "log": folder / "log", "bounds": Bounds(timeout_s=60, memory_bytes=4 * 10**9)}
     run_isolated(faults.detach, (str(folder / "pids"), "hang"), **given)
 """
 
@@ -81,14 +82,15 @@ UNTIDY = """
 import os, sys
 from pathlib import Path
 from pipeline.worker import sandbox
-from pipeline.worker.sandbox import Memory, run_isolated
+from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.supervisor import Bounds
 from tests.pipeline import faults
 from tests.pipeline.worker.test_sandbox import add
 from tests.pipeline.worker.test_sandbox_leftovers import temporary_file_of_a_process_pool
 
 sandbox.PRELOAD = ["pipeline.worker.supervisor"]
 folder = Path(sys.argv[1])
-limits = {"folder": folder, "log": folder / "log", "timeout_s": 60, "memory": Memory(limit_bytes=4 * 10**9)}
+limits = {"folder": folder, "log": folder / "log", "bounds": Bounds(timeout_s=60, memory_bytes=4 * 10**9)}
 for number in range(2):
     assert run_isolated(add, (1, number), **limits).failure is None
     end = run_isolated(temporary_file_of_a_process_pool, (), **limits)

@@ -19,7 +19,8 @@ import pytest
 from freezer.store.store import WORK
 from pipeline.worker import sandbox
 from pipeline.worker.child import End
-from pipeline.worker.sandbox import Memory, run_isolated
+from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.supervisor import Bounds
 from pipeline.workspace.staging import staging_folder
 from tests.pipeline import faults
 from tests.pipeline.worker.test_sandbox import add, gone, raise_plain
@@ -70,8 +71,7 @@ def one(fault: Fault, store: Path, places: dict[str, str]) -> End:
             args,
             folder=folder,
             log=store / "log",
-            timeout_s=1.0 if expected == "timeout" else 60.0,
-            memory=Memory(limit_bytes=1_200_000_000),
+            bounds=Bounds(timeout_s=1.0 if expected == "timeout" else 60.0, memory_bytes=1_200_000_000),
         )
 
 
