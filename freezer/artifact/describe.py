@@ -11,7 +11,6 @@ from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.sections import FreezingRecord, LatencyRecord, Migration, PointFigures
 from freezer.errors import NotPublishedError
 from freezer.spec.inputs import Dim
-from freezer.spec.items import NestedSpec, TensorSpec
 
 FREEZING = "freezing.md"
 """File name of the page."""
@@ -39,7 +38,8 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]
     for payload in manifest.payloads:
         threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
         yield "payload", ", ".join([f"{payload.path}: {_size(payload.size_bytes)}", threads, *map(_sizes, payload.dims)])
-    yield "drift", _drift(manifest)
+    ratio = manifest.drift.error_ratio
+    yield "drift", "equal to eager" if ratio is None else f"error ratio {ratio:.2f} against {manifest.reference}"
     if manifest.latency:
         yield from _latency(manifest.latency)
     for item in manifest.freezing.dropped:
@@ -127,12 +127,10 @@ def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
 
 
 def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) -> str:
-    stem = PurePosixPath(payload.path).stem
-    names = [f"evidence/{stem}-captured-{kind}.txt"]
-    if not captured:
-        names.insert(0, f"evidence/{stem}-{kind}.txt")
-        if artifact.manifest.recipe.settings.get("freeze", True):
-            names.pop()  # the captured program is served only if nothing was frozen
+    stem = f"evidence/{PurePosixPath(payload.path).stem}"
+    names = [f"{stem}-captured-{kind}.txt"]
+    if not captured:  # the captured program is served only if nothing was frozen
+        names = [f"{stem}-{kind}.txt"] + ([] if artifact.manifest.recipe.settings.get("freeze", True) else names)
     for item in artifact.manifest.files:
         if item.path in names:
             artifact.verify((item,))
@@ -145,24 +143,14 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
 
 def _contract(manifest: Manifest) -> Iterator[Row]:
     spec = manifest.inputs
-    for item in spec.items:
-        if isinstance(item, TensorSpec):
-            yield "input", f"{item.name}: {item.dtype} [{', '.join(str(size) for size in item.shape)}]"
-        elif isinstance(item, NestedSpec):
-            yield "input", f"{item.name}: a {item.kind} of {', '.join(part.name for part in item.items) or 'nothing'}"
+    for tensor in spec.tensors:
+        yield "input", f"{tensor.name}: {tensor.dtype} [{', '.join(str(size) for size in tensor.shape)}]"
     for name, value in spec.constants.items():
         yield "constant", f"{name} = {value!r}"
     if spec.dims:
         yield "dims", ", ".join(_sizes(dim) for dim in spec.dims)
     for output in manifest.outputs:
         yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
-
-
-def _drift(manifest: Manifest) -> str:
-    ratio, sqnr = manifest.drift.error_ratio, manifest.drift.sqnr_db
-    if ratio is None:
-        return "no floating-point output; equal to eager"
-    return f"error ratio {ratio:.2f} against {manifest.reference}" + (f", {sqnr:.0f} dB" if sqnr is not None else "")
 
 
 def _latency(latency: LatencyRecord) -> Iterator[Row]:

@@ -7,12 +7,12 @@ building or unpacking of tuples and lists do not count as operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 MAX_LISTED = 100
-"""Longest list of names, reasons or sentences in a manifest; one more item counts the rest."""
+"""Longest list of names or reasons in a manifest."""
 
 
 NOT_TRIED = "not tried"
@@ -91,21 +91,12 @@ class FreezingReport:
     notes: tuple[str, ...] = ()
 
     def shortened(self, max_listed: int = MAX_LISTED) -> FreezingReport:
-        """The same report; longer lists of names, reasons and sentences are cut, and their last item counts the rest."""
-        cut: dict[str, Any] = {}
-        for name, rest in _REST.items():
-            items = getattr(self, name)
-            if len(items) > max_listed:
-                cut[name] = (*items[:max_listed], rest(f"and {len(items) - max_listed} more"))
-        return replace(self, **cut)
-
-
-_REST: Mapping[str, Callable[[str], object]] = {
-    **dict.fromkeys(("constants", "unused", "guards", "notes"), str),
-    "kept": lambda text: KeptTensor(name=text, reason="not listed"),
-    "preserved": lambda text: PreservedName(name=text, kind="attribute", why="not listed"),
-}
-"""The last item of each list that may be cut, which counts the rest."""
+        """The same report; longer lists of names and reasons are cut, and a note counts them."""
+        lists = {name: getattr(self, name) for name in ("constants", "kept", "unused", "preserved", "guards")}
+        long = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if len(items) > max_listed)
+        cut: dict[str, Any] = {name: items[:max_listed] for name, items in lists.items()}
+        note = (f"Only the first {max_listed} are listed of {long}.",) if long else ()
+        return replace(self, **cut, notes=(*self.notes, *note))
 
 
 def stored_as_captured(num_tensors: int) -> str:

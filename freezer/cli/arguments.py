@@ -26,18 +26,7 @@ def table(*headers: str) -> Table:
 
 
 StoreOption = Annotated[str, typer.Option("--store", help="URI of the store.")]
-
 ClassOption = Annotated[str, typer.Option("--device-class", help="A device class, or auto for the best one of this machine.")]
-
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", help="Threads for calls. Default: torch's setting, limited by the CPUs of this process.")
-]
-
-KeysOption = Annotated[
-    list[Path] | None,
-    typer.Option("--key", help="Public key (PEM) of an accepted signature. Repeatable."),
-]
-
-DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="Where to run: cpu, cuda or cuda:N. Default: the device of the artifact.")
-]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads for calls. Default: torch's setting.")]
+KeysOption = Annotated[list[Path] | None, typer.Option("--key", help="Public key (PEM) of an accepted signature. Repeatable.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N. Default: the artifact's device.")]

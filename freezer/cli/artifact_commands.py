@@ -64,12 +64,8 @@ def verify(
     store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
-    speed: Annotated[
-        bool, typer.Option("--speed", help="Also time it against the portable artifact, and check the speedup of its manifest.")
-    ] = False,
-    portable: Annotated[
-        Path | None, typer.Option(help="With --speed: folder of the portable artifact. Default: from the store.")
-    ] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Also compare its speed with the portable artifact's.")] = False,
+    portable: Annotated[Path | None, typer.Option(help="With --speed: folder of the portable artifact.")] = None,
     device: DeviceOption = None,
     key: KeysOption = None,
 ) -> None:

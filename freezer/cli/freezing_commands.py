@@ -21,58 +21,29 @@ if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeResult
     from freezer.freezing.models.subject import Subject
 
+INPUTS_HELP = """JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}', or a samples file. Not needed for exported programs."""
+
 
 def freeze(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="python:MODULE:FUNCTION, torchscript:FILE, export:FILE, pickle:FILE or transformers:NAME; FILE may be a URL."
-        ),
-    ],
+    source: Annotated[str, typer.Argument(help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            help="""JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}'; or a samples file (.safetensors, .npz). """
-            "Not needed for exported programs."
-        ),
-    ] = None,
+    inputs: Annotated[str | None, typer.Option(help=INPUTS_HELP)] = None,
     dims: Annotated[str, typer.Option(help="""Bounds of named dims: '{"batch": {"min": 1, "max": 16}}'.""")] = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
     args: Annotated[str, typer.Option(help="""Arguments of the source: '{"hidden": 256}'.""")] = "{}",
-    weights: Annotated[
-        Literal["random"] | None, typer.Option(help="`random` initializes a transformers model from its config class.")
-    ] = None,
+    weights: Annotated[Literal["random"] | None, typer.Option(help="Initialize a transformers model from its config.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     method: Annotated[str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")] = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Allow pickles, which run code.")] = False,
     device_class_: ClassOption = "auto",
-    threads: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Thread count to freeze for; the first decides. Repeatable. Default: torch's setting, limited by the CPUs."
-        ),
-    ] = None,
-    point: Annotated[
-        list[str] | None,
-        typer.Option(help="Sizes to try a dedicated payload for: batch=8,length=128; the first decides. Repeatable."),
-    ] = None,
-    recipe: Annotated[
-        list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: the recipes that suit any model.")
-    ] = None,
-    preserve: Annotated[
-        list[str] | None,
-        typer.Option(help="Attribute or method to keep: version, sub.version. Repeatable."),
-    ] = None,
+    threads: Annotated[list[int] | None, typer.Option(help="Thread count to freeze for; the first decides. Repeatable.")] = None,
+    point: Annotated[list[str] | None, typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable.")] = None,
+    recipe: Annotated[list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")] = None,
+    preserve: Annotated[list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")] = None,
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="GPU to freeze on: cuda, cuda:1; with --device-class auto, for its class. Default: the CPU."),
-    ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Only run the eager model on the same inputs with the same checks; write nothing.")
-    ] = False,
+    device: Annotated[str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Only run and check the eager model; write nothing.")] = False,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
     if out is None and not debug:
