@@ -10,7 +10,7 @@ import pytest
 from freezer.codec import decode, encode
 from freezer.errors import ContractError, SpecError
 from freezer.spec.inputs import InputSpec
-from freezer.spec.items import ConstantSpec, InputItem, NestedSpec, TensorSpec, put_together, take_apart
+from freezer.spec.items import InputItem, put_together, take_apart
 from freezer.spec.parse import declared_spec
 
 NESTED: dict[str, Any] = {
@@ -35,11 +35,6 @@ def test_leaves_are_named_by_path() -> None:
     assert SPEC.tensors[1].shape == (2, "batch")
 
 
-def test_positional_nested_inputs() -> None:
-    spec = declared_spec([{"tuple": [{"shape": [1]}]}, {"name": "opts", "dict": {"a": {"shape": [2]}}}], {})
-    assert [tensor.name for tensor in spec.tensors] == ["input_0.0", "opts.a"]
-
-
 def test_round_trips_keep_the_order_of_dicts() -> None:
     spec = declared_spec(
         {"d": {"dict": {"b": {"shape": [1]}, "a": {"shape": [2], "range": [0, 1]}}}, **NESTED}, {"batch": {"max": 4}}
@@ -58,15 +53,6 @@ def test_json_of_a_flat_spec() -> None:
         "dims": {"batch": {"min": 1, "max": 4}},
         "inputs": [{"name": "ids", "dtype": "int64", "shape": ["batch"], "range": [0, 9]}, {"name": "k", "value": None}],
     }
-
-
-def test_points_reach_every_leaf() -> None:
-    fixed = SPEC.at({"batch": 3})
-    assert fixed.dims == ()
-    assert [tensor.shape for tensor in fixed.tensors] == [(3, 4), (2, 3), (), (1,), (1,)]
-    ranged = SPEC.with_ranges({"state.1.0": (0, 7)})
-    assert [tensor.range for tensor in ranged.tensors] == [None, None, (0, 7), None, None]
-    assert ranged.dims == SPEC.dims
 
 
 def test_arguments_are_built_and_split() -> None:
@@ -136,11 +122,3 @@ def test_errors_of_nested_declarations(inputs: Any, message: str) -> None:
 def test_ranges_must_fit_the_dtype(dtype: str, low_high: list[float], message: str) -> None:
     with pytest.raises(SpecError, match=f"input 'x': .*{message}"):
         declared_spec({"x": {"shape": [1], "dtype": dtype, "range": low_high}}, {})
-
-
-def test_nested_records_must_be_consistent() -> None:
-    leaf = TensorSpec(name="y.0", dtype="float32", shape=())
-    with pytest.raises(SpecError, match=r"its parts are \['y\.0'\], expected their paths"):
-        NestedSpec(name="x", kind="tuple", items=(leaf,))
-    with pytest.raises(SpecError, match="expected their paths"):
-        NestedSpec(name="x", kind="dict", items=(ConstantSpec(name="x.a", value=1),), keys=("b",))

@@ -17,7 +17,7 @@ from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import OpenPayload
 from freezer.runtime.pytree import NamedOutput, leaves_of
-from tests.models import Calling, Counter, Mlp, mlp, seeded
+from tests.models import Calling, Counter, mlp, seeded
 from tests.steps import BATCH, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -92,14 +92,3 @@ def test_export_names_changed_buffers() -> None:
     assert captured.mutates == ("model.mean", "model.var")
     for model in (mlp(), Calling(lambda x: torch.relu_(x * 2))):
         assert captured_by(subject_of(model, {"x": X}), "export").mutates == ()
-
-
-def test_a_point_fixes_every_dim() -> None:
-    subject = subject_of(seeded(Mlp), {"x": X}, {"x": {0: BATCH}})
-    fixed = captured_by(subject, "export", {"batch": 1})
-    dynamic = captured_by(subject, "export")
-    shapes = [captured.program.graph_signature.user_inputs for captured in (fixed, dynamic)]
-    assert shapes[0] == shapes[1]
-    assert not fixed.program.range_constraints
-    (bounds,) = dynamic.program.range_constraints.values()
-    assert (bounds.lower, bounds.upper) == (1, 4)

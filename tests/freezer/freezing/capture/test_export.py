@@ -70,25 +70,6 @@ def test_error_says_how_to_declare_multiples() -> None:
     assert caught.value.code == "CP-EXPORT-DIMS"
 
 
-def test_declared_multiples_are_served_and_enforced(tmp_path: Path) -> None:
-    found = unet(4)
-    candidate = candidate_of(found, "portable", tmp_path / "candidate")
-    assert candidate.capture == "export"
-    assert candidate.payloads[0].dims[1] == Dim(name="height", min=16, max=64, multiple_of=4)
-    assert Candidate.read(candidate.folder).payloads == candidate.payloads
-    assert next(iter(candidate.reports.values())).guards[:3] == (
-        "1 <= batch <= 2",
-        "16 <= height <= 64, in multiples of 4",
-        "16 <= width <= 32, in multiples of 4",
-    )
-    served = candidate.open(found)
-    for sizes in ((1, 16, 16), (2, 20, 28), (1, 64, 32)):
-        x = random_inputs(sizes[0], 3, *sizes[1:])
-        torch.testing.assert_close(served(x), found.model(x))
-    with pytest.raises(ContractError, match=r"got shape \[1, 3, 18, 16\], expected .* height from 16 to 64 in multiples of 4"):
-        served(random_inputs(1, 3, 18, 16))
-
-
 def halved(x: Tensor) -> Tensor:
     return x.view(-1, 2, 4)
 
@@ -197,3 +178,22 @@ def test_strict_tracing_is_skipped_when_useless(model: Any) -> None:
 def test_failed_export_names_the_users_line() -> None:
     with pytest.raises(CaptureError, match=re.escape(place_of(Branching.forward, "x.sum()"))):
         export(Branching())
+
+
+def test_declared_multiples_are_served_and_enforced(tmp_path: Path) -> None:
+    found = unet(4)
+    candidate = candidate_of(found, "portable", tmp_path / "candidate")
+    assert candidate.capture == "export"
+    assert candidate.payloads[0].dims[1] == Dim(name="height", min=16, max=64, multiple_of=4)
+    assert Candidate.read(candidate.folder).payloads == candidate.payloads
+    assert next(iter(candidate.reports.values())).guards[:3] == (
+        "1 <= batch <= 2",
+        "16 <= height <= 64, in multiples of 4",
+        "16 <= width <= 32, in multiples of 4",
+    )
+    served = candidate.open(found)
+    for sizes in ((1, 16, 16), (2, 20, 28), (1, 64, 32)):
+        x = random_inputs(sizes[0], 3, *sizes[1:])
+        torch.testing.assert_close(served(x), found.model(x))
+    with pytest.raises(ContractError, match=r"got shape \[1, 3, 18, 16\], expected .* height from 16 to 64 in multiples of 4"):
+        served(random_inputs(1, 3, 18, 16))

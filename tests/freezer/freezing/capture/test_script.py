@@ -121,16 +121,6 @@ def test_mixed_models_keep_their_control_flow(model: type[nn.Module], capture: C
     assert "prim::If" in graph
 
 
-def test_python_branch_beside_a_scripted_one_is_refused() -> None:
-    class Both(CallsScripted):
-        def forward(self, x: Tensor) -> Any:
-            y = self.function(x)
-            return y if float(y.sum()) > 0 else -y
-
-    with pytest.raises(CaptureError, match=r"what Python reads of its inputs at test_script\.py:\d+: return y if float"):
-        captured_by(subject_of(Both(), {"x": X}), "trace")
-
-
 class Remembering(nn.Module):
     """Adds a buffer that grows; its other methods have no @torch.jit.export."""
 

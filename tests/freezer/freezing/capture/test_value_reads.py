@@ -36,10 +36,6 @@ def number(x: Tensor) -> Tensor:
     return x * x.sum().item()
 
 
-def list_index(x: Tensor) -> Any:
-    return (x, -x)[x.sum().long().abs() % 2]
-
-
 def loop(x: Tensor) -> Tensor:
     for _ in range(x.abs().max().long() + 1):
         x = x + 1
@@ -48,14 +44,6 @@ def loop(x: Tensor) -> Tensor:
 
 def as_numpy(x: Tensor) -> Tensor:
     return x * float(np.asarray(x).sum())
-
-
-def remade(x: Tensor) -> Tensor:
-    return torch.tensor([x.sum(), 2.0])
-
-
-def close(x: Tensor) -> Tensor:
-    return x if torch.allclose(x, x.abs()) else -x
 
 
 def by_detour(x: Tensor) -> Tensor:
@@ -74,25 +62,16 @@ def num_positive(x: Tensor) -> Tensor:
     return positive * 2 if positive.shape[0] > 3 else positive
 
 
-def size_of_slice(x: Tensor) -> Tensor:
-    part = x[:, : x.abs().max().long().clamp(1, 3)]
-    return part * 2 if part.size(1) > 1 else part
-
-
 @pytest.mark.parametrize(
     ("function", "part"),
     [
         (branch, "if bool"),
         (number, "item()"),
-        (list_index, "[x.sum"),
         (loop, "range("),
         (as_numpy, "asarray"),
-        (remade, "tensor("),
-        (close, "allclose("),
         (by_detour, "if bool"),
         (asserted, "_assert"),
         (num_positive, "shape[0]"),
-        (size_of_slice, "size(1)"),
     ],
 )
 def test_reading_inputs_is_noted_with_the_line(function: Callable[[Tensor], Any], part: str) -> None:
@@ -180,9 +159,3 @@ class Encoding(nn.Module):
 def test_modules_that_avoid_function_modes_are_noted() -> None:
     padding = torch.arange(5) >= torch.tensor([[3], [5]])
     assert reads(seeded(Encoding), random_inputs(2, 5, 8), padding) == {INPUTS: [place_of(Encoding.forward, "self.encoder(")]}
-
-
-def test_inputs_are_not_changed() -> None:
-    x = X.clone()
-    reads(Calling(lambda x: x.add_(1)), x)
-    assert torch.equal(x, X)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from freezer.errors import JudgeError, SpecError
 from freezer.freezing.models.subject import SubjectOptions, prepare
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.parse import declared_spec
 
 
@@ -42,21 +41,8 @@ BATCH = {"batch": {"max": 4}}
 FOUND = {"ids": (0, 49), "kinds": (0, 1), "bag": (0, 29), "rows": (0, 19), "columns": (0, 10), "both": (0, 19)}
 
 
-def scripted(model: nn.Module) -> nn.Module:
-    with torchscript_deprecations_silenced():
-        module: nn.Module = torch.jit.script(model.eval())
-    return module
-
-
-def frozen(model: nn.Module) -> nn.Module:
-    with torchscript_deprecations_silenced():
-        module: nn.Module = torch.jit.freeze(torch.jit.script(model.eval()))
-    return module
-
-
-@pytest.mark.parametrize("form", [lambda model: model, scripted, frozen])
-def test_shortest_table_bounds_each_input(form: Callable[[nn.Module], nn.Module]) -> None:
-    subject = prepare("tables", form(Tables().eval()), declared_spec(inputs(), BATCH))
+def test_shortest_table_bounds_each_input() -> None:
+    subject = prepare("tables", Tables().eval(), declared_spec(inputs(), BATCH))
     assert {tensor.name: tensor.range for tensor in subject.spec.tensors} == FOUND
     for item in subject.sets:
         for name, (low, high) in FOUND.items():
@@ -129,22 +115,6 @@ def test_failing_model_is_reported_as_such() -> None:
 
     with pytest.raises(SpecError, match=r"input 'ids': .*; with zeros the model fails: RuntimeError: no such thing"):
         prepare("m", Function(fails).eval(), declared_spec(ids(), BATCH))
-
-
-def test_nested_inputs_get_ranges() -> None:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(10, 4)
-
-        def forward(self, batch: dict[str, Any]) -> Tensor:
-            out: Tensor = self.table(batch["ids"][0]) * batch["mask"][..., None]
-            return out
-
-    spec = declared_spec(
-        {"batch": {"dict": {"ids": {"tuple": [ids()["ids"]]}, "mask": {"shape": ["batch", 6], "dtype": "int32"}}}}, BATCH
-    )
-    assert [tensor.range for tensor in prepare("m", Nested().eval(), spec).spec.tensors] == [(0, 9), None]
 
 
 def test_samples_alone_need_no_range() -> None:

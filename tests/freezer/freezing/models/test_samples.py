@@ -23,17 +23,6 @@ def spec_of(**field: Any) -> InputSpec:
     return declared_spec({field.pop("name", "x"): {"shape": [1000], **field}}, {})
 
 
-def test_generated_sets_cover_points_and_repeat() -> None:
-    sets = generate(SPEC)
-    assert len(sets) == 8
-    assert [item.point["batch"] for item in sets] == [1, 9, 3, 1, 9, 3, 1, 9]
-    assert list(sets[0].tensors) == ["x", "ids"]
-    for one, other in zip(sets, generate(SPEC), strict=True):
-        assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
-    assert not torch.equal(sets[0].tensors["x"], sets[3].tensors["x"])
-    assert len(generate(SPEC, num_sets=2)) == 3, "one per point"
-
-
 def test_generated_values_fit_dtype_and_range() -> None:
     (normal, uniform, ids, coins, mask, brain, wave) = (
         generate(spec, num_sets=1)[0].tensors[spec.inputs[0].name]
@@ -96,13 +85,6 @@ def test_sets_respect_multiples() -> None:
     assert {item.point["n"] for item in cover_points(match_samples([{"x": torch.zeros(8)}], spec), spec)} == {8, 4, 12, 44}
     with pytest.raises(SpecError, match="dim 'n' is 6, expected one size for all inputs, 4 to 44 in multiples of 4"):
         match_samples([{"x": torch.zeros(6)}], spec)
-
-
-def test_samples_follow_the_specs_order() -> None:
-    (item,) = match_samples([{"ids": torch.tensor([3, 4]), "x": torch.zeros(4, 2).t()}], SPEC)
-    assert list(item.tensors) == ["x", "ids"]
-    assert item.tensors["x"].is_contiguous()
-    assert item.point == {"batch": 2}
 
 
 def test_missing_points_repeat_rows() -> None:

@@ -102,20 +102,6 @@ def test_named_devices_have_their_lines(saved: bool, tmp_path: Path) -> None:
     ]
 
 
-def test_only_the_called_method_counts() -> None:
-    class Other(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
-        @torch.jit.export
-        def on_gpu(self, x: Tensor) -> Tensor:
-            return x.to("cuda:2")
-
-    module = scripted(Other())
-    assert named_devices(module, "cuda") == []
-    assert named_devices(with_forward(module, "on_gpu"), "cuda") == [f"cuda:2 ({place_of(Other.on_gpu, 'return')})"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a worker with a GPU takes it")
 def test_gpu_file_is_rejected_on_a_cpu(tmp_path: Path) -> None:
     scripted(MadeForGpu(), tmp_path)
@@ -135,15 +121,6 @@ def test_with_forward_keeps_types_defaults_and_state(saved: bool, tmp_path: Path
     again = copy.deepcopy(wrapped)
     assert float(again(X)[0].mean()) == 10.5
     assert float(wrapped(X)[0].mean()) == 10.5
-
-
-def test_with_forward_wraps_any_method() -> None:
-    module = scripted(ManyMethods())
-    step, forward = with_forward(module, "step"), with_forward(module, "forward")
-    assert [float(item.mean()) for item in step(X, (X, [X * 2]), {"a": X * 3})] == [2, 6]
-    assert torch.equal(forward(X), module(X))
-    assert with_forward(module, "nothing")() == 1
-    assert torch.equal(with_forward(with_forward(module, "scale"), "forward")(X)[0], X * 7.5 + 1)
 
 
 def test_wrapped_module_freezes_with_state(tmp_path: Path) -> None:
