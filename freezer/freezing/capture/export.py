@@ -22,7 +22,7 @@ from torch import Tensor
 
 from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.equivalence import Call, EagerAnswers, check_answers, flat_call
-from freezer.freezing.capture.program import Captured, FlatModule, lines_of, other_layouts
+from freezer.freezing.capture.program import Captured, FlatModule, lines_of
 from freezer.freezing.diagnostics.messages import code_of, export_sentence
 from freezer.freezing.diagnostics.source_lines import line_of_stack
 from freezer.freezing.models.subject import Subject
@@ -32,8 +32,9 @@ from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from freezer.spec.inputs import Dim, InputSpec
 
 NUM_SIZES = 4096
-"""The most combinations of sizes to try; beyond that, only each dim's sizes at the corners of the others."""
+"""The most combinations of sizes to try; beyond that, only each dim's sizes with the largest of the others."""
 
+_LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _SIZE = re.compile(r"L\['\w+'\]\[(\d+)\]\.size\(\)\[(\d+)\]|\btensors_(\d+)(?:_\d+)?\.size\(\)\[(\d+)\]")
 
 DIFFERS = "CP-EXPORT-DIFFERS"
@@ -263,14 +264,21 @@ def _check_answers(
 def _other_layouts(
     program: torch.export.ExportedProgram, subject: Subject, eager: EagerAnswers, example: InputSet
 ) -> dict[int, torch.memory_format]:
-    """The layouts of outputs whose strides differ from eager's, such as nn.MultiheadAttention's without its fast path."""
+    """By index, eager's memory formats of outputs that the program lays out differently, such as nn.MultiheadAttention's without
+    its fast path. Outputs without such a format are omitted.
+    """
     expected = next(answer for item, answer in zip(subject.sets, eager.first, strict=True) if item is example)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         module = program.module()
         changes = eager.second is not None or not eager.deterministic
         got = (copy.deepcopy(module) if changes else module)(*example.cloned().values())
-    return other_layouts(expected, got)
+    found: dict[int, torch.memory_format] = {}
+    for place, (one, other) in enumerate(zip(expected, got, strict=True)):
+        layout = next((layout for layout in _LAYOUTS if one.is_contiguous(memory_format=layout)), None)
+        if layout is not None and one.shape == other.shape and not other.is_contiguous(memory_format=layout):
+            found[place] = layout
+    return found
 
 
 def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
@@ -307,11 +315,7 @@ def _writes(node: torch.fx.Node) -> bool:
 
 def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[str, ...]:
     """Conditions on inputs, in words: bounds and multiples of dims, guards, and run-time assertions."""
-    found: list[str] = []
-    for dim in spec.dims:
-        if dim.min < dim.max:
-            step = f", in multiples of {dim.multiple_of}" if dim.multiple_of > 1 else ""
-            found.append(f"{dim.min} <= {dim.name} <= {dim.max}{step}")
+    found = [str(dim) for dim in spec.dims if dim.min < dim.max]
     for guard in program._guards_code or ():
         text = named(guard, spec)
         one, _, other = text.partition(" == ")
@@ -385,14 +389,12 @@ def named(guard: str, spec: InputSpec) -> str:
 
 
 def _some_points(spec: InputSpec) -> Iterator[dict[str, int]]:
-    """All declared points if they are few; otherwise the spec's own, and each dim's sizes at its corners."""
+    """All declared points if they are few; otherwise the spec's own, and each dim's sizes with the largest of the others."""
     if math.prod(len(dim.sizes) for dim in spec.dims) <= NUM_SIZES:
         for sizes in product(*(dim.sizes for dim in spec.dims)):
             yield dict(zip((dim.name for dim in spec.dims), sizes, strict=True))
         return
-    corners = list(spec.points())
-    yield from corners
+    yield from spec.points()
+    largest = {dim.name: dim.max for dim in spec.dims}
     for dim in spec.dims:
-        skip = max(1, len(dim.sizes) // (NUM_SIZES // (len(spec.dims) * len(corners)) or 1))
-        for corner in corners:
-            yield from ({**corner, dim.name: size} for size in dim.sizes[::skip])
+        yield from ({**largest, dim.name: size} for size in dim.sizes[:: len(dim.sizes) // NUM_SIZES + 1])

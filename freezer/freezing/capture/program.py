@@ -15,11 +15,6 @@ from freezer.freezing.recipes.recipes import CaptureName
 from freezer.runtime.pytree import leaves_of
 from freezer.spec.inputs import InputSpec, bind
 
-_LAYOUTS: Mapping[int, Sequence[torch.memory_format]] = {
-    4: (torch.contiguous_format, torch.channels_last),
-    5: (torch.contiguous_format, torch.channels_last_3d),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
@@ -71,19 +66,6 @@ class FlatModule(nn.Module):
         for place, layout in self.layouts.items():
             leaves[place] = leaves[place].contiguous(memory_format=layout)
         return tuple(leaves)
-
-
-def other_layouts(expected: Sequence[Tensor], got: Sequence[Tensor]) -> dict[int, torch.memory_format]:
-    """By index, the memory formats of eager's outputs that a capture lays out differently; outputs without such a format are
-    omitted.
-    """
-    found: dict[int, torch.memory_format] = {}
-    for place, (one, other) in enumerate(zip(expected, got, strict=True)):
-        formats = _LAYOUTS.get(one.dim(), (torch.contiguous_format,))
-        layout = next((layout for layout in formats if one.is_contiguous(memory_format=layout)), None)
-        if layout is not None and one.shape == other.shape and not other.is_contiguous(memory_format=layout):
-            found[place] = layout
-    return found
 
 
 def lines_of(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from freezer.errors import MissingDependencyError, SourceError
+from freezer.errors import MissingDependencyError, SourceError, first_line
 from freezer.files.digest import digest_file
 from freezer.files.download import is_url
 from freezer.freezing.models.exported_program import module_of, spec_of
@@ -41,8 +41,7 @@ def load_source(source: Source) -> nn.Module:
     except (SourceError, MissingDependencyError):
         raise
     except Exception as error:
-        first_line = str(error).strip().partition("\n")[0] or "no message"
-        raise SourceError(f"source {source}: {type(error).__name__}: {first_line}") from error
+        raise SourceError(f"source {source}: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(model, torch.nn.Module):
         raise SourceError(
             f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the model itself",

@@ -134,37 +134,35 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
     ]
 
 
-def cover_points(sets: Sequence[InputSet], spec: InputSpec) -> list[InputSet]:
-    """The samples, and for every corner or middle point without one, a sample cut or repeated to its sizes."""
-    covered = [dict(item.point) for item in sets]
-    missing = [point for point in spec.points() if point not in covered]
-    return [*sets, *(resize(sets[index % len(sets)], spec, point) for index, point in enumerate(missing))]
-
-
-def with_points(
-    sets: Sequence[InputSet], spec: InputSpec, points: Sequence[Mapping[str, int]], *, generated: bool
+def input_sets(
+    samples: Sequence[InputSet], spec: InputSpec, points: Sequence[Mapping[str, int]], *, fill_up: bool
 ) -> list[InputSet]:
-    """Add a set for each point without one, and if all sets are at such points, one at other sizes, for the payload of all sizes.
+    """Input sets at every corner and middle point of the spec, and at points with payloads of their own.
+
+    If all sets are at such points, one at other sizes is added, for the payload of all sizes.
 
     Args:
-        sets: at least one input set.
+        samples: real input sets; where they lack a point, one of them is cut or repeated to its sizes. Without any, sets are
+            generated.
+        spec: the input spec.
         points: points with payloads of their own.
-        generated: generate new sets instead of cutting or repeating others.
+        fill_up: add generated sets to the samples.
     """
-    found = list(sets)
-    named = [dict(point) for point in points]
-    held = [dict(item.point) for item in sets]
+    covered = [dict(item.point) for item in samples]
+    missing = [point for point in spec.points() if point not in covered] if samples else []
+    sets = [*samples, *(resize(samples[index % len(samples)], spec, point) for index, point in enumerate(missing))]
+    if fill_up or not samples:
+        sets += generate(spec)
+    named, held = [dict(point) for point in points], [dict(item.point) for item in sets]
     missing = [point for point in named if point not in held]
     if all(point in named for point in held):
         ranges = product(*(dim.sizes for dim in spec.dims))
         every = (dict(zip((dim.name for dim in spec.dims), sizes, strict=True)) for sizes in ranges)
         missing += [point for point in islice(every, len(named) + 1) if point not in named][:1]
+    own = list(sets)
     for index, point in enumerate(missing):
-        if generated:
-            found.append(generate_at(spec, point, seed=len(sets) + index))
-        else:
-            found.append(resize(sets[index % len(sets)], spec, point))
-    return found
+        sets.append(resize(own[index % len(own)], spec, point) if samples else generate_at(spec, point, seed=len(own) + index))
+    return sets
 
 
 def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec:

@@ -12,10 +12,10 @@ from freezer.codec import encode
 from freezer.errors import JudgeError, SpecError
 from freezer.freezing.models.calls import copied, device_of_model, first_result, model_on
 from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
-from freezer.freezing.models.samples import cover_points, match_samples, with_found_ranges, with_points
+from freezer.freezing.models.samples import input_sets, match_samples, with_found_ranges
 from freezer.freezing.models.torchscript_module import named_devices
 from freezer.runtime.devices import CPU, tensors_on
-from freezer.runtime.input_sets import InputSet, generate, on_device
+from freezer.runtime.input_sets import InputSet, on_device
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import DTYPES, OutputSpec, OutputStructure
@@ -132,7 +132,7 @@ def prepare(
     if options.fill_up or not samples:
         spec = with_found_ranges(name, model, spec)
     points = spec.named_points(options.points)
-    sets = _input_sets(matched, spec, points, fill_up=options.fill_up)
+    sets = input_sets(matched, spec, points, fill_up=options.fill_up)
     tried = model if options.device.type == "cpu" else model_on(model, options.device)
     structure, outputs = _result_of(name, tried, spec, sets[0], options.device)
     return Subject(
@@ -147,15 +147,6 @@ def prepare(
         preserve=tuple(options.preserve),
         reset=options.reset,
     )
-
-
-def _input_sets(
-    samples: Sequence[InputSet], spec: InputSpec, points: Sequence[Mapping[str, int]], *, fill_up: bool
-) -> list[InputSet]:
-    sets = cover_points(samples, spec) if samples else generate(spec)
-    if samples and fill_up:
-        sets = [*sets, *generate(spec)]
-    return with_points(sets, spec, points, generated=not samples)
 
 
 def _result_of(

@@ -134,7 +134,7 @@ def test_wrong_answer_at_size_one_is_found() -> None:
     with pytest.raises(CaptureError, match=message) as caught:
         export(at_least_two)
     assert caught.value.code == "CP-EXPORT-DIFFERS"
-    assert export(at_least_two, {"batch": {"min": 2, "max": 16}}).guards == ("2 <= batch <= 16",)
+    assert export(at_least_two, {"batch": {"min": 2, "max": 16}}).guards == ("batch from 2 to 16",)
 
 
 def to_numpy(x: Tensor) -> Tensor:
@@ -187,9 +187,9 @@ def test_declared_multiples_are_served_and_enforced(tmp_path: Path) -> None:
     assert candidate.payloads[0].dims[1] == Dim(name="height", min=16, max=64, multiple_of=4)
     assert Candidate.read(candidate.folder).payloads == candidate.payloads
     assert next(iter(candidate.reports.values())).guards[:3] == (
-        "1 <= batch <= 2",
-        "16 <= height <= 64, in multiples of 4",
-        "16 <= width <= 32, in multiples of 4",
+        "batch from 1 to 2",
+        "height from 16 to 64 in multiples of 4",
+        "width from 16 to 32 in multiples of 4",
     )
     served = candidate.open(found)
     for sizes in ((1, 16, 16), (2, 20, 28), (1, 64, 32)):
