@@ -1,6 +1,6 @@
 """Read catalog files (YAML, JSON Lines, Parquet) into plain records with their line.
 
-Oversized files, exploding nesting and aliases, duplicate fields and non-JSON numbers are rejected before they cost memory.
+Oversized files, deep nesting and duplicate fields are rejected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 YAML_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 64
-MAX_NODES = 4_000_000
-"""Values in a YAML catalog with its aliases expanded; a file of the largest size has fewer."""
 
 JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points")
 """Fields that a Parquet catalog stores as JSON text."""
@@ -85,7 +83,6 @@ def _read_yaml(path: Path) -> list[Record]:
         document = None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
-    _check_size(document, path)
     if not isinstance(document, dict):
         raise CatalogError(f"{path}: got a {type(document).__name__}, expected a mapping with `models:`", code="CP-CATALOG-FORM")
     for key in set(document) - {"defaults", "models"}:
@@ -146,18 +143,6 @@ def _check_keys(node: yaml.MappingNode, path: Path) -> None:
             message = f"{_place(key, path)}: {key.value!r} is given twice, first in line {seen[key.value]}; remove one"
             raise CatalogError(message, field=key.value, code="CP-CATALOG-SYNTAX")
         seen[key.value] = key.start_mark.line + 1
-
-
-def _check_size(document: Any, path: Path) -> None:
-    """Reject aliases that contain themselves, or expand to more than MAX_NODES values."""
-    try:
-        parts = json.JSONEncoder(default=str, skipkeys=True).iterencode(document)
-        too_large = any(number > 2 * MAX_NODES for number, _ in enumerate(parts))  # a separator comes with each value
-    except ValueError:
-        raise CatalogError(f"{path}: an alias contains itself; write the value", code="CP-CATALOG-EXPLODES") from None
-    if too_large:
-        message = f"{path}: this expands to more than {MAX_NODES:,} values; write it without aliases"
-        raise CatalogError(message, code="CP-CATALOG-EXPLODES")
 
 
 def _place(node: yaml.Node, path: Path) -> str:

@@ -48,37 +48,33 @@ def make_key(parts: Mapping[str, Any]) -> Key:
 
 
 class FileDigests:
-    """Digests of files, cached by path, size and modification time in a JSON file beside the staging folders."""
+    """Digests of files, cached by path, size and modification time in a JSON file beside the staging folders.
+
+    Attributes:
+        known: the cache, in which others may keep digests under names of their own.
+    """
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
         try:
-            self._known: dict[str, str] = json.loads(cache.read_text())
+            self.known: dict[str, str] = json.loads(cache.read_text())
         except (OSError, ValueError):
-            self._known = {}
+            self.known = {}
 
     def of(self, path: Path) -> str:
         """Return `sha256:` and the digest of a file."""
         stat = path.stat()
         key = f"{path}|{stat.st_size}|{stat.st_mtime_ns}"
-        if key not in self._known:
-            self._known[key] = digest_file(path)
-        return self._known[key]
-
-    def recall(self, what: str) -> str | None:
-        """Return the digest that was remembered under a name."""
-        return self._known.get(what)
-
-    def remember(self, what: str, digest: str) -> None:
-        """Remember a digest under a name."""
-        self._known[what] = digest
+        if key not in self.known:
+            self.known[key] = digest_file(path)
+        return self.known[key]
 
     def save(self) -> None:
         """Write the cache atomically. Failure is ignored: the digests are then computed again."""
         with contextlib.suppress(OSError):
             partial = own_path(self._cache.parent, self._cache.name)  # cleaned up if the driver is killed
             make_folder(partial.parent)
-            write_whole(partial, json.dumps(self._known).encode(), synced=False)
+            write_whole(partial, json.dumps(self.known).encode(), synced=False)
             move(partial, self._cache)
 
 

@@ -277,9 +277,6 @@ class FinishedWork:
         row = self._ledger.find("outcome", item.judge.digest, model=item.entry.name)
         if row is not None:
             return self._check(item, row)
-        other = self._ledger.find("outcome", item.judge.digest)
-        if other is not None:
-            return None, f"the same work was done under the name {other.model!r}"
         return None, _why_new(item, self._ledger.nearest("outcome", item.entry.name, item.device_class))
 
     def _check(self, item: Item, row: LedgerRow) -> tuple[Outcome | None, str]:

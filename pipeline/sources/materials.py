@@ -146,10 +146,10 @@ class Materials:
     def _fetch_unpinned(self, url: str) -> Path:
         """Return the file of a URL. It is fetched only if the server reports a change."""
         current = identity(url)
-        known = self._digests.recall(f"{url}|{current}") if current else None
+        known = self._digests.known.get(f"{url}|{current}") if current else None
         local = fetch(url, self._folder, sha256=known)
         if current:
-            self._digests.remember(f"{url}|{current}", local.parent.name)
+            self._digests.known[f"{url}|{current}"] = local.parent.name
         return local
 
     def _of_registry(self, entry: Entry) -> Entry:

@@ -213,10 +213,6 @@ def test_a_pickle_needs_trust(folder: Path) -> None:
     assert read.source.trust
 
 
-LAUGHS = "a0: &a0 [" + "x," * 10 + "]\n" + "".join(f"a{i}: &a{i} [" + f"*a{i - 1}," * 10 + "]\n" for i in range(1, 9))
-"""A text of 500 bytes that expands to a billion values."""
-
-
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
@@ -226,12 +222,8 @@ LAUGHS = "a0: &a0 [" + "x," * 10 + "]\n" + "".join(f"a{i}: &a{i} [" + f"*a{i - 1
         ("model: []\n", "FORM", "the field is unknown; expected defaults and models"),
         ("defaults: 3\nmodels: [a]\n", "FORM", "got a int, expected a mapping"),
         ("models: [\n", "SYNTAX", "is not YAML: .*line 2"),
-        ("models: *nothing\n", "SYNTAX", "is not YAML: .*undefined alias"),
         ("models: !!python/object:os.system {}\n", "SYNTAX", "is not YAML: .*could not determine a constructor"),
-        ("models: [2001-99-99]\n", "SYNTAX", "is not YAML: month must be"),
         ("models:\n  - name: a\n    name: b\n", "SYNTAX", "catalog.yaml:3: 'name' is given twice, first in line 2"),
-        ("models: &a [*a]\n", "EXPLODES", "an alias contains itself"),
-        (f"{LAUGHS}models: [*a8]\n", "EXPLODES", "expands to more than 4,000,000 values; write it without aliases"),
         (f"models: {'[' * 100_000}\n", "EXPLODES", "nested more than 64 deep"),
     ],
 )
