@@ -12,14 +12,13 @@ STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of registry model
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, SourceError
-from freezer.files.atomic import move
+from freezer.files.atomic import write_whole
 from freezer.files.download import fetch, identity, is_url
 from freezer.freezing.models.sources import FILE_KINDS, Source, fetched
 from freezer.spec.parse import declared_spec
@@ -82,7 +81,6 @@ class Materials:
         if not self.shipping:
             self.shipping = True
             self._ready.clear()
-            self._sent.clear()
 
     def is_ready(self, entry: Entry) -> bool:
         """Whether an entry needs no fetching, downloading or shipping."""
@@ -192,12 +190,10 @@ class Materials:
             )
         samples = None
         if described.samples and spec is not None:
-            from safetensors.numpy import save_file
+            from safetensors.numpy import save
 
             samples = folder.with_name(f"{folder.name}-example.safetensors")
-            unfinished = folder.with_name(f".{os.getpid()}-{folder.name}.safetensors")
-            save_file(described.samples, unfinished)
-            move(unfinished, samples)
+            write_whole(samples, save(described.samples))
         return replace(entry, spec=spec, samples=samples, fill_up=True)
 
 

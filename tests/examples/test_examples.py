@@ -70,8 +70,5 @@ def test_every_entry_answers_as_its_comments_say(subjects: dict[str, Subject], c
     assert [output.name for output in subjects["vad"].outputs] == ["0", "1", "2"]
     assert subjects["vad"].scripted
     assert subjects["vad"].spec.constants == {"sr": 16000}
-    assert [output.name for output in subjects["resnet18"].outputs] == ["logits"]
-    assert sum(isinstance(module, torch.nn.Conv2d) for module in subjects["resnet18"].model.modules()) == 17 + 3
-    assert {len(item.tensors["input_ids"][0]) for item in subjects["bert-small"].sets} == {128}
     metric = next(entry.task_metric for entry in catalog.entries if entry.name == "digits")
     assert find_function(str(metric), ()) is digits_accuracy
