@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from freezer import errors
-from freezer.errors import CatalogError, ColdpressError, FreezeError, IncompatibleError, Refusal, SpeedCheck, SpeedError
+from freezer.errors import CatalogError, ColdpressError, FreezeError, IncompatibleError, Refusal
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ColdpressError)]
 
@@ -29,19 +29,6 @@ def test_attributes_survive_pickling() -> None:
     ladder = (Refusal(rung="portable", reason="canary", got="1", expected="2"),)
     assert pickle.loads(pickle.dumps(IncompatibleError("no rung", ladder))).ladder == ladder
     assert str(ladder[0]) == "portable: canary: got 1, expected 2"
-    check = SpeedCheck(
-        device_class="portable",
-        expected=2.0,
-        measured=0.5,
-        low=0.4,
-        high=0.6,
-        num_threads=1,
-        point={},
-        median_ms={},
-        num_rounds=5,
-        num_dropped=0,
-    )
-    assert pickle.loads(pickle.dumps(SpeedError("slow", check=check))).check == check
 
 
 def test_kinds_and_codes_differ() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,32 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
-from freezer.cli.app import main
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import detect
 from freezer.store.store import Store
 from tests.conftest import Frozen
+from tests.freezer.cli.conftest import Run
 from tests.models import mlp
 from tests.steps import HERE, copy_of, flip_a_byte, python, random_inputs
 
 ROOT = Path(__file__).parents[3]
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def coldpress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["coldpress", *(str(argument) for argument in arguments)])
-        with pytest.raises(SystemExit) as caught:  # typer raises it after every command
-            main()
-        found = capsys.readouterr()
-        return int(caught.value.code or 0), found.out, found.err
-
-    return run
-
 
 QUICKLY = """
 import sys

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freezer.files import atomic
-from freezer.files.atomic import copy_whole, link_or_copy, link_whole, sync, write_whole
+from freezer.files.atomic import link_or_copy, link_whole, sync, write_whole
 
 STEPS = ("open", "write", "fsync", "replace", "link")
 
@@ -118,16 +118,6 @@ def test_a_link_that_cannot_be_synced_becomes_a_copy(disk: Disk, tmp_path: Path)
     assert not (tmp_path / "copied").samefile(source)
     assert (tmp_path / "copied").stat().st_mode & 0o777 == 0o444
     assert names(tmp_path) == ["copied", "linked", "source"]
-
-
-def test_a_copy_that_fails_its_check_is_removed(tmp_path: Path) -> None:
-    def refuse(path: Path) -> None:
-        raise ValueError(f"{path.name} is not right")
-
-    (tmp_path / "source").write_bytes(b"content")
-    with pytest.raises(ValueError, match="is not right"):
-        copy_whole(tmp_path / "source", tmp_path / "dest", check=refuse)
-    assert names(tmp_path) == ["source"]
 
 
 @pytest.mark.parametrize("give", [link_or_copy, link_whole])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import ipaddress
 import ssl
 import subprocess
 import threading
@@ -15,9 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from freezer.errors import IntegrityError, SourceError
 from freezer.files.download import fetch, identity, is_url
@@ -26,6 +21,7 @@ from freezer.freezing.models.sources import fetched, parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.buckets import overwrite
 from tests.models import mlp
+from tests.pipeline.full_disks import full_disk
 
 CONTENT = b"the bytes of a model" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -84,8 +80,10 @@ def serve(folder: Path, asked: list[str], context: ssl.SSLContext | None) -> Ite
 def https(tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server over TLS that this process trusts, and the folder `served`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    certificate = make_certificate(tmp_path / "loopback.pem")
-    context.load_cert_chain(certificate)
+    key, certificate = tmp_path / "key.pem", tmp_path / "loopback.pem"
+    words = ["-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=loopback", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", "req", *words, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context.load_cert_chain(certificate, key)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
     yield from serve(tmp_path / "served", asked, context)
 
@@ -93,28 +91,6 @@ def https(tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def http(tmp_path: Path, asked: list[str]) -> Iterator[str]:
     yield from serve(tmp_path / "served", asked, None)
-
-
-def make_certificate(path: Path) -> Path:
-    """A key and a certificate for 127.0.0.1 that signs itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
-    return path
 
 
 def test_files_are_stored_under_their_digest(tmp_path: Path, https: str) -> None:
@@ -171,23 +147,10 @@ def test_a_redirect_to_plain_http_is_refused(tmp_path: Path, https: str, http: s
         fetch(f"{https}/to/{http}/model.pt", tmp_path / "fetched")
 
 
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of one page; the test is skipped where none may be mounted."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system may be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_is_an_os_error(https: str, tmp_path: Path, full_disk: Path) -> None:
+def test_a_full_disk_is_an_os_error(https: str, tmp_path: Path) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with pytest.raises(OSError, match="No space left on device"):
-        fetch(f"{https}/model.pt", full_disk)
-    assert list(full_disk.iterdir()) == []
+    with full_disk(tmp_path / "full") as folder, pytest.raises(OSError, match="No space left on device"):
+        fetch(f"{https}/model.pt", folder)
 
 
 def test_identity_changes_with_the_file(tmp_path: Path, https: str) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,7 +257,6 @@ def test_digests_that_are_paths_are_rejected(empty: Store, one: Artifact) -> Non
 
 # Faults
 
-MIN_KILLS, MAX_KILLS = 5, 40
 KILLED = (
     PUBLISH
     + """
@@ -293,64 +290,6 @@ def test_a_crash_while_publishing_keeps_the_previous_version(
     again = publish(empty, newer, key="new key")
     assert again.number == len(before) + 1
     assert (empty.pull(again, "portable", tmp_path / "again").folder / "payloads/all.pt2").read_bytes() == b"newer"
-
-
-@pytest.mark.slow
-def test_kills_at_any_moment_keep_whole_versions(empty: Store, one: Artifact, tmp_path: Path) -> None:
-    code = (
-        PUBLISH
-        + """
-import itertools
-print("ready", flush=True)
-for count in itertools.count():
-    store.publish("tiny", source_key=f"{sys.argv[3]} {count}", artifacts={"portable": artifact}, carried={})
-"""
-    )
-    started = time.monotonic()
-    publish(empty, one, key="timed")
-    took_s = time.monotonic() - started
-    moments = random.Random(0)
-    for attempt in range(MAX_KILLS):
-        if attempt >= MIN_KILLS and len(empty.versions("tiny")) > MIN_KILLS:
-            break  # some were killed early, and some after they had published
-        command = [sys.executable, "-c", code, str(empty.root), str(one.folder), str(attempt)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"ready\n"
-            time.sleep(moments.uniform(0.2, 4) * took_s)
-            child.kill()
-        versions = empty.versions("tiny")
-        assert versions == list(range(1, len(versions) + 1))
-        latest = empty.version("tiny")
-        assert latest.number == versions[-1]
-        empty.pull(latest, "portable", tmp_path / f"pulled-{attempt}").verify()
-    assert len(empty.versions("tiny")) > MIN_KILLS, "a disk that is slow beyond all bounds, or nothing is published any more"
-
-
-def test_concurrent_publishers_get_distinct_versions(empty: Store, one: Artifact) -> None:
-    code = (
-        PUBLISH
-        + """
-sys.stdin.readline()
-for count in range(5):
-    version = store.publish("tiny", source_key=f"{sys.argv[3]} {count}", artifacts={"portable": artifact}, carried={})
-    print(version.number)
-"""
-    )
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(empty.root), str(one.folder), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for name in "ab"
-    ]
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write(b"go\n")
-        child.stdin.flush()
-    numbers = [int(number) for child in children for number in child.communicate()[0].split()]
-    assert sorted(numbers) == list(range(1, 11))
-    assert empty.versions("tiny") == list(range(1, 11))
-    assert len({empty.version(f"tiny:{number}").source_key for number in numbers}) == 10
 
 
 def test_a_store_that_cannot_be_written_is_unchanged(empty: Store, one: Artifact) -> None:
