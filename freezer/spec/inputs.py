@@ -83,8 +83,6 @@ class InputSpec:
                 raise SpecError(f"input {item.name!r} is given twice")
             names.add(item.name)
         bound = [dim.name for dim in self.dims]
-        if twice := [name for name in bound if bound.count(name) > 1]:
-            raise SpecError(f"dim {twice[0]!r} is given twice")
         used = {size: tensor for tensor in self.tensors for size in tensor.shape if isinstance(size, str)}
         for name, tensor in used.items():
             if name not in bound:

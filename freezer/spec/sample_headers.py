@@ -27,19 +27,8 @@ Header = tuple[str, tuple[int, ...]]
 READ_ERRORS = (OSError, ValueError, RuntimeError, TypeError, EOFError, KeyError, BadZipFile, zlib.error)
 """Errors of reading damaged files and files of another kind."""
 
-_SAFETENSORS: Mapping[str, str] = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "C64": "complex64",
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-}
+_SAFETENSORS: Mapping[str, str] = {"F": "float", "BF": "bfloat", "C": "complex", "U": "uint", "I": "int", "BOOL": "bool"}
+"""Names of dtypes in .safetensors files, without their number of bits."""
 
 _Value = TypeVar("_Value")
 
@@ -78,7 +67,9 @@ def _safetensors_headers(path: Path) -> dict[str, Header]:
             for name in file.keys():  # noqa: SIM118  # not a mapping
                 entry = file.get_slice(name)
                 kind, shape = entry.get_dtype(), tuple(entry.get_shape())
-                found[name] = (COMPLEX128, shape[:-1]) if name in pairs else (_SAFETENSORS.get(kind, kind), shape)
+                letters = kind.rstrip("0123456789")
+                dtype = _SAFETENSORS.get(letters, letters) + kind.removeprefix(letters)
+                found[name] = (COMPLEX128, shape[:-1]) if name in pairs else (dtype, shape)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
     return found
