@@ -39,14 +39,6 @@ class Forking(nn.Module):
         return out
 
 
-class ForkingOnValues(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if float(x.sum()) > 0:
-            task = torch.jit.fork(doubled, x)
-            return torch.jit.wait(task)
-        return x
-
-
 # Functions and methods
 
 
@@ -137,19 +129,6 @@ with torchscript_deprecations_silenced():
 class Doubler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
-
-
-class OtherNames(nn.Module):
-    """The parameter of its part has another name than the interface's."""
-
-    part: Shape
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part.forward(x) if float(x.sum()) > 0 else x
 
 
 def typed_hook(module: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
@@ -402,10 +381,6 @@ class Setting(nn.Module):
 CORNERS: Mapping[str, Case] = {
     # TorchScript's own
     "`torch.jit.fork`, `wait`": Case(make=Forking),
-    "`torch.jit.fork` in a TorchScript file": Case(
-        make=lambda: scripted(ForkingOnValues()),
-        exported=r"PyTorch's converter: it does not take prim::fork at models_corners\.py:\d+: task = ",
-    ),
     "`torch.jit.script_if_tracing`": Case(make=ScriptIfTracing, exported=VALUES),
     "scripted functions, `@torch.jit.export`, `@torch.jit.interface`, overloads, `torch.jit.is_scripting()`, typed hooks": Case(
         make=ScriptMethods, exported=VALUES
@@ -414,11 +389,6 @@ CORNERS: Mapping[str, Case] = {
     "`torch.jit.trace_module` with several methods": Case(make=lambda: traced_methods(TwoMethods(), forward=X, encode=X)),
     "`@torch.jit.ignore`": Case(
         make=Ignoring, says="which no file can hold at models_corners.py:.*; mark it `@torch.jit.unused`", exported=VALUES
-    ),
-    "`@torch.jit.ignore` in a scripted module": Case(
-        make=lambda: scripted(Ignoring()),
-        says="which no file can hold at models_corners.py:.*; mark it `@torch.jit.unused`",
-        exported="PyTorch's converter: .*Could not export Python function call 'python'",
     ),
     "`@torch.jit.unused`, but called": Case(
         make=UnusedButCalled,
@@ -436,20 +406,12 @@ CORNERS: Mapping[str, Case] = {
         exported=r"PyTorch's converter: RuntimeError: aten::gt\(\) Expected a value of type 'float'",
     ),
     "lists and dicts that `forward` changes": Case(make=ChangedContainers, exported=DIFFERS_LATER),
-    "lists and dicts that `forward` of a scripted module changes": Case(
-        make=lambda: scripted(ChangedContainers()), exported="PyTorch's converter: .*'int' object has no attribute 'to'"
-    ),
     "a module of a `ModuleList` chosen by a value": Case(
         make=Routing,
         says=r"indexed by a variable at models_corners\.py:.*; iterate \(`for i, part",
         exported=VALUES,
     ),
     "parameters in a plain list": Case(make=LooseParameters),
-    "`@torch.jit.interface` with other parameter names": Case(
-        make=OtherNames,
-        says="the interface tests.freezer.models_corners.Shape; give its methods the interface's parameters",
-        exported=VALUES,
-    ),
     # What TorchScript cannot read, and hooks
     "`from __future__ import annotations`, with annotated attributes": Case(
         make=AsText,

@@ -272,15 +272,15 @@ def dynamic_quantized() -> nn.Module:
         return model
 
 
-def fx_quantized(*, converted: bool) -> nn.Module:
+def fx_prepared() -> nn.Module:
     from torch.ao.quantization import get_default_qconfig_mapping
-    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+    from torch.ao.quantization.quantize_fx import prepare_fx
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = prepare_fx(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), get_default_qconfig_mapping("x86"), (X,))
+        model: nn.Module = prepare_fx(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), get_default_qconfig_mapping("x86"), (X,))
         model(X)
-        return convert_fx(model) if converted else model
+        return model
 
 
 class Attention(nn.Module):
@@ -459,9 +459,8 @@ FEATURES: Mapping[str, Case] = {
     "modules of several dtypes": Case(make=MixedDtypes),
     "autocast regions": Case(make=Autocast, inputs={"x": WIDE}),
     "dynamically quantized layers": Case(make=dynamic_quantized, inputs={"x": X}, says=QUANTIZED),
-    "FX-quantized models": Case(make=lambda: fx_quantized(converted=True), inputs={"input": X}, says=QUANTIZED),
     "models prepared for quantization": Case(
-        make=lambda: fx_quantized(converted=False),
+        make=fx_prepared,
         inputs={"input": X},
         says="the trace would keep for all calls what Python reads of its inputs at a line of torch; use",
         exported="the model holds observers, .*; convert it",

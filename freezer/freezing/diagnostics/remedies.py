@@ -91,11 +91,6 @@ SCRIPT: tuple[Remedy, ...] = (
         remedy="iterate (`for name, part in self.parts.items()`) and call the chosen one",
     ),
     Remedy(
-        pattern=r"is not compatible with interface (__torch__\.)?(?P<name>[\w.]+)",
-        means="a submodule does not have the methods of the interface {name}",
-        remedy="give its methods the interface's parameters: the same names, order and types",
-    ),
-    Remedy(
         pattern=r"Type mismatch: (?P<name>\w+) is set to type (?P<one>[^\n]+) in the true branch and "
         r"type (?P<other>[^\n]+?) in the",
         means="the variable {name!r} is {one} in one branch and {other} in the other",

@@ -30,7 +30,7 @@ FAST = {
     ("a custom operator with a fake kernel", "torchscript-frozen"),
     ("gradients inside `forward`", "torchscript-frozen"),
     ("`torch.jit.trace_module` with several methods", "torchscript-frozen"),
-    ("`torch.jit.fork` in a TorchScript file", "inductor-frozen"),
+    ("a scripted module that branches on values", "inductor-frozen"),
     ("`@torch.jit.ignore`", "torchscript-frozen"),
     ("`torch.jit.is_scripting()` with a different result", "torchscript-frozen"),
     ("a module of a `ModuleList` chosen by a value", "torchscript-frozen"),

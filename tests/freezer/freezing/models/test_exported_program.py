@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -105,19 +104,6 @@ def test_module_is_captured_with_its_dims(name: CaptureName, attending: torch.ex
         expected = leaves_of(subject.model(x, options={"scale": scale}))
         for one, other in zip(run(x, scale), expected, strict=True):
             torch.testing.assert_close(one, other)
-
-
-def test_decomposed_program_is_captured(attending: torch.export.ExportedProgram, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch's own
-        program = attending.run_decompositions()
-    subject = subject_of_program(loaded(program, tmp_path))
-    x, scale = random_inputs(3, 5, 4), random_inputs(4)
-    expected = subject.model(x, options={"scale": scale})["scores"]
-    exported = captured_by(subject, "export")
-    torch.testing.assert_close(exported.program.module()(x, scale)[0], expected)
-    traced = captured_by(subject, "trace")
-    torch.testing.assert_close(traced.program(x, scale)[0], expected)
 
 
 def test_program_keeps_state(tmp_path: Path) -> None:

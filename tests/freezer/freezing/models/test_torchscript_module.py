@@ -73,14 +73,6 @@ class ManyMethods(nn.Module):
         y = (x if by is None else x * by) * times * pair[0] * pair[1]
         return Answer(y.clamp(max=limit) + self.calls, self.calls)
 
-    @torch.jit.export
-    def step(self, x: Tensor, state: tuple[Tensor, list[Tensor]], more: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return x + state[0], state[1][0] * more["a"]
-
-    @torch.jit.export
-    def nothing(self) -> int:
-        return 1
-
 
 def scripted(model: nn.Module, folder: Path | None = None) -> torch.jit.ScriptModule:
     """The scripted model; with a folder, saved and loaded."""
@@ -121,12 +113,3 @@ def test_with_forward_keeps_types_defaults_and_state(saved: bool, tmp_path: Path
     again = copy.deepcopy(wrapped)
     assert float(again(X)[0].mean()) == 10.5
     assert float(wrapped(X)[0].mean()) == 10.5
-
-
-def test_wrapped_module_freezes_with_state(tmp_path: Path) -> None:
-    wrapped = with_forward(scripted(ManyMethods(), tmp_path), "scale")
-    with torchscript_deprecations_silenced():
-        frozen = torch.jit.freeze(wrapped)
-        torch.jit.save(frozen, str(tmp_path / "frozen.pt"))
-        served = torch.jit.load(str(tmp_path / "frozen.pt"))
-    assert [float(served(X)[0].mean()) for _ in range(3)] == [8.5, 9.5, 10.5]
