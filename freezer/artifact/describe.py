@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.freezing_report import NOT_TRIED, FreezingReport
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import FreezingRecord, LatencyRecord, Migration, PointFigures
+from freezer.artifact.sections import NOT_TRIED, FreezingRecord, FreezingReport, LatencyRecord, Migration, PointFigures
 from freezer.errors import NotPublishedError
 from freezer.spec.inputs import Dim
 

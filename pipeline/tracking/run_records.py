@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
-from freezer.artifact.freezing_report import FreezingReport
-from freezer.artifact.sections import FreezingRecord, Migration
+from freezer.artifact.sections import FreezingRecord, FreezingReport, Migration
 from freezer.codec import decode
 from pipeline.records.outcome import CandidateReport, Outcome
 

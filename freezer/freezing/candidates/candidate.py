@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.manifest import Payload, set_for
+from freezer.artifact.sections import FreezingReport
 from freezer.codec import decode, encode
 from freezer.freezing.models.subject import Subject
 from freezer.runtime.frozen_model import CallOptions, FrozenModel

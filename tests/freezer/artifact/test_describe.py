@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.artifact.describe import describe, describe_freezing, manifest_markdown
-from freezer.artifact.freezing_report import Change, FreezingReport, KeptTensor, PreservedName
-from freezer.artifact.sections import CandidateRecord, FreezingRecord, Migration
+from freezer.artifact.sections import CandidateRecord, Change, FreezingRecord, FreezingReport, KeptTensor, Migration, PreservedName
 from tests.steps import write_plain_artifact
 
 REPORT = FreezingReport(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact.sections import FreezingReport
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.events import Event, verdict_text

@@ -11,7 +11,7 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from freezer.artifact.freezing_report import Change, FreezingReport
+from freezer.artifact.sections import Change, FreezingReport
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Failure

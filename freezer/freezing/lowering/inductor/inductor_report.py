@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.artifact.freezing_report import Change, FreezingReport
+from freezer.artifact.sections import Change, FreezingReport
 from freezer.freezing.lowering.exported import fx_operators
 from freezer.freezing.lowering.inductor.observer import Graph, Watch
 from freezer.runtime.tensors import address_of, identity_of, program_tensors, tensors_bytes

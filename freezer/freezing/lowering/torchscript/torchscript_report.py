@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.artifact.freezing_report import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
+from freezer.artifact.sections import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import first_line
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.lowering.readable import torchscript_texts

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact.freezing_report import FreezingReport, KeptTensor, PreservedName
+from freezer.artifact.sections import FreezingReport, KeptTensor, PreservedName
 from freezer.freezing.lowering.torchscript.graph_analysis import operators
 from freezer.freezing.lowering.torchscript.pass_replay import (
     APPENDED,
