@@ -92,13 +92,11 @@ def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
         dest: a new or empty folder.
 
     Raises:
-        FileExistsError: `dest` is not empty.
+        OSError: `dest` is not empty.
     """
     for item in manifest.contents:
         sync(staging / item.path)
     write_whole(staging / MANIFEST, manifest.to_bytes())
-    if dest.exists() and any(dest.iterdir()):
-        raise FileExistsError(f"{dest} is not empty; name a new folder")
     move(staging, dest)
     return Artifact(folder=dest, manifest=manifest)
 

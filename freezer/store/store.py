@@ -29,8 +29,7 @@ from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.atomic import make_folder, move, write_whole
 from freezer.files.buckets import SCHEMES, open_bucket, path_in_bucket
 from freezer.files.digest import verify_file
-from freezer.store.backend import LocalFiles
-from freezer.store.oci_layout import DEVICE_CLASS, INDEX, SOURCE_KEY, TITLE, VERSION, Layout, OvertakenError
+from freezer.store.oci_layout import DEVICE_CLASS, INDEX, SOURCE_KEY, TITLE, VERSION, Layout, LocalFiles, OvertakenError
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
