@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from freezer.freezing.diagnostics.source_lines import running_at
 from freezer.freezing.models.samples import tensors_in
@@ -97,35 +97,12 @@ class _Called(nn.Module):
         return result
 
 
-@dataclass(kw_only=True)
-class _Origins:
-    """Origins of the values of tensors, as bits; by storage, which views share, or by tensor without one."""
-
-    by_storage: dict[StorageWeakRef, int] = field(default_factory=dict)
-    by_tensor: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
-
-    def of(self, tensor: Tensor) -> int:
-        """The origins of a tensor's values."""
-        storage = _storage(tensor)
-        found: int = self.by_tensor.get(tensor, 0) if storage is None else self.by_storage.get(storage, 0)
-        return found
-
-    def add(self, tensor: Tensor, origins: int) -> None:
-        """Add to the origins of a tensor's values."""
-        if origins:
-            storage = _storage(tensor)
-            if storage is None:
-                self.by_tensor[tensor] = self.of(tensor) | origins
-            else:
-                self.by_storage[storage] = self.of(tensor) | origins
-
-
-def _storage(tensor: Tensor) -> StorageWeakRef | None:
-    """The storage that a tensor's views share, as a weak reference that stays unique."""
+def _key(tensor: Tensor) -> object:
+    """A weak reference to the storage that a tensor's views share; to the tensor itself if it has none, as sparse tensors."""
     try:
         return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # sparse tensors have none
-        return None
+    except (NotImplementedError, RuntimeError):
+        return WeakIdRef(tensor)
 
 
 class _Values(TorchDispatchMode):
@@ -134,19 +111,21 @@ class _Values(TorchDispatchMode):
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor], caught: Sequence[warnings.WarningMessage]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._caught, self._num_seen = caught, 0
-        self._values = _Origins()
+        self._values: defaultdict[object, int] = defaultdict(int)
+        """Origins of the values of tensors, as bits, by `_key`."""
         self._sizes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._scalar = 0
         """Origins of a number just taken out of a tensor, for the next operation."""
-        self._state = _Origins()
+        self._state: dict[object, int] = {}
+        """The bit of each tensor of the model, by `_key`."""
         self._changed = 0
         self._noted: list[tuple[int, str]] = []
         bit = _FIRST_STATE
         for _, tensor in (*model.named_buffers(), *model.named_parameters()):
-            self._state.add(tensor, bit)
+            self._state[_key(tensor)] = self._state.get(_key(tensor), 0) | bit
             bit <<= 1
         for tensor in inputs:
-            self._values.add(tensor, _INPUTS)
+            self._values[_key(tensor)] |= _INPUTS
 
     def reads(self) -> Iterator[tuple[str, str]]:
         """The reads so far: origin in words, and the user's line."""
@@ -161,10 +140,10 @@ class _Values(TorchDispatchMode):
     def note_sizes(self, tensor: Tensor, sizes: Iterable[Tensor]) -> None:
         """Note that numbers are sizes of a tensor, with the origins of its sizes."""
         for size in sizes:
-            self._values.add(size, self._sizes.get(tensor, 0))
+            self._values[_key(size)] |= self._sizes.get(tensor, 0)
 
     def _of(self, tensor: Tensor) -> int:
-        return self._values.of(tensor) | self._state.of(tensor)
+        return self._values.get(_key(tensor), 0) | self._state.get(_key(tensor), 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -188,7 +167,7 @@ class _Values(TorchDispatchMode):
         if short.endswith("_like") or short.startswith("new_"):  # takes only shape, dtype and device of its first tensor
             origins &= _RANDOM
         for tensor in tensors_in(result):
-            self._values.add(tensor, origins)
+            self._values[_key(tensor)] |= origins
             if sizes:
                 self._sizes[tensor] = sizes
         return result
@@ -205,8 +184,8 @@ class _Values(TorchDispatchMode):
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in tensors_in(given.get(argument.name)):
-                    self._changed |= self._state.of(tensor)
-                    self._values.add(tensor, origins)
+                    self._changed |= self._state.get(_key(tensor), 0)
+                    self._values[_key(tensor)] |= origins
 
 
 class _Functions(TorchFunctionMode):
