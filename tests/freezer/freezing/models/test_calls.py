@@ -1,4 +1,4 @@
-"""Copies of source models."""
+"""Copies of source models, also on another device: `meta` shows what was moved, `cpu:0` computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.models.calls import copied
+from freezer.freezing.models.calls import copied, device_of_model, model_on
+from freezer.freezing.models.exported_program import module_of
+from freezer.runtime.devices import CPU, called_on
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.models import Mlp, seeded
 from tests.steps import random_inputs
@@ -94,16 +96,6 @@ def test_overlapping_tensors_overlap_in_the_copy(hold: Callable[[Tensor], Any]) 
     assert not torch.equal(answers[0], answers[1])
 
 
-def test_copy_drops_compile_wrappers() -> None:
-    part: Any = torch.compile(seeded(Mlp), backend="eager")
-    inner = nn.Sequential(part)
-    model: Any = torch.compile(inner, backend="eager")
-    copy = copied(model)
-    assert type(copy) is nn.Sequential
-    assert type(copy[0]) is Mlp
-    assert type(inner[0]) is not Mlp
-
-
 def test_copy_keeps_only_forward_hooks() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].register_full_backward_hook(lambda *given: None)
@@ -114,3 +106,70 @@ def test_copy_keeps_only_forward_hooks() -> None:
         assert torch.equal(copy(X), model(X))
     assert [len(part._backward_hooks) for part in (copy[0], model[0])] == [0, 1]  # type: ignore[index]
     assert [len(part._backward_pre_hooks) for part in (copy[0], model[0])] == [0, 1]  # type: ignore[index]
+
+
+META = torch.device("meta")
+
+
+class Holding(nn.Module):
+    """Tensors in every place that a module may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.shift = nn.Linear(2, 2), nn.Buffer(torch.ones(2))
+        self.plain = torch.ones(2)
+        self.several: Any = [torch.ones(2), {"deep": (torch.ones(2), 1)}]
+        self.texts = ["a", "b"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) + self.shift + self.plain + self.several[0]
+        return out
+
+
+def test_model_on_moves_all_tensors() -> None:
+    model: Any = seeded(Holding)
+    moved: Any = model_on(model, META)
+    deep = moved.several[1]["deep"][0]
+    found = {tensor.device.type for tensor in (moved.linear.weight, moved.shift, moved.plain, moved.several[0], deep)}
+    assert found == {"meta"}
+    assert moved.several[1]["deep"][1] == 1
+    assert moved(torch.ones(2, device="meta")).is_meta
+    assert device_of_model(moved) == META
+    assert {tensor.device.type for tensor in (model.linear.weight, model.plain, model.several[0])} == {"cpu"}
+    assert device_of_model(nn.ReLU()) == CPU
+    assert device_of_model(nn.ReLU(), [torch.ones(1, device="meta")]) == META
+    assert device_of_model(model, [torch.ones(1, device="meta")]) == CPU
+
+
+def test_model_on_moves_torchscript_constants() -> None:
+    with torchscript_deprecations_silenced(), torch.no_grad():
+        traced = torch.jit.freeze(torch.jit.trace(seeded(Holding), torch.ones(2)))
+    assert not list(traced.parameters())
+    apart = torch.device("cpu", 0)
+    moved = model_on(traced, apart)
+    assert moved is not traced
+    assert torch.equal(moved(torch.ones(2)), traced(torch.ones(2)))
+    assert moved(torch.ones(2)).is_cpu
+
+
+def test_model_on_renames_devices_in_graphs() -> None:
+    class Making(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.arange(2, device=x.device)
+
+    program = torch.export.export(Making().eval(), (torch.ones(2),), strict=False)
+    moved = model_on(module_of(program), META)
+    assert moved(torch.ones(2, device="meta")).is_meta
+
+
+def test_called_on_moves_arguments_and_results() -> None:
+    model = seeded(Mlp)
+    assert called_on(model, CPU) is model
+    seen: list[torch.device] = []
+
+    def elsewhere(x: Tensor, *, pair: list[Tensor]) -> dict[str, Tensor]:
+        seen.extend((x.device, pair[0].device))
+        return {"y": torch.ones(2)}
+
+    assert called_on(elsewhere, META)(torch.ones(2), pair=[torch.ones(2)])["y"].is_cpu
+    assert seen == [META, META]
