@@ -20,21 +20,6 @@ class ConvNet(nn.Module):
         return out
 
 
-class Arithmetic(nn.Module):
-    """A convolution, followed by arithmetic with constants."""
-
-    shift: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.register_buffer("shift", torch.rand(1, 4, 1, 1) + 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = (((self.conv(x) + self.shift) - 2.0) * self.shift) / 3.0
-        return out
-
-
 class Heads(nn.Module):
     """Three linear layers over one input, and one with a batch norm."""
 
@@ -46,36 +31,6 @@ class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(self.out(self.query(x) + self.key(x) * self.value(x)))
         return out
-
-
-class Repeating(nn.Module):
-    """Computes sin and a sum twice, a constant once, and detaches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4) / 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = x.sin() + x, x.sin() + x
-        return (first * second).detach() * self.scale.exp()
-
-
-class Looping(nn.Module):
-    """A loop that TorchScript unrolls, and a branch on a flag."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.steps, self.doubled = 3, False
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: list[Tensor] = []
-        for _ in range(3):
-            x = self.linear(x)
-            found.append(x)
-        if self.doubled:
-            x = x * 2
-        return torch.cat(found) + self.steps + x.sum()
 
 
 class Forking(nn.Module):
@@ -130,69 +85,3 @@ class Stateful(nn.Module):
         """Reset the state."""
         self.total.zero_()
         self.calls = 0
-
-
-class Adding(nn.Module):
-    """Sums its inputs in a buffer."""
-
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.total.add_(x.sum())
-        return x + self.total
-
-
-class Holder(nn.Module):
-    """Holds another model as `model`, like a flat capture."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Tied()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.model(x)
-        return out
-
-
-class Recurrent(nn.Module):
-    """An LSTM, whose weights TorchScript reads from a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.lstm(x)[0]
-        return out.relu()
-
-
-class Mixed(nn.Module):
-    """A linear layer under autocast."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out: Tensor = self.linear(x)
-        return out
-
-
-class Viewing(nn.Module):
-    """Writes into its buffer for some inputs, and into a copy of its input for others."""
-
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(2, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        written = self.total if x.dim() > 2 else x.clone()
-        written.add_(1.0)
-        return written

@@ -18,8 +18,8 @@ from freezer.files.digest import digest_file
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.lowering.custom_operators import check_operators
 from freezer.freezing.lowering.lowerings import LOWERINGS
+from freezer.freezing.lowering.operators import check_operators
 from freezer.freezing.lowering.readable import captured_texts
 from freezer.freezing.lowering.result import timed
 from freezer.freezing.models.subject import Subject, placed

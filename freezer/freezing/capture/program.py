@@ -44,6 +44,10 @@ class Captured:
     texts: Mapping[str, str] = field(default_factory=dict)
     owned: tuple[Tensor, ...] = ()
 
+    def source_name(self, name: str) -> str:
+        """The source model's name of an attribute of the program; a flat program holds the model as `model`."""
+        return name.removeprefix("model.") if self.convention == "flat" else name
+
 
 class FlatModule(nn.Module):
     """The flat form of a model: takes tensors in order and returns a tuple of tensors.

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from freezer.artifact.manifest import PayloadKind
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.lowering import exported
+from freezer.freezing.lowering import exported, torchscript
 from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.lowering.result import Lowered
-from freezer.freezing.lowering.torchscript import torchscript
 from freezer.freezing.target.target import Target
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from freezer.artifact.manifest import Payload
 from freezer.errors import BuildError, ContractError, NotPreservedError
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.lowering.torchscript import torchscript
+from freezer.freezing.lowering import torchscript
 from freezer.freezing.models.samples import example_spec
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here

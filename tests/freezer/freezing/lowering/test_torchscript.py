@@ -1,4 +1,4 @@
-"""torchscript-optimized: the artifact contains the frozen module, and the loader applies optimize_for_inference."""
+"""TorchScript payloads: what their reports count, and optimization at load."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact.folder import Artifact
+from freezer.artifact.freezing_report import FreezingReport, KeptTensor, PreservedName
 from freezer.errors import IncompatibleError
 from freezer.files.digest import digest_file
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.lowering import torchscript
 from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import open_torchscript
 from freezer.runtime.threads import threads
 from tests.conftest import Frozen, frozen
+from tests.freezer.models_reports import ConvNet, Heads, Stateful, Tied
 from tests.freezer.models_state import RunningMean
 from tests.models import TinyConv, seeded
 from tests.steps import HERE, candidate_of, copy_of, judgement_of, random_inputs, rewritten, subject_of
 
 SETTINGS = RECIPES["torchscript-optimized"].settings
-X = random_inputs(2, 3, 16, 16)
+X, ROW = random_inputs(2, 3, 16, 16), random_inputs(2, 4)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +36,62 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """A torchscript-optimized artifact of a convnet for batch 1 to 4; read it, never write it."""
     out = tmp_path_factory.mktemp("optimized") / "conv"
     return frozen(seeded(TinyConv), X, out, name="conv", recipe="torchscript-optimized", device_class=HERE)
+
+
+def report_of(model: nn.Module, x: Tensor, recipe: str, folder: Path) -> FreezingReport:
+    candidate = candidate_of(subject_of(model.eval(), {"x": x}), recipe, folder / recipe)
+    (report,) = candidate.reports.values()
+    return report
+
+
+def counts(report: FreezingReport) -> tuple[dict[str, int], dict[str, int]]:
+    """What was done by freezing, and at load."""
+    done, at_load = ({change.name: change.count for change in changes} for changes in (report.changes, report.changes_at_load))
+    return done, at_load
+
+
+def test_folded_layers_and_constants_are_counted(tmp_path: Path) -> None:
+    report = report_of(ConvNet(), X, "torchscript-optimized", tmp_path)
+    assert counts(report) == ({"batch norms folded": 3, "dropouts removed": 2}, {"convolutions moved to oneDNN's layouts": 3})
+    assert report.ops_before == {"aten::_convolution": 3, "aten::batch_norm": 3, "aten::relu": 3, "aten::dropout": 2}
+    assert report.ops_after == {"aten::_convolution": 3, "aten::relu": 3}
+    assert report.num_constants == 3 * 7, "weight and bias of each convolution; five tensors of each batch norm"
+    assert report.constants_bytes == 3 * (4 * (81 + 3 + 4 * 3) + 8)
+    assert report.constants[0] == "features.0.weight"
+    assert report.folded_bytes == 3 * 4 * (81 + 3), "a new weight and a new bias for each convolution"
+    exact = report_of(ConvNet(), X, "torchscript-exact", tmp_path)
+    assert (counts(exact), exact.folded_bytes) == (({"dropouts removed": 2}, {}), 0)
+
+
+def test_linear_layers_are_pretransposed_at_load(tmp_path: Path) -> None:
+    report = report_of(Heads(), ROW, "torchscript-optimized", tmp_path)
+    assert counts(report) == ({"batch norms folded": 1}, {"linear layers pretransposed": 4})
+
+
+def test_tied_weights_count_once(tmp_path: Path) -> None:
+    report = report_of(Tied(), ROW, "torchscript-frozen", tmp_path)
+    assert (report.num_constants, report.constants_bytes) == (2, 64 + 12)
+    assert set(report.constants) == {"one.weight", "two.weight", "spare"}
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_kept_attributes_are_reported(freeze: bool, tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        program = torch.jit.script(Stateful().eval())
+    captured = Captured(name="script", program=program, convention="native", preserve=("reset", "version"))
+    settings = RECIPES["torchscript-frozen" if freeze else "portable"].settings
+    report = torchscript.build(captured, tmp_path / "all.pt", target_here(HERE, 1), settings).report
+    assert report.preserved == (
+        PreservedName(name="reset", kind="method", why="asked for"),
+        PreservedName(name="version", kind="attribute", why="asked for"),
+    )
+    assert report.ops_after["aten::zero_"] == 1, "the graph of a preserved method is the payload's too"
+    if freeze:
+        assert report.kept == tuple(KeptTensor(name=name, reason="a call changes it") for name in ("total", "last"))
+        assert report.constants == ("linear.weight", "linear.bias")
+    else:
+        assert report.ops_after == report.ops_before
+        assert "its 4 parameters and buffers stay what they are" in report.notes[0]
 
 
 def payload_of(artifact: Artifact) -> Path:

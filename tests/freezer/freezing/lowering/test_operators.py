@@ -1,4 +1,4 @@
-"""Operators that only the model's own code registers."""
+"""Operators of captured programs, and those that only the model's own code registers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import Tensor, library, nn
 from freezer.errors import BuildError
 from freezer.freezing.candidates.build import build
 from freezer.freezing.capture.capture import Attempt
-from freezer.freezing.lowering.custom_operators import CODE, check_operators, operators_of
+from freezer.freezing.lowering.operators import check_operators, operators_of
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of
+from tests.freezer.models_reports import Forking
 from tests.models import Calling, Counter, seeded
 from tests.steps import HERE, candidate_of, random_inputs, subject_of
 
@@ -43,7 +44,7 @@ def in_a_branch(x: Tensor) -> Tensor:
 def test_payload_with_a_custom_operator_is_refused(recipe: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r": the graph calls coldpress_own::tripled, .*; write it in torch's operations") as caught:
         candidate_of(subject_of(Calling(tripled), {"x": X}), recipe, tmp_path / "candidate")
-    assert caught.value.code == CODE
+    assert caught.value.code == "CP-CUSTOM-OPERATOR"
 
 
 def test_discarded_model_has_no_further_way(tmp_path: Path) -> None:
@@ -88,6 +89,12 @@ def test_operators_in_every_method() -> None:
     with torchscript_deprecations_silenced():
         program = torch.jit.script(Both().eval())
     assert operators_of(program) == {"aten::mul", "coldpress_own::tripled"}
+
+
+def test_operators_of_forked_tasks() -> None:
+    with torchscript_deprecations_silenced():
+        program = torch.jit.script(Forking().eval())
+    assert operators_of(program) == {"prim::fork", "aten::linear", "aten::wait", "aten::add"}
 
 
 def test_operators_inductor_compiles_pass() -> None:

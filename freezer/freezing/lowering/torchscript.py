@@ -1,0 +1,199 @@
+"""TorchScript: store a scripted or traced module, frozen or as captured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from freezer.artifact.freezing_report import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
+from freezer.errors import BuildError
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.diagnostics.messages import code_of, script_sentence
+from freezer.freezing.lowering.operators import script_operators
+from freezer.freezing.lowering.readable import torchscript_texts
+from freezer.freezing.lowering.result import Lowered, timed
+from freezer.freezing.target.target import Target
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
+
+SUFFIX = ".pt"
+
+_BY_FREEZING: Mapping[str, str] = {
+    "aten::batch_norm": "batch norms folded",
+    "aten::dropout": "dropouts removed",
+    "aten::dropout_": "dropouts removed",
+    "aten::feature_dropout": "dropouts removed",
+    "aten::feature_dropout_": "dropouts removed",
+}
+"""Changes that a lower number of operators of a kind shows."""
+
+_AT_LOAD: Mapping[str, str] = {
+    "prim::mkldnn_convolution": "convolutions moved to oneDNN's layouts",
+    "aten::linear": "linear layers pretransposed",
+    "aten::cudnn_convolution_relu": "convolutions fused with relu",
+    "aten::cudnn_convolution_add_relu": "convolutions fused with add and relu",
+}
+"""Changes by torch.jit.optimize_for_inference that another number of operators of a kind shows."""
+
+
+def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+    """Write a TorchScript file; with `freeze`, weights become constants, and with `optimize_numerics`, batch norms are folded.
+
+    Attributes that forward or a preserved method changes stay attributes. The frozen module shares their tensors with the captured
+    one; neither is run here.
+
+    Raises:
+        BuildError: torch.jit.freeze or save fails, the saved file could not be loaded, a batch norm runs in training mode (code
+            CP-STATE), or the graph lacks a name to preserve (code CP-PRESERVE).
+    """
+    with torchscript_deprecations_silenced(), torch.no_grad():
+        before = captured.program
+        if getattr(before, "training", True):  # a module that was frozen before has no mode
+            before = before.eval()
+        _check_saves(before)
+        if settings["freeze"]:
+            _check_norms(before)
+        _check_kept(before, captured.preserve, captured.name)
+        phases_s: dict[str, float] = {}
+        try:
+            after = before
+            if settings["freeze"]:
+                with timed(phases_s, "freeze"):
+                    after = torch.jit.freeze(
+                        before, preserved_attrs=list(captured.preserve), optimize_numerics=settings["optimize_numerics"]
+                    )
+            _check_kept(after, captured.preserve, "torch.jit.freeze")
+            with timed(phases_s, "save"):
+                torch.jit.save(after, str(path))
+            with timed(phases_s, "report"):
+                report = _report(captured, after, settings)
+        except RuntimeError as error:
+            raise BuildError(f"torchscript: {script_sentence(error)}", code=code_of(error)) from error
+        texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
+        return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
+
+
+def _check_saves(module: torch.jit.ScriptModule) -> None:
+    graph: Any = module.inlined_graph  # owns its nodes
+    if graph.findAllNodes("prim::ConstantMKLDNNTensor"):
+        raise BuildError(
+            "torchscript: torch.jit.optimize_for_inference was applied to the module, so its saved file would not load; give the "
+            "module from before (the recipe torchscript-optimized applies it at load)"
+        )
+
+
+def _check_norms(module: torch.jit.ScriptModule) -> None:
+    """Reject a batch norm in training mode within a model in eval mode.
+
+    Its schema does not declare its writes, so torch.jit.freeze would make its statistics constants, and merge them with equal
+    weights.
+    """
+    graph: Any = module.inlined_graph  # owns its nodes
+    norms = [list(node.inputs()) for node in graph.findAllNodes("aten::batch_norm")]
+    traced = any(inputs[5].toIValue() is True and inputs[3].type().kind() != "NoneType" for inputs in norms)
+    modules = [part for part in module.modules() if getattr(part, "training", False) and hasattr(part, "running_mean")]
+    if traced or any(part.running_mean is not None for part in modules):
+        raise BuildError(
+            "torchscript: a batch norm runs in training mode, and torch.jit.freeze would bake in its statistics; put it "
+            "into eval mode, or give it track_running_stats=False",
+            code="CP-STATE",
+        )
+
+
+def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str) -> None:
+    lost = [name for name in preserve if not _has(module, name)]
+    if lost:
+        raise BuildError(
+            f"torchscript: the graph of {by} lacks {', '.join(lost)}, so it cannot be preserved; TorchScript keeps attributes that "
+            "__init__ sets to numbers, strings, tensors, or annotated lists and dicts of them, and the model's own methods that it "
+            "can compile",
+            code="CP-PRESERVE",
+        )
+
+
+def _has(module: torch.jit.ScriptModule, name: str) -> bool:
+    *parts, last = name.split(".")
+    script: Any = module._c  # Python shows submodules of a frozen module only after it was saved and loaded
+    for part in parts:
+        if not script.hasattr(part):
+            return False
+        script = script.getattr(part)
+    return bool(script.hasattr(last)) or (not parts and bool(script._has_method(last)))
+
+
+def _methods(captured: Captured) -> list[str]:
+    """`forward` and the preserved methods."""
+    return ["forward", *(name for name in captured.preserve if captured.program._c._has_method(name))]
+
+
+def _report(captured: Captured, after: Any, settings: Mapping[str, Any]) -> FreezingReport:
+    """Report what freezing changed, by comparing the graphs of the captured module with those of the payload's."""
+    before, methods = captured.program, _methods(captured)
+    graphs = [before._c._get_method(method).inlined_graph for method in methods]
+    tensors = dict(named_tensors(before))
+    preserved = tuple(
+        PreservedName(name=captured.source_name(name), kind="method" if name in methods else "attribute", why="asked for")
+        for name in captured.preserve
+    )
+    ops = sum(map(script_operators, graphs), Counter[str]())
+    report = FreezingReport(ops_before=ops, ops_after=ops, preserved=preserved)
+    if not settings["freeze"]:
+        return replace(report, notes=(stored_as_captured(len(tensors)),))
+    frozen = [after._c._get_method(method).graph for method in methods]
+    ops_after = sum(map(script_operators, frozen), Counter[str]())
+    constants = {name: tensor for name, tensor in tensors.items() if not _has(after, name)}
+    known = {storage_of(tensor) for tensor in (*tensors.values(), *_constants_in(graphs))}
+    new = {storage_of(tensor) for tensor in _constants_in(frozen)} - known
+    return replace(
+        report,
+        ops_after=ops_after,
+        changes=_changes(ops, ops_after, _BY_FREEZING),
+        changes_at_load=_changes(ops_after, _ops_at_load(frozen), _AT_LOAD) if settings["optimize_for_inference"] else (),
+        num_constants=len(set(map(identity_of, constants.values()))),
+        constants_bytes=tensors_bytes(constants.values()),
+        constants=tuple(map(captured.source_name, constants)),
+        folded_bytes=sum(storage[1] for storage in new if storage),
+        kept=tuple(
+            KeptTensor(
+                name=captured.source_name(name), reason="asked for" if _asked(name, captured.preserve) else "a call changes it"
+            )
+            for name in tensors
+            if name not in constants
+        ),
+    )
+
+
+def _asked(name: str, preserve: Sequence[str]) -> bool:
+    return any(name == asked or name.startswith(f"{asked}.") for asked in preserve)
+
+
+def _changes(before: Counter[str], after: Counter[str], names: Mapping[str, str]) -> tuple[Change, ...]:
+    counts: Counter[str] = Counter()
+    for kind, name in names.items():
+        counts[name] += abs(before[kind] - after[kind])
+    return tuple(Change(name=name, count=count) for name, count in counts.items() if count)
+
+
+def _ops_at_load(graphs: Sequence[Any]) -> Counter[str]:
+    """Number of operators by kind after the passes of torch.jit.optimize_for_inference, which the loader applies."""
+    found: Counter[str] = Counter()
+    for graph in graphs:
+        copied = graph.copy()
+        torch._C._jit_pass_fuse_frozen_conv_add_relu(copied)
+        torch._C._jit_pass_convert_frozen_ops_to_mkldnn(copied)
+        torch._C._jit_pass_transpose_frozen_linear(copied)
+        found += script_operators(copied)
+    return found
+
+
+def _constants_in(graphs: Sequence[Any]) -> list[Tensor]:
+    nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
+    leaves = [leaf for node in nodes for leaf in pytree.tree_leaves(node.output().toIValue())]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
