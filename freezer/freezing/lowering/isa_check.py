@@ -1,40 +1,83 @@
 """Check a package's machine code against the instruction sets of its device class.
 
-Executable sections are disassembled by binutils' objdump, which g++ requires anyway. Weights are in other sections.
+Executable sections are disassembled by binutils' objdump, which g++ requires anyway. Weights are in other sections. Only the
+differences between device classes matter: x86-64-v3 is the least on x86, armv8-a on Arm, and instructions of these belong to no
+family. All others belong to a level or a feature that some classes have, or to no class. Hints, which older CPUs ignore (endbr64,
+prefetches, bti), and system instructions, which no compiler emits from C++, are not checked.
+
+Sources: instruction set references of Intel and AMD, the `-m` options that gcc's `-march=native` may set, and Arm's A64 reference.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.errors import BuildError, LeakError
-from freezer.freezing.lowering.isa_tables import UNKNOWN, a64_families, features_of, x86_families
 from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass
 
-_ELF = b"\x7fELF"
-_MACHINES = {62: "x86-64", 183: "aarch64"}
-"""e_machine of the ELF header."""
-_GPUS = (190, 224)
+X86_V4, NEOVERSE_V1, NEOVERSE_V2 = "x86-64-v4", "armv8.4-a+sve", "armv9-a"
+LEVELS: Mapping[str, str] = {X86_V4: "avx512f", NEOVERSE_V1: "sve", NEOVERSE_V2: "sve2"}
+"""Families that have several features, with one of them: a device class has all of them or none. Other families are features."""
 
-_PREFIX_BYTES = frozenset(("26", "2e", "36", "3e", "64", "65", "66", "67", "f0", "f2", "f3"))
-_SEGMENTS = ("cs", "ds", "es", "fs", "gs", "ss")
-_PREFIX_WORDS = frozenset(
-    (*_SEGMENTS, "lock", "rep", "repz", "repnz", "repe", "repne", "data16", "addr32", "notrack", "bnd", "xacquire", "xrelease")
+NO_CLASS = "of no device class"
+"""The family of instructions that no class allows, and of those that objdump does not know."""
+
+_VNNI, _BF16 = re.compile(r"vpdp(?:bus|wss)ds?"), re.compile(r"vdpbf16ps|vcvtne2?ps2bf16")
+"""In EVEX encoding; in VEX encoding they are newer features."""
+
+_AMX: Mapping[str, re.Pattern[str]] = {
+    "amx_int8": re.compile(r"tdpb[su][su]d"),
+    "amx_bf16": re.compile(r"tdpbf16ps"),
+    "amx_tile": re.compile(r"ldtilecfg|sttilecfg|tile(?:zero|release|stored|loaddt?1?)"),
+}
+_BMI = re.compile(r"andn|bextr|bls(?:i|r|msk)|bzhi|mulx|pdep|pext|rorx|s(?:ar|hl|hr)x")
+_X86_OF_NO_CLASS = re.compile(
+    # In legacy encoding: AES, PCLMULQDQ, SHA, GFNI, ADX, random numbers, SSE4a and others.
+    r"aes.*|pclmul.*|sha\d.*|gf2p8.*|ad[co]x|rdrand|rdseed|rdpid|(?:rd|wr)[fg]sbase|extrq|insertq|movnts[sd]|"
+    r"xsave(?:opt|c|s)(?:64)?|xrstors(?:64)?|clflushopt|clwb|"
+    # In VEX or EVEX encoding: the same, FMA4, IFMA, VBMI, VBMI2, BITALG, VPOPCNTDQ, VP2INTERSECT, AVX-VNNI, AVX10.2 and others.
+    r"vaes.*|vpclmul.*|vgf2p8.*|vsha512.*|vsm[34].*|vfn?m(?:add|sub|addsub|subadd)[ps][sd]|vpmadd52.*|vperm(?:[it]2)?b|"
+    r"vpmultishiftqb|vp(?:compress|expand)[bw]|vpsh[lr]dv?[wdq]|vpopcnt.*|vpshufbitqmb|vp2intersect.*|vpdp.*|vbcstne.*|"
+    r"vcvtne.*|v.*bf16"
 )
-_NO_INSTRUCTION = ("(bad)", ".byte")
+_X86_PREFIXES = re.compile(r"^(?:(?:[cdefgs]s|lock|rep\w*|data16|addr32|notrack|bnd|xacquire|xrelease|rex\S*|\{\w+\})(?: +|$))*")
+_PREFIX_BYTES = ("26", "2e", "36", "3e", "64", "65", "66", "67", "f0", "f2", "f3")
+
+_CHANGE = "(?:add|clr|eor|set|[su]max|[su]min)"
+_A64_OF_NO_CLASS = re.compile(
+    r"aes(?:e|d|mc|imc)|sha\d\w+|eor3|rax1|xar|bcax|sm3\w+|sm4e(?:key)?|(?:bra|blra|reta|ereta|ldra)[ab]z?|retaa|retab|eretaa|eretab|"
+    r"cpyf?[pme]\w*|setg?[pme]\w*|smstart|smstop|[su]mop[as]|b?fmop[as]"
+)
+_A64_V1 = re.compile(
+    # Atomics, CRC, and arithmetic of int8, bfloat16, float16 and complex numbers.
+    rf"(?:cas|swp|ld{_CHANGE})(?:al?|l)?[bh]?|casp(?:al?|l)?|st{_CHANGE}l?[bh]?|crc32c?[bhwx]|sqrdml[as]h|[su]dot|fml[as]l2?|"
+    r"us?mmla|smmla|usdot|sudot|bf(?:dot|mmla|cvt|cvtn2?|mlal[bt])|fcmla|fcadd|fjcvtzs|ldapr[bh]?|ldapurs?[bhw]?|stlur[bh]?|cfinv|"
+    r"rmif|setf(?:8|16)"
+)
+_A64_V2 = re.compile(r"frint(?:32|64)[xz]|axflag|xaflag|sb")
+_SVE2 = re.compile(
+    r"(?:[su]|sq|uq|sqd)?(?:abal|abdl|addl|addw|subl|subw|mull|mlal|mlsl|dmull|dmlal|dmlsl|shll)[bt]|r?(?:add|sub)hn[bt]|"
+    r"sqdml[as]lbt|(?:sq|uq|sqr|uqr)?shrun?n[bt]|(?:sq|uq|r)?shrn[bt]|[su](?:aba|adalp|hadd|hsub|rhadd|rsra|rshl|rshr|sra)r?|"
+    r"sq(?:abs|neg|rdml[as]h|dmulh|rdmulh|rshlr?|xtn[bt]|xtun[bt])|uqxtn[bt]|uqrshlr?|n?match|histcnt|histseg|while(?:rw|wr|g[et]|h[is])|"
+    r"tbx|bsl[12]?n?|nbsl|bcax|eor3|eor[bt][bt]|xar|s[lr]i|c(?:add|dot|mla)|sqcadd|sqrdcmlah|pmul|pmull[bt]|fcvtlt|fcvtx?nt|fcvtx|flogb|"
+    r"f(?:add|max|min|maxnm|minnm)p|fml[as]l[bt]|u?rsqrte|urecpe|addp|[su]maxp|[su]minp|suqadd|usqadd|bdep|bext|bgrp"
+)
+_SVE_REGISTER = re.compile(r"\b[zp]\d+\b")
+_SVE_COUNT = re.compile(r"(?:cnt|u?s?q?inc|u?s?q?dec)[bhwd]|rdvl|addvl|addpl")
+_HALF_REGISTER = re.compile(r"\bv\d+\.[48]h\b|\bh\d+\b")
+_HALF_ARITHMETIC = re.compile(r"(?!fcvt(?:l2?|n2?|xn)?$)f.*|[su]cvtf")
 _CHECKED_AT_RUN_TIME = re.compile(r"__aarch64_(?:cas|swp|ld(?:add|clr|eor|set))\w*")
 """Functions of libgcc that check the CPU before they use an atomic instruction."""
-
-REMEDY = "Check your own compiler flags, compiler (CXX) and custom headers that switch the target"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,24 +113,18 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
         LeakError: there is an instruction outside the class.
         BuildError: a library cannot be disassembled.
     """
-    allowed = allowed_features(device_class)
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     with zipfile.ZipFile(package) as archive:
-        for item in _libraries(archive):
-            with _unpacked(archive, item, folder) as library:
-                found = families_of(library)
-            leaks = outside(found.values(), allowed) if allowed is not None else ()
-            if leaks:
+        for item in archive.infolist():
+            with archive.open(item) as file:
+                if file.read(4) != b"\x7fELF":
+                    continue
+            with tempfile.TemporaryDirectory(dir=folder) as unpacked:
+                found = families_of(Path(archive.extract(item, unpacked)))
+            if leaks := outside(found, device_class):
                 raise LeakError(leak_message(item.filename, leaks, device_class.name))
-            for family, one in found.items():
-                total[family] = total.get(family, 0) + one.count
+            total.update({one.family: one.count for one in found})
     return dict(sorted(total.items()))
-
-
-def allowed_features(device_class: DeviceClass) -> frozenset[str] | None:
-    """Features that every CPU of the class has, by archspec's names; None for a class without a CPU."""
-    cpu = host_class(device_class)
-    return cpu.features if cpu.kind == "cpu" else None
 
 
 def host_class(device_class: DeviceClass) -> DeviceClass:
@@ -95,56 +132,46 @@ def host_class(device_class: DeviceClass) -> DeviceClass:
     return DEVICE_CLASSES[device_class.host] if device_class.host else device_class
 
 
-def outside(found: Iterable[Found], allowed: frozenset[str]) -> tuple[Found, ...]:
-    """The families that CPUs with these features may lack, the most frequent first."""
-    leaks = [one for one in found if allowed.isdisjoint(features_of(one.family))]
-    return tuple(sorted(leaks, key=lambda one: (-one.count, one.family)))
+def outside(found: Iterable[Found], device_class: DeviceClass) -> list[Found]:
+    """The families that CPUs of the class may lack, the most frequent first."""
+    allowed = host_class(device_class).features
+    leaks = [one for one in found if LEVELS.get(one.family, one.family) not in allowed]
+    return sorted(leaks, key=lambda one: (-one.count, one.family))
 
 
 def leak_message(library: str, leaks: Sequence[Found], name: str) -> str:
     """The message of a LeakError."""
-    features = [features_of(leak.family) for leak in leaks]
-    able = [
-        other.name
-        for other in DEVICE_CLASSES.values()
-        if (has := allowed_features(other)) is not None and not any(has.isdisjoint(wanted) for wanted in features)
-    ]
+    able = [other.name for other in DEVICE_CLASSES.values() if other.kind == "cpu" and not outside(leaks, other)]
     instead = f"; or build for a class that has it: {', '.join(able)}" if able else ""
     return (
         f"inductor: {library} holds instructions outside of {name}, which would stop the process with SIGILL: "
-        f"{'; '.join(str(leak) for leak in leaks)}. {REMEDY}{instead}"
+        f"{'; '.join(map(str, leaks))}. Check your own compiler flags, compiler (CXX) and custom headers that switch the "
+        f"target{instead}"
     )
 
 
-def families_of(library: Path) -> dict[str, Found]:
-    """The instruction families in the executable sections of a library or object.
+def families_of(library: Path) -> list[Found]:
+    """The instruction families in the executable sections of a library or object; none for GPU code.
 
     Raises:
         BuildError: objdump is missing or cannot read the file, or the file is for an unknown CPU.
     """
-    first: dict[str, tuple[str, str]] = {}
-    counts: Counter[str] = Counter()
-    for symbol, text, families in classified(library):
-        for family in families:
-            counts[family] += 1
-            if family not in first:
-                first[family] = (" ".join(text.split()), symbol)
-    return {
-        family: Found(family=family, count=counts[family], instruction=text, symbol=symbol)
-        for family, (text, symbol) in first.items()
-    }
+    with library.open("rb") as file:
+        machine = int.from_bytes(file.read(20)[18:], "little")  # e_machine of the ELF header
+    if machine in (190, 224):  # GPUs
+        return []
+    if machine not in _CPUS:
+        raise BuildError(f"inductor: {library.name} is for the unknown ELF machine {machine}")
+    family_of, syntax = _CPUS[machine]
+    found: dict[str, Found] = {}
+    for symbol, code, text in _disassembled(library, syntax):
+        if family := family_of(symbol, code, text):
+            first = found.get(family) or Found(family=family, count=0, instruction=" ".join(text.split()), symbol=symbol)
+            found[family] = replace(first, count=first.count + 1)
+    return list(found.values())
 
 
-def classified(library: Path) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Symbol, text and families of each instruction of a library or object; nothing for GPU code."""
-    machine = _machine(library)
-    if machine is None:
-        return
-    for symbol, code, text in _disassembled(library, machine):
-        yield symbol, text, _x86(code, text) if machine == "x86-64" else _a64(symbol, text)
-
-
-def _disassembled(library: Path, machine: str) -> Iterator[tuple[str, str, str]]:
+def _disassembled(library: Path, syntax: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Symbol, bytes and text of each instruction in the executable sections, as objdump prints them."""
     objdump = shutil.which("objdump")
     if objdump is None:
@@ -153,15 +180,13 @@ def _disassembled(library: Path, machine: str) -> Iterator[tuple[str, str, str]]
             "(Debian: apt-get install binutils)",
             code="CP-OBJDUMP",
         )
-    syntax = ("-M", "intel") if machine == "x86-64" else ()
     command = [objdump, "-d", "-C", "--insn-width=16", *syntax, str(library)]
     environ = {**os.environ, "LC_ALL": "C"}
-    symbol, any_section = "", False
+    symbol, last, any_section = "", "", False
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environ
     ) as process:
         assert process.stdout is not None
-        last = ""
         for line in process.stdout:
             parts = line.rstrip("\n").split("\t", 2)
             if len(parts) == 3:
@@ -176,75 +201,66 @@ def _disassembled(library: Path, machine: str) -> Iterator[tuple[str, str, str]]
         raise BuildError(f"inductor: objdump cannot disassemble {library.name}: {last or 'it has no executable section'}")
 
 
-def _x86(code: str, text: str) -> tuple[str, ...]:
-    """The families of an x86-64 instruction, from its bytes and text."""
-    words = text.split(None, 1)
-    while words and (words[0] in _PREFIX_WORDS or words[0][0] == "{" or words[0].startswith("rex")):
-        words = words[1].split(None, 1) if len(words) > 1 else []
-    if not words:
-        return ()  # a prefix on its own line
-    if words[0] in _NO_INSTRUCTION:
-        return (UNKNOWN,)
-    encoding, operands = _encoding(code), words[1] if len(words) > 1 else ""
-    width = ""
-    if encoding != "legacy":
-        operands = operands.partition("<")[0]
-        width = next((letter for letter in "zyx" if f"{letter}mm" in operands), "")
-    return x86_families(encoding, words[0], width)
+def x86_family(symbol: str, code: str, text: str) -> str | None:
+    """The family of an x86-64 instruction; None for those of x86-64-v3.
 
-
-def _a64(symbol: str, text: str) -> tuple[str, ...]:
-    """The families of an aarch64 instruction, from its function and text."""
-    mnemonic, _, operands = text.partition("\t")
-    families = a64_families(mnemonic, operands)
-    return () if families and _CHECKED_AT_RUN_TIME.match(symbol) else families
-
-
-def _encoding(code: str) -> str:
-    """The encoding of a 64-bit instruction, from its bytes in hexadecimal, separated by spaces."""
-    position = 0
-    while (first := code[position : position + 2]) in _PREFIX_BYTES:
-        position += 3
-    if first == "62":
-        return f"evex{int(code[position + 3 : position + 5], 16) & 7}"
-    if first in ("c4", "c5"):
-        return "vex"
-    if first == "8f" and int(code[position + 3 : position + 5], 16) & 0x1F >= 8:
-        return "xop"
-    return "rex2" if first == "d5" else "legacy"
-
-
-def _machine(library: Path) -> str | None:
-    """The CPU that an ELF file is for; None for a GPU.
-
-    Raises:
-        BuildError: it is for an unknown CPU.
+    Args:
+        symbol: the function that contains it.
+        code: its bytes in hexadecimal, separated by spaces.
+        text: as disassembled, in Intel's syntax.
     """
-    with library.open("rb") as file:
-        header = file.read(20)
-    number = int.from_bytes(header[18:20], "little")
-    if number in _GPUS:
+    mnemonic = _X86_PREFIXES.sub("", text, count=1).partition(" ")[0]
+    encoding = itertools.dropwhile(_PREFIX_BYTES.__contains__, code.split())
+    first, second = next(encoding, ""), next(encoding, "")  # of a prefix alone nothing is left
+    if first == "62":
+        return _evex_family(mnemonic, opcode_map=int(second, 16) & 7)
+    unknown = mnemonic in ("(bad)", ".byte") or first == "d5"  # APX
+    unknown |= first == "8f" and int(second, 16) & 0x1F >= 8  # XOP
+    if unknown or _X86_OF_NO_CLASS.fullmatch(mnemonic):
+        return NO_CLASS
+    if first not in ("c4", "c5") or mnemonic.startswith("v") or _BMI.fullmatch(mnemonic):
         return None
-    if number not in _MACHINES:
-        raise BuildError(f"inductor: {library.name} is for the unknown ELF machine {number}")
-    return _MACHINES[number]
+    if mnemonic.startswith("k"):
+        return X86_V4
+    return next((family for family, pattern in _AMX.items() if pattern.fullmatch(mnemonic)), NO_CLASS)
 
 
-def _libraries(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
-    """The ELF files in a package."""
-    for item in archive.infolist():
-        with archive.open(item) as file:
-            if file.read(len(_ELF)) == _ELF:
-                yield item
+def _evex_family(mnemonic: str, opcode_map: int) -> str:
+    if _VNNI.fullmatch(mnemonic):
+        return "avx512_vnni"
+    if _BF16.fullmatch(mnemonic):
+        return "avx512_bf16"
+    if not mnemonic.startswith("v") or _X86_OF_NO_CLASS.fullmatch(mnemonic):  # without v: general registers, APX
+        return NO_CLASS
+    half = opcode_map in (5, 6) or (mnemonic.endswith(("ph", "sh")) and mnemonic != "vcvtps2ph")
+    return "avx512_fp16" if half else X86_V4
 
 
-@contextlib.contextmanager
-def _unpacked(archive: zipfile.ZipFile, item: zipfile.ZipInfo, folder: Path) -> Iterator[Path]:
-    """A temporary copy of an item in a folder."""
-    copy = folder / f"unpacked-{Path(item.filename).name}"
-    try:
-        with archive.open(item) as file, copy.open("wb") as target:
-            shutil.copyfileobj(file, target)
-        yield copy
-    finally:
-        copy.unlink(missing_ok=True)
+def a64_family(symbol: str, code: str, text: str) -> str | None:
+    """The family of an aarch64 instruction; None for those of armv8-a.
+
+    Args:
+        symbol: the function that contains it.
+        code: its bytes, which are not needed.
+        text: as disassembled; a conditional branch includes its condition.
+    """
+    mnemonic, _, operands = text.partition("\t")
+    if _CHECKED_AT_RUN_TIME.match(symbol) and _A64_V1.fullmatch(mnemonic):
+        return None
+    if _SVE_REGISTER.search(operands):
+        crypto = mnemonic.startswith(("aes", "sm4", "rax1"))
+        return NO_CLASS if crypto else NEOVERSE_V2 if _SVE2.fullmatch(mnemonic) else NEOVERSE_V1
+    if mnemonic == ".inst" or (mnemonic in ("pmull", "pmull2") and ".1q" in operands) or _A64_OF_NO_CLASS.fullmatch(mnemonic):
+        return NO_CLASS
+    if _A64_V2.fullmatch(mnemonic):
+        return NEOVERSE_V2
+    half = _HALF_ARITHMETIC.fullmatch(mnemonic) and _HALF_REGISTER.search(operands)
+    counts = _SVE_COUNT.fullmatch(mnemonic) and operands.startswith(("x", "w"))
+    return NEOVERSE_V1 if half or counts or _A64_V1.fullmatch(mnemonic) else None
+
+
+_CPUS: Mapping[int, tuple[Callable[[str, str, str], str | None], Sequence[str]]] = {
+    62: (x86_family, ("-M", "intel")),
+    183: (a64_family, ()),
+}
+"""The function that finds an instruction's family, and objdump's options, by machine of the ELF header."""
