@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import gc
+import json
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -18,8 +20,7 @@ from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.diagnostics.messages import inductor_sentence
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
-from freezer.freezing.lowering.inductor.inductor_report import graph_text, program_of, report_of
-from freezer.freezing.lowering.inductor.observer import Watch, watching
+from freezer.freezing.lowering.inductor.inductor_report import Observed, report_before
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     linears_of_vectors,
@@ -28,7 +29,6 @@ from freezer.freezing.lowering.inductor.torch_patches import (
     vectors_of,
     weight_packing,
 )
-from freezer.freezing.lowering.inductor.weight_table import table_of, write_table
 from freezer.freezing.lowering.isa_check import check_package, host_class
 from freezer.freezing.lowering.readable import CODE, GRAPH, shortened
 from freezer.freezing.lowering.result import Lowered, timed
@@ -37,10 +37,10 @@ from freezer.freezing.recipes.inductor_settings import BESIDE, REQUIRED
 from freezer.freezing.target.target import Target, packed_layouts
 from freezer.freezing.target.toolchain import compiler
 from freezer.freezing.target.torch_config import straying
-from freezer.runtime.inductor_loader import TABLE
+from freezer.runtime.inductor_loader import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.precision import plain_precision
-from freezer.runtime.tensors import program_bytes, program_dtypes
+from freezer.runtime.tensors import addresses_of, program_bytes, program_dtypes, program_tensors
 
 SUFFIX = ".pt2"
 
@@ -65,7 +65,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     if not captured.program.graph_signature.user_inputs:
         raise BuildError("inductor: the model takes no tensor, which Inductor cannot compile; use torchscript-frozen")
     try:
-        return _Build(captured, path, target, settings).run()
+        with torch.no_grad(), torchscript_deprecations_silenced():
+            return _build(captured, path, target, settings)
     except BuildError:
         raise
     except UsageError as error:
@@ -74,88 +75,90 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         raise BuildError(f"inductor: {inductor_sentence(error)}") from error
 
 
-class _Build:
-    """One build: the program, its settings, and what to report."""
+def _build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+    size_mb = program_bytes(captured.program) / 1e6
+    beside = size_mb > settings["weights_beside_above_mb"] and target.device.type == "cpu"
+    packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
+    layouts = packed_layouts(target, program_dtypes(captured.program)) if packs else {}
+    config = configuration(settings["inductor"], target, beside=beside)
+    report, observed, phases_s = report_before(captured), Observed(), dict[str, float]()
+    with own_cache(path.parent) as cache:
+        files, table = _compile(captured, target, config, cache, observed, phases_s)
+        gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
+        with timed(phases_s, "package"):
+            from torch.export.pt2_archive._package import package_pt2
 
-    def __init__(self, captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> None:
-        self._captured, self._path, self._target = captured, path, target
-        self._program = captured.program
-        self._facts = program_of(self._program, prefix="model." if captured.convention == "flat" else "")
-        limit_mb = settings["weights_beside_above_mb"]
-        self._size_mb = program_bytes(self._program) / 1e6
-        self._on_gpu = target.device.type == "cuda"
-        self._beside = self._size_mb > limit_mb and not self._on_gpu
-        self._why = f"{self._size_mb:.1f} MB, {'above' if self._beside else 'not above'} {limit_mb} MB"
-        self._settings = settings["inductor"]
-        self._table: str | None = None
-        self._phases_s: dict[str, float] = {}
-        packs = self._settings["freezing"] and self._settings["cpp.weight_prepack"]
-        self._layouts = packed_layouts(target, program_dtypes(self._program)) if packs else {}
+            package_pt2(str(path), aoti_files=files, extra_files={TABLE: table} if table else None)
+        with timed(phases_s, "instructions"):
+            instructions = check_package(path, cache, target.device_class)
+    stored = "beside the shared library, and mapped into memory at load" if beside else "in the shared library"
+    report = replace(
+        report,
+        ops_after=observed.ops,
+        changes=tuple(observed.changes()),
+        folded_bytes=observed.folded_bytes,
+        phases_s=phases_s,
+        instructions=instructions,
+        instructions_of=target.device_class.name,
+        notes=(f"The weights are stored {stored} ({size_mb:.1f} MB).",),
+    )
+    return Lowered(report=report, texts={GRAPH: shortened(observed.graph), CODE: observed.code}, layouts=layouts)
 
-    def run(self) -> Lowered:
-        """Compile, package and report."""
-        with own_cache(self._path.parent) as cache:
-            watch, files = self._compile()
-            gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
-            with timed(self._phases_s, "package"):
-                self._package(files)
-            with timed(self._phases_s, "instructions"):
-                instructions = check_package(self._path, cache, self._target.device_class)
-        report = replace(
-            report_of(watch, self._facts, self._phases_s, [self._where()]),
-            instructions=instructions,
-            instructions_of=self._target.device_class.name,
-        )
-        texts = {GRAPH: shortened(graph_text(watch, self._facts)), CODE: watch.code}
-        return Lowered(report=report, texts={name: text for name, text in texts.items() if text}, layouts=self._layouts)
 
-    def _compile(self) -> tuple[Watch, list[Any]]:
-        started, compiled = time.monotonic(), [time.monotonic()]
+def _compile(
+    captured: Captured, target: Target, config: Mapping[str, Any], cache: Path, observed: Observed, phases_s: dict[str, float]
+) -> tuple[list[Any], str | None]:
+    """Freeze and compile the program; free the tensors that it owns.
 
-        def frozen(graph: torch.fx.Graph) -> None:
-            give_back(self._captured.owned, _tensors_in(graph))
+    Returns:
+        The files to package, and the table of the weights if they are stored beside the library.
+    """
+    from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
 
-        def repaired(graph: torch.fx.Graph) -> None:
-            name_scalars(graph)
-            clip_windows(graph)
+    original_freeze, original_compile = freezing.freeze, codecache.AotCodeCompiler.compile
+    addresses, tables = addresses_of(program_tensors(captured.program)), list[str]()
+    times_s = [time.monotonic()]
 
-        def lowered(graph: Any) -> None:
-            compiled[0] = time.monotonic()
-            if self._beside:
-                self._table = write_table(*table_of(graph))
+    # Plain functions, because torch copies its configuration, with the owner of a method.
+    def repair(graph: torch.fx.Graph) -> None:
+        name_scalars(graph)
+        clip_windows(graph)
 
-        with (
-            torch.no_grad(),
-            torchscript_deprecations_silenced(),
-            plain_precision(self._target.device),
-            linears_of_vectors(),
-            vectors_of(host_class(self._target.device_class)),
-            cuda_toolkit(self._path.parent) if self._on_gpu else contextlib.nullcontext(),
-            watching(before=repaired, frozen=frozen, lowered=lowered) as (watch, hooks),
-        ):
-            from torch._inductor import aot_compile  # its first import uses torch.jit
+    def freeze(*args: Any) -> Any:
+        module, inputs = original_freeze(*args)
+        constants = _tensors_in(module.graph)
+        observed.see_constants(constants, addresses)
+        give_back(captured.owned, constants)
+        return module, inputs
 
-            args, kwargs = self._program.example_inputs
-            given = configuration(self._settings, self._target, beside=self._beside)
-            config = known({**straying("torch._inductor.config"), **given, **hooks})
-            packing = contextlib.nullcontext() if self._on_gpu else weight_packing(self._settings["cpp.weight_prepack"])
-            with packing, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # from torch's own code while it tunes
-                files = aot_compile(self._program.module(check_guards=False), args, kwargs, options=config)
-        self._phases_s |= {"lower": compiled[0] - started, "compile": time.monotonic() - compiled[0]}
-        return watch, list(files)
+    def finish(graph: torch.fx.Graph) -> None:
+        module: Any = graph.owning_module
+        observed.graph = module.print_readable(print_output=False, include_stride=True)
 
-    def _package(self, files: list[Any]) -> None:
-        from torch.export.pt2_archive._package import package_pt2
+    def compile_code(graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
+        times_s.append(time.monotonic())
+        observed.see_code(graph, wrapper, kernels)
+        if BESIDE.items() <= config.items():
+            tables.append(weights_table(graph))
+        return original_compile(graph, wrapper, kernels, *args, **kwargs)
 
-        package_pt2(str(self._path), aoti_files=files, extra_files={TABLE: self._table} if self._table else None)
-
-    def _where(self) -> str:
-        if self._on_gpu:
-            return f"The weights are stored in the shared library, and copied to the GPU at load ({self._size_mb:.1f} MB)."
-        if not self._beside:
-            return f"The weights are stored in the shared library ({self._why})."
-        return f"The weights are stored beside the shared library, and mapped into memory at load ({self._why})."
+    hooks = {"joint_custom_post_pass": repair, "post_grad_custom_post_pass": finish}
+    with (
+        plain_precision(target.device),
+        linears_of_vectors(),
+        vectors_of(host_class(target.device_class)),
+        weight_packing(config["cpp.weight_prepack"]) if target.device.type == "cpu" else cuda_toolkit(cache),
+        mock.patch.object(freezing, "freeze", freeze),
+        mock.patch.object(codecache.AotCodeCompiler, "compile", compile_code),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # from torch's own code while it tunes
+        args, kwargs = captured.program.example_inputs
+        options = known({**straying("torch._inductor.config"), **config, **hooks})
+        files = aot_compile(captured.program.module(check_guards=False), args, kwargs, options=options)
+    started, written, ended = *times_s, time.monotonic()
+    phases_s |= {"lower": written - started, "compile": ended - written}
+    return list(files), next(iter(tables), None)
 
 
 def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) -> dict[str, Any]:
@@ -179,7 +182,7 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the installed torch has.
 
     Raises:
-        BuildError: torch lacks a required setting, or the environment forces another value.
+        BuildError: torch lacks a required setting.
     """
     from torch._inductor import config as inductor
 
@@ -189,16 +192,35 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
         raise BuildError(
             f"inductor: torch {torch.__version__} has no setting {', '.join(lacking)}; use another torch, from 2.11 on"
         )
-    found = {name: value for name, value in config.items() if name in names}
-    with inductor.patch(found):
-        effective = inductor.get_config_copy()
-    for name, value in found.items():  # some environment variables override the program
-        if effective[name] != value:
-            raise BuildError(
-                f"inductor: the environment forces {name} to be {effective[name]!r}, but the recipe sets {value!r}; unset "
-                f"TORCHINDUCTOR_{name.upper().replace('.', '_')}"
+    return {name: value for name, value in config.items() if name in names}
+
+
+def weights_table(graph: Any) -> str:
+    """The table that the loader reads: the constants of Inductor's GraphLowering in the order and at the positions of its file."""
+    entries, position = [], 0
+    for name in graph.constants:
+        if name in graph.folded_constants:
+            continue
+        tensor = graph.get_original_value_of_constant(name)
+        packed = tensor.is_mkldnn
+        entries.append(
+            WeightEntry(
+                name=name,
+                position=position,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                stride=() if packed else tuple(tensor.stride()),
+                offset=0 if packed else tensor.storage_offset(),
+                packed=_description(tensor) if packed else None,
             )
-    return found
+        )
+        size = torch.ops.mkldnn._nbytes(tensor) if packed else tensor.untyped_storage().nbytes()
+        position += -(-size // ALIGNMENT) * ALIGNMENT
+    return json.dumps({"size_bytes": position, "constants": [asdict(entry) for entry in entries]})
+
+
+def _description(tensor: Tensor) -> str:
+    return base64.b64encode(bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).tolist())).decode()
 
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:

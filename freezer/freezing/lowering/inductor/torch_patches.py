@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
-from freezer.errors import BuildError
 from freezer.hardware.device_classes import DeviceClass
 
 _MKLDNN_PASSES = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization")
@@ -41,9 +40,6 @@ def vectors_of(device_class: DeviceClass) -> Iterator[None]:
     """Let Inductor use the vector instructions of the class, not those of this CPU.
 
     `cpp.march` is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* if this CPU has them.
-
-    Raises:
-        BuildError: torch has no code for the class.
     """
     if device_class.kind != "cpu":
         yield
@@ -51,7 +47,7 @@ def vectors_of(device_class: DeviceClass) -> Iterator[None]:
     from torch._inductor import cpu_vec_isa
 
     isa = _vectors(device_class)  # a single object, because torch compiles a probe for each new one
-    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]):
+    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[isa]):
         yield
 
 
@@ -61,11 +57,7 @@ def _vectors(device_class: DeviceClass) -> Any:
 
     names = {"x86_64": _X86_VECTORS, "aarch64": _ARM_VECTORS}[device_class.machine]
     name = next(name for feature, name in names if feature in device_class.features)
-    base: Any = getattr(cpu_vec_isa, name, None)
-    if base is None:
-        raise BuildError(
-            f"inductor: torch {torch.__version__} has no code for {name}, which {device_class.name} needs; use a newer torch"
-        )
+    base: Any = getattr(cpu_vec_isa, name)
     if name == "VecSVE":
         return base(device_class.sve_bits)
     if device_class.simdlen != _WIDE:
@@ -100,19 +92,15 @@ def own_cache(folder: Path) -> Iterator[Path]:
     """
     from torch._inductor.utils import clear_caches
 
-    name, before = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    cache = Path(tempfile.mkdtemp(prefix=".inductor-", dir=folder))
-    os.environ[name] = str(cache)
-    clear_caches()
-    try:
-        yield cache
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+    with (
+        tempfile.TemporaryDirectory(prefix=".inductor-", dir=folder, ignore_cleanup_errors=True) as cache,
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache),
+    ):
         clear_caches()
-        shutil.rmtree(cache, ignore_errors=True)
+        try:
+            yield Path(cache)
+        finally:
+            clear_caches()
 
 
 @contextlib.contextmanager
@@ -127,7 +115,7 @@ def weight_packing(wanted: bool) -> Iterator[None]:
     if wanted:
         yield
         return
-    with _replaced(patterns, "pass_patterns", [_without_packing(one) for one in patterns.pass_patterns]):
+    with mock.patch.object(patterns, "pass_patterns", [_without_packing(one) for one in patterns.pass_patterns]):
         yield
 
 
@@ -140,7 +128,7 @@ def linears_of_vectors() -> Iterator[None]:
         found = list(sizes)
         return functools.reduce(function, found) if found else None  # None equals no size, so the reshapes around the layer stay
 
-    with _replaced(mkldnn_fusion, "reduce", product):
+    with mock.patch.object(mkldnn_fusion, "reduce", product):
         yield
 
 
@@ -222,13 +210,3 @@ def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
         return None
     constant = isinstance(other, torch.fx.Node) and other.op == "get_attr"
     return user if constant or isinstance(other, float) else None
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
