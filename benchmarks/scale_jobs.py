@@ -171,8 +171,7 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Freeze one model, for idle judges to return."""
     import torch
 
-    from freezer.freezing.freeze import freeze
-    from freezer.freezing.options import FreezeOptions
+    from freezer.freezing.freeze import FreezeOptions, freeze
 
     folder = Path(job["folder"])
     Store.open(str(folder / "store"), create=True)

@@ -37,9 +37,7 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.spec.inputs import Dim
 
 if TYPE_CHECKING:
-    from freezer.freezing.freeze import FreezeResult, freeze
-    from freezer.freezing.options import FreezeOptions
-    from freezer.runtime.frozen_model import FrozenModel
+    from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
     from freezer.serving.load import load
     from freezer.serving.verify import verify
 
@@ -66,7 +64,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "FreezeOptions": "freezer.freezing.options",
+    "FreezeOptions": "freezer.freezing.freeze",
     "FreezeResult": "freezer.freezing.freeze",
     "freeze": "freezer.freezing.freeze",
     "FrozenModel": "freezer.runtime.frozen_model",

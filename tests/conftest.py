@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from freezer.artifact.folder import Artifact
 from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.options import FreezeOptions
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.target.target import target_here
 from freezer.freezing.validation.judge import Judgement, judge

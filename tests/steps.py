@@ -21,9 +21,9 @@ from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.capture.program import Captured
+from freezer.freezing.freeze import FreezeOptions
 from freezer.freezing.models.samples import example_spec
 from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
-from freezer.freezing.options import FreezeOptions
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import Target, class_here, target_here
 from freezer.freezing.validation.judge import Judgement, judge

@@ -54,9 +54,8 @@ def freeze(
         os.environ.update(device_class(device_class_).limits)  # must be set before torch is imported below
     if debug and not source.startswith("torchscript:"):  # needs the JIT to load
         os.environ["PYTORCH_JIT"] = "0"
-    from freezer.freezing.freeze import freeze_source, load_subject
+    from freezer.freezing.freeze import FreezeOptions, freeze_source, load_subject
     from freezer.freezing.models.sources import fetched, parse_source
-    from freezer.freezing.options import FreezeOptions
     from freezer.runtime.devices import CPU
 
     here = Path.cwd()

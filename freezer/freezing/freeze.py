@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,16 +32,54 @@ from freezer.freezing.models.samples import Dims, ExampleInputs, example_spec
 from freezer.freezing.models.sources import Source
 from freezer.freezing.models.subject import Subject, SubjectOptions, placed, prepare
 from freezer.freezing.models.weights import let_go, weights_digest
-from freezer.freezing.options import FreezeOptions
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.recipes.recipes import KEPT_EAGER, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
-from freezer.freezing.validation.judge import Judgement, judge
+from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
 from freezer.hardware.cgroups import thread_budget
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
 from freezer.spec.inputs import InputSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreezeOptions:
+    """Options of one freeze.
+
+    Attributes:
+        name: model name in the manifest.
+        recipes: names of recipes; `auto` selects those worth trying on any model, `all` selects every one.
+        device_class: the class to freeze for. `auto` is the class of the model's GPU, or else this machine's CPU class.
+        num_threads: thread counts to build, judge and serve with. The verdict is taken at the first; payloads for the others are
+            kept where they are faster. By default torch's own count, at most the CPUs of this process.
+        points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`: try a payload for each, beside the one for all sizes. A dim that
+            a point omits takes its minimum. The verdict is taken at the first point, by default the minimum of every dim.
+        limits: speedup, drift, latency and size limits that a candidate must meet.
+        policy: how long and how often to sample latency.
+        task_metric: the caller's own quality measure; reported, not gated.
+        preserve: attributes, methods and submodule attributes (`sub.attr`) that the frozen model keeps.
+        reset: the method, without arguments, that clears the model's state. The judge calls it between input sets.
+        device: the device to freeze on, such as `cuda:1`. With `device_class="auto"` its class is used. By default, for a CUDA
+            class, the GPU that holds the model if it is of that class, or else the current one.
+    """
+
+    name: str = "model"
+    recipes: Iterable[str] = ("auto",)
+    device_class: str = "auto"
+    num_threads: int | Sequence[int] | None = None
+    points: Sequence[Mapping[str, int]] = ()
+    limits: Limits = field(default_factory=Limits)
+    policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+    task_metric: TaskMetric | None = None
+    preserve: Sequence[str] = ()
+    reset: str | None = None
+    device: str | None = None
+
+    def for_subject(self, device: torch.device, *, fill_up: bool = False) -> SubjectOptions:
+        """The options of `prepare` among these."""
+        return SubjectOptions(preserve=self.preserve, reset=self.reset, points=self.points, fill_up=fill_up, device=device)
+
 
 DEFAULTS = FreezeOptions()
 

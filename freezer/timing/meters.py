@@ -10,9 +10,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,28 +20,12 @@ from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import current, nvml_uuid
 
 
-class Meter(Protocol):
-    """Times calls on one piece of hardware."""
-
-    def timed_ms(self, call: Callable[[], Any]) -> float:
-        """Time a call, in milliseconds."""
-
-    def begin(self) -> None:
-        """Begin one round, or several short ones."""
-
-    def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether other processes used the hardware in these rounds more than the policy allows."""
-
-    def facts(self) -> dict[str, Any] | None:
-        """State of the hardware over all rounds, for the manifest; None without such."""
-
-
 class CpuMeter:
     """Times calls by the process's clock; other processes on its CPUs disturb."""
 
     def __init__(self, policy: SamplingPolicy) -> None:
         self._policy = policy
-        self._before = _CpuTimes.read()
+        self._before = _cpu_times()
 
     def timed_ms(self, call: Callable[[], Any]) -> float:
         """Time a call, in milliseconds."""
@@ -51,29 +34,18 @@ class CpuMeter:
         return (time.perf_counter_ns() - started) / 1e6
 
     def begin(self) -> None:
-        """Begin a round."""
-        self._before = _CpuTimes.read()
+        """Begin one round, or several short ones."""
+        self._before = _cpu_times()
 
     def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether other processes used the CPUs."""
-        return _CpuTimes.read().disturbed_since(self._before, self._policy)
+        """Whether other processes used the hardware in these rounds more than the policy allows; two clock ticks are ignored."""
+        elapsed, busy, stolen, own = (now - before for now, before in zip(_cpu_times(), self._before, strict=True))
+        available = max(elapsed * len(os.sched_getaffinity(0)), 1e-6)
+        return busy - own - 0.02 > self._policy.busy_limit * available or stolen - 0.01 > self._policy.steal_limit * available
 
     def facts(self) -> dict[str, Any] | None:
-        """None: the judge records the CPU."""
+        """State of the hardware over all rounds, for the manifest; None for a CPU, which the judge records."""
         return None
-
-
-class DeviceEvent(Protocol):
-    """Interface of torch.cuda.Event with timing."""
-
-    def record(self) -> None:
-        """Record the event in the current stream."""
-
-    def synchronize(self) -> None:
-        """Wait until the device reaches the event."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to a later one."""
 
 
 class GpuMeter(CpuMeter):
@@ -81,11 +53,11 @@ class GpuMeter(CpuMeter):
 
     Args:
         policy: of the sampling.
-        new_event: makes an event of the GPU.
+        new_event: makes an event like torch.cuda.Event, with timing.
         read: reads the state of the GPU; None without NVML.
     """
 
-    def __init__(self, policy: SamplingPolicy, new_event: Callable[[], DeviceEvent], read: Callable[[], Reading] | None) -> None:
+    def __init__(self, policy: SamplingPolicy, new_event: Callable[[], Any], read: Callable[[], Reading] | None) -> None:
         super().__init__(policy)
         self._start, self._end, self._read = new_event(), new_event(), read
         self._readings: list[Reading] = []
@@ -97,15 +69,15 @@ class GpuMeter(CpuMeter):
         call()
         self._end.record()
         self._end.synchronize()
-        return self._start.elapsed_time(self._end)
+        return float(self._start.elapsed_time(self._end))
 
     def begin(self) -> None:
-        """Begin a round."""
+        """Begin one round, or several short ones."""
         super().begin()
         self._note()
 
     def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether another process was on the GPU at the start or end of the round, or used the CPUs."""
+        """Whether another process was on the GPU at the start or end of the rounds, or used the CPUs."""
         self._note()
         shared = any(reading.others for reading in self._readings[-2:])
         self._num_shared += num_rounds * shared
@@ -115,28 +87,29 @@ class GpuMeter(CpuMeter):
         """Ranges of clocks and temperatures, throttling reasons, and the number of shared rounds."""
         if self._read is None:
             return {"timed_by": "device events", "watched": False}
+        ranges: dict[str, list[int] | None] = {}
+        for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c"):
+            known = [value for reading in self._readings if (value := getattr(reading, name)) is not None]
+            ranges[name] = [min(known), max(known)] if known else None
         throttled = dict.fromkeys(text for reading in self._readings for text in reading.throttled)
         return {
             "timed_by": "device events",
             "watched": True,
-            "sm_clock_mhz": _range(reading.sm_clock_mhz for reading in self._readings),
-            "memory_clock_mhz": _range(reading.memory_clock_mhz for reading in self._readings),
-            "temperature_c": _range(reading.temperature_c for reading in self._readings),
+            **ranges,
             "throttled": list(throttled),
             "num_rounds_shared": self._num_shared,
         }
 
     def _note(self) -> None:
-        if self._read is None:
-            return
-        try:
-            self._readings.append(self._read())
-        except NvmlError:
-            self._read = None  # facts() then reports "watched": False
+        if self._read is not None:
+            try:
+                self._readings.append(self._read())
+            except NvmlError:
+                self._read = None  # facts() then reports "watched": False
 
 
 @contextlib.contextmanager
-def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[Meter]:
+def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[CpuMeter]:
     """The meter of a device; a GPU is the current one within the block."""
     if device.type != "cuda":
         yield CpuMeter(policy)
@@ -150,37 +123,15 @@ def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[Meter]:
         yield GpuMeter(policy, lambda: torch.cuda.Event(enable_timing=True), read)
 
 
-def _range(values: Any) -> list[int] | None:
-    known = [value for value in values if value is not None]
-    return [min(known), max(known)] if known else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _CpuTimes:
-    """CPU seconds since boot of the CPUs that this process may use: busy, stolen by the hypervisor, and of this process."""
-
-    at: float
-    num_cpus: int
-    busy_s: float
-    steal_s: float
-    own_s: float
-
-    @classmethod
-    def read(cls) -> _CpuTimes:
-        tick, cpus = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
-        busy = steal = 0
-        with open("/proc/stat") as file:
-            for line in file:
-                name, *fields = line.split()
-                if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
-                    user, nice, system, _idle, _iowait, irq, softirq, stolen = (int(field) for field in fields[:8])
-                    busy += user + nice + system + irq + softirq
-                    steal += stolen
-        return cls(at=time.monotonic(), num_cpus=len(cpus), busy_s=busy / tick, steal_s=steal / tick, own_s=time.process_time())
-
-    def disturbed_since(self, before: _CpuTimes, policy: SamplingPolicy) -> bool:
-        """Whether others used more of the CPUs since `before` than the policy allows; two clock ticks are ignored."""
-        available = max((self.at - before.at) * self.num_cpus, 1e-6)
-        others = (self.busy_s - before.busy_s) - (self.own_s - before.own_s) - 0.02
-        stolen = self.steal_s - before.steal_s - 0.01
-        return others > policy.busy_limit * available or stolen > policy.steal_limit * available
+def _cpu_times() -> tuple[float, float, float, float]:
+    """Seconds by the clock, of the CPUs of this process while busy, of them stolen by the hypervisor, and used by this process."""
+    tick, cpus = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
+    busy = steal = 0
+    with open("/proc/stat") as file:
+        for line in file:
+            name, *fields = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+                user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, fields[:8])
+                busy += user + nice + system + irq + softirq
+                steal += stolen
+    return time.monotonic(), busy / tick, steal / tick, time.process_time()

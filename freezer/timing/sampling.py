@@ -10,18 +10,19 @@ millisecond or many seconds. Rounds too short for the kernel's clock ticks are c
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from freezer.limits import SamplingPolicy
-from freezer.timing.meters import CpuMeter, Meter
+from freezer.timing.meters import CpuMeter
 
 WARM_UP_BLOCK = 100
 """Warm-up calls between resets of a state."""
@@ -60,7 +61,7 @@ class Sampling:
     def percentiles(self, name: str, policy: SamplingPolicy) -> dict[str, float | None]:
         """Percentiles of an entrant in milliseconds; None with too few samples."""
         pooled = sorted(self.pooled(name))
-        return {key: _percentile(pooled, key) if len(pooled) >= MIN_SAMPLES[key] else None for key in policy.percentiles}
+        return {key: _percentile(pooled, key) for key in policy.percentiles}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,7 @@ def sample(
     entrants: Mapping[str, Sequence[Callable[[], Any]]],
     policy: SamplingPolicy,
     resets: Mapping[str, Callable[[], object]] | None = None,
-    meter: Meter | None = None,
+    meter: CpuMeter | None = None,
 ) -> Sampling:
     """Time all entrants side by side.
 
@@ -91,40 +92,32 @@ def sample(
     for name, calls in entrants.items():
         _warm_up(calls, policy, resets.get(name), meter)
     shuffle = random.Random(policy.seed)
+    order, rotating = list(entrants), {name: itertools.cycle(calls) for name, calls in entrants.items()}
     rounds: list[dict[str, list[float]]] = []
-    together: list[dict[str, list[float]]] = []
     num_dropped, settled = 0, False
-    order = list(entrants)
-    deadline = time.monotonic() + policy.time_limit_s
-    last_resort = deadline + policy.time_limit_s
-    next_call = dict.fromkeys(entrants, 0)
-    began = time.monotonic()
-    meter.begin()
-    while True:
-        now = time.monotonic()
-        if not together and (now > last_resort or (now > deadline and len(rounds) >= policy.min_rounds)):
+    started = time.monotonic()
+    while not settled:
+        passed_s = time.monotonic() - started
+        if passed_s > 2 * policy.time_limit_s or (passed_s > policy.time_limit_s and len(rounds) >= policy.min_rounds):
             break
-        shuffle.shuffle(order)
-        blocks: dict[str, list[float]] = {}
-        for name in order:
-            if name in resets:
-                resets[name]()
-            blocks[name], next_call[name] = _block(entrants[name], next_call[name], policy.block_ms, meter)
-        together.append(blocks)
-        if time.monotonic() - began < TELLING_S:
-            continue
+        together: list[dict[str, list[float]]] = []
+        began = time.monotonic()
+        meter.begin()
+        while not together or time.monotonic() - began < TELLING_S:
+            shuffle.shuffle(order)
+            blocks: dict[str, list[float]] = {}
+            for name in order:
+                if name in resets:
+                    resets[name]()
+                blocks[name] = _block(rotating[name], policy.block_ms, meter)
+            together.append(blocks)
         if meter.disturbed(len(together)):
             num_dropped += len(together)
         else:
             rounds += together
-        together, began = [], time.monotonic()
-        meter.begin()
-        if len(rounds) >= 4 * policy.min_rounds and _settled(rounds, policy):
-            settled = True
-            break
-    samples = {name: [blocks[name] for blocks in rounds] for name in entrants}
+        settled = len(rounds) >= 4 * policy.min_rounds and _settled(rounds, policy)
     return Sampling(
-        samples_ms=samples,
+        samples_ms={name: [blocks[name] for blocks in rounds] for name in entrants},
         num_dropped=num_dropped,
         settled=settled,
         stable=len(rounds) >= policy.min_rounds,
@@ -141,22 +134,22 @@ def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: i
         num_candidates: competing candidates; the interval is widened to hold for all of them at once (Bonferroni).
         policy: number of resamples, and seed.
     """
-    theirs = torch.tensor([statistics.median(block) for block in sampling.samples_ms[candidate]], dtype=torch.float64)
-    eagers = torch.tensor([statistics.median(block) for block in sampling.samples_ms[eager]], dtype=torch.float64)
+    theirs, eagers = (
+        torch.tensor([statistics.median(block) for block in sampling.samples_ms[name]], dtype=torch.float64)
+        for name in (candidate, eager)
+    )
     generator = torch.Generator().manual_seed(policy.seed)
     picks = torch.randint(0, len(theirs), (policy.num_bootstrap, len(theirs)), generator=generator)
-    ratios = _median(eagers[picks]) / _median(theirs[picks])
+    ratios = torch.quantile(eagers[picks], 0.5, dim=1) / torch.quantile(theirs[picks], 0.5, dim=1)
     tail = 0.025 / max(num_candidates, 1)
     low, high = torch.quantile(ratios, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     value = statistics.median(sampling.pooled(eager)) / statistics.median(sampling.pooled(candidate))
     return Speedup(value=value, low=min(low, value), high=max(high, value))
 
 
-def _median(samples: torch.Tensor) -> torch.Tensor:
-    return torch.quantile(samples, 0.5, dim=1)
-
-
-def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None, meter: Meter) -> None:
+def _warm_up(
+    calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None, meter: CpuMeter
+) -> None:
     """Call until two halves of the last calls agree within 10%."""
     taken: list[float] = []
     deadline = time.monotonic() + policy.warmup_s
@@ -170,14 +163,13 @@ def _warm_up(calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: 
                 break
 
 
-def _block(calls: Sequence[Callable[[], Any]], first: int, block_ms: float, meter: Meter) -> tuple[list[float], int]:
-    """Latencies of one block of calls that starts with call `first`, and the index of the next call."""
+def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter) -> list[float]:
+    """Latencies of one block of calls."""
     taken: list[float] = []
-    left_ms = block_ms
-    while left_ms > 0 and len(taken) < MOST_CALLS:
-        taken.append(meter.timed_ms(calls[(first + len(taken)) % len(calls)]))
-        left_ms -= taken[-1]
-    return taken, (first + len(taken)) % len(calls)
+    while block_ms > 0 and len(taken) < MOST_CALLS:
+        taken.append(meter.timed_ms(next(calls)))
+        block_ms -= taken[-1]
+    return taken
 
 
 def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
@@ -195,9 +187,9 @@ def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPo
     return True
 
 
-def _percentile(ordered: Sequence[float], key: str) -> float:
-    """Nearest-rank percentile of ordered samples; the median for p50."""
-    if key == "p50":
-        return statistics.median(ordered)
+def _percentile(ordered: Sequence[float], key: str) -> float | None:
+    """Nearest-rank percentile of ordered samples, the median for p50; None with too few samples."""
+    if len(ordered) < MIN_SAMPLES[key]:
+        return None
     rank = math.ceil(round(float(key.removeprefix("p")) / 100 * len(ordered), 6))
-    return ordered[rank - 1]
+    return statistics.median(ordered) if key == "p50" else ordered[rank - 1]

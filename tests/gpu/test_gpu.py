@@ -14,10 +14,9 @@ from torch import Tensor, nn
 import freezer
 from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, UsageError
-from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
 from freezer.freezing.models.samples import Dims
-from freezer.freezing.options import FreezeOptions
 from freezer.freezing.recipes.inductor_settings import COMMON
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware import nvml

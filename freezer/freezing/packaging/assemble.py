@@ -34,7 +34,7 @@ from freezer.artifact.sections import (
 )
 from freezer.files.atomic import link_or_copy
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.packaging.cold_start import measure
+from freezer.freezing.packaging.cold_start import Opening, measure
 from freezer.freezing.packaging.evidence import golden_indices, write_evidence, write_golden, write_texts
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
@@ -84,10 +84,10 @@ def assemble(
             *((path, MEDIA_PARQUET if path.endswith(".parquet") else MEDIA_JSON) for path in tables),
             *((path, MEDIA_TEXT) for path in texts),
         ]
-        cold_start = measure(
-            staging,
-            candidate.payloads[0],
-            candidate.settings,
+        opening = Opening(
+            folder=staging,
+            payload=candidate.payloads[0],
+            settings=candidate.settings,
             spec=subject.spec,
             num_threads=target.num_threads,
             device=str(target.device),
@@ -126,7 +126,7 @@ def assemble(
                 task_metric={EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
             ),
             gate=GateRecord(error_ratio_max=judgement.limits.error_ratio_max, speedup_min=judgement.limits.speedup_min),
-            latency=_latency(judgement, winner, cold_start),
+            latency=_latency(judgement, winner, measure(opening)),
             provenance={**provenance, "host": host_fingerprint(target.device)},
             freezing=_freezing(judgement, winner, failures),
         )

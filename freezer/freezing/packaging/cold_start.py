@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +22,40 @@ from freezer.artifact.sections import ColdStart
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
 from freezer.hardware.peak_memory import peak_bytes
-from freezer.spec.inputs import InputSpec
+from freezer.spec.inputs import InputSpec, bind
 
 TIMEOUT_S = 300
 
 
-def measure(
-    folder: Path, payload: Payload, settings: Mapping[str, Any], *, spec: InputSpec, num_threads: int, device: str = "cpu"
-) -> ColdStart:
-    """Measure a payload in a fresh process of the same environment. Times are in milliseconds, memory in 1e6 bytes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """What the fresh process opens and calls.
 
-    Args:
+    Attributes:
         folder: contains the payload and the golden inputs.
-        payload: the payload to open and call.
-        settings: the recipe settings it was built with.
-        spec: the input spec.
+        settings: the recipe settings that the payload was built with.
         num_threads: intra-op threads.
-        device: the device to run on.
+    """
+
+    folder: Path
+    payload: Payload
+    settings: Mapping[str, Any]
+    spec: InputSpec
+    num_threads: int
+    device: str = "cpu"
+
+
+def measure(opening: Opening) -> ColdStart:
+    """Measure a payload in a fresh process of the same environment. Times are in milliseconds, memory in 1e6 bytes.
 
     Raises:
         JudgeError: the process fails or hangs.
     """
-    request = {
-        "payload": str(folder / payload.path),
-        "kind": payload.kind,
-        "settings": dict(settings),
-        "inputs": str(folder / GOLDEN_INPUTS),
-        "spec": encode(spec),
-        "native": payload.convention == "native",
-        "num_threads": num_threads,
-        "device": device,
-    }
+    name, request = Path(opening.payload.path).name, json.dumps(encode(opening))
     command = [sys.executable, "-m", "freezer.freezing.packaging.cold_start"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    name = Path(payload.path).name
     try:
-        done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ
-        )
+        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ)
     except subprocess.CalledProcessError as error:
         raise JudgeError(f"a fresh process could not open and call {name}: {raised_in(error.stderr)}") from error
     except subprocess.TimeoutExpired as error:
@@ -72,7 +70,7 @@ def raised_in(text: str) -> str:
     return " ".join(message[:2])[:500] or "no message"
 
 
-def main(request: Mapping[str, Any]) -> dict[str, float]:
+def main(opening: Opening) -> ColdStart:
     """Import torch, open the payload and call it twice; return the times and the memory."""
     started = time.perf_counter()
     import torch
@@ -81,34 +79,32 @@ def main(request: Mapping[str, Any]) -> dict[str, float]:
     from freezer.runtime.devices import current, tensors_on
     from freezer.runtime.payloads import LOADERS
     from freezer.runtime.tensors import load_tensors
-    from freezer.spec.inputs import bind
 
-    torch.set_num_threads(request["num_threads"])
-    device = torch.device(request["device"])
-    spec, golden = decode(InputSpec, request["spec"], origin="the request"), load_tensors(Path(request["inputs"]))
-    tensors = tensors_on({item.name: golden[f"0/{item.name}"] for item in spec.tensors}, device)
-    args, kwargs = bind(spec, tensors) if request["native"] else (list(tensors.values()), {})
-    before_mb = peak_bytes() / 1e6
-    ready = time.perf_counter()
-    times = []
+    torch.set_num_threads(opening.num_threads)
+    device, payload = torch.device(opening.device), opening.payload
+    golden = load_tensors(opening.folder / GOLDEN_INPUTS)
+    tensors = tensors_on({item.name: golden[f"0/{item.name}"] for item in opening.spec.tensors}, device)
+    args, kwargs = bind(opening.spec, tensors) if payload.convention == "native" else (list(tensors.values()), {})
+    memory_before_mb = peak_bytes() / 1e6
     with current(device), torch.no_grad():
-        run = LOADERS[request["kind"]](Path(request["payload"]), request["settings"], device)
-        opened = time.perf_counter()
+        times = [time.perf_counter()]
+        run = LOADERS[payload.kind](opening.folder / payload.path, opening.settings, device)
+        times.append(time.perf_counter())
         for _ in range(2):
-            called = time.perf_counter()
             run(*args, **kwargs)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - called)
-    return {
-        "import_torch_ms": (imported - started) * 1e3,
-        "open_ms": (opened - ready) * 1e3,
-        "first_call_ms": times[0] * 1e3,
-        "second_call_ms": times[1] * 1e3,
-        "memory_before_mb": before_mb,
-        "memory_peak_mb": peak_bytes() / 1e6,
-    }
+            times.append(time.perf_counter())
+    open_ms, first_call_ms, second_call_ms = ((after - before) * 1e3 for before, after in pairwise(times))
+    return ColdStart(
+        import_torch_ms=(imported - started) * 1e3,
+        open_ms=open_ms,
+        first_call_ms=first_call_ms,
+        second_call_ms=second_call_ms,
+        memory_before_mb=memory_before_mb,
+        memory_peak_mb=peak_bytes() / 1e6,
+    )
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.load(sys.stdin))))
+    print(json.dumps(encode(main(decode(Opening, json.load(sys.stdin), origin="the request")))))

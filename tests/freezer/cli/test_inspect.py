@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from freezer.artifact.sections import FreezingRecord, Migration
-from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.freezing.options import FreezeOptions
+from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.packaging.evidence import MAX_TEXT_BYTES, write_texts
 from freezer.store.store import Store
 from tests.conftest import Frozen

@@ -12,8 +12,7 @@ from mlflow.exceptions import MlflowException
 from torch import Tensor, nn
 
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.freezing.freeze import freeze
-from freezer.freezing.options import FreezeOptions
+from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.spec.items import OutputSpec
 from freezer.spec.parse import declared_spec
 from pipeline.tracking.registry import DATA, _signature, _write_model_files

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import JudgeError
-from freezer.freezing.packaging import cold_start
-from freezer.freezing.packaging.cold_start import raised_in
+from freezer.freezing.packaging.cold_start import Opening, measure, raised_in
 from tests.conftest import Frozen
 from tests.steps import copy_of
 
@@ -33,4 +32,12 @@ def test_measure_reports_a_payload_that_fails(scripted: Frozen, tmp_path: Path) 
     manifest = broken.manifest
     (broken.folder / manifest.payloads[0].path).write_bytes(b"no TorchScript")
     with pytest.raises(JudgeError, match=r"^a fresh process could not open and call all\.pt: RuntimeError: [^\n]+$"):
-        cold_start.measure(broken.folder, manifest.payloads[0], manifest.recipe.settings, spec=manifest.inputs, num_threads=1)
+        measure(
+            Opening(
+                folder=broken.folder,
+                payload=manifest.payloads[0],
+                settings=manifest.recipe.settings,
+                spec=manifest.inputs,
+                num_threads=1,
+            )
+        )
