@@ -1,9 +1,8 @@
-"""Following a job: every answer to Ctrl-C at a terminal, and broken connections."""
+"""Following a job: every answer to Ctrl-C at a terminal."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.jobs_api import job_prefix
-from tests.jobs.test_submit import CATALOG, HANGS, write_catalog
-from tests.pipeline.heads import Head, Line, Terminal, started_head
+from tests.jobs.test_submit import HANGS, write_catalog
+from tests.pipeline.heads import Head, Terminal, started_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -79,25 +78,3 @@ def test_ctrl_c_asks_whether_to_stop_the_job(head: Head, tmp_path: Path) -> None
         assert terminal.ended() == 130
         assert "Traceback" not in terminal.said
     assert job_of(head, tmp_path) == "STOPPED"
-
-
-@pytest.fixture
-def line(head: Head) -> Iterator[Line]:
-    found = Line(int(head.address.rpartition(":")[2]))
-    yield found
-    found.close()
-
-
-def test_a_broken_connection_is_restored(head: Head, line: Line, tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG.replace("raises", "slow_to_build").replace("[1, 16]", "[1, 8]"))
-    command = head.command(tmp_path, "catalog.yaml", "--campaign", "c", address=line.address)
-    with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
-        terminal.until("build slow_to_build portable")
-        line.cut()
-        time.sleep(5)
-        line.restore()
-        terminal.until("outcome slow_to_build portable")
-        assert terminal.ended() in (0, 1)
-    lines = [text for text in terminal.said.splitlines() if text.strip()]
-    assert len([text for text in lines if re.search("build slow_to_build portable", text)]) == 1, terminal.said
-    assert "Traceback" not in terminal.said

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import freezer
 from freezer.errors import UsageError
 from freezer.store.store import Store
 from jobs.submit import checked_options
@@ -25,7 +23,6 @@ from pipeline.cluster.jobs_api import Job, job_prefix
 from pipeline.cluster.working_dir import gather, is_relative, stage
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.ledger import Ledger
-from tests.buckets import ENVIRONMENT
 from tests.pipeline.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]
@@ -239,22 +236,6 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
     assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
     assert "raises portable: failed: CP-SOURCE: " in ended
     assert f"job {prefix}2: FAILED" in ended
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_a_job_publishes_to_a_bucket(head: Head, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_catalog(tmp_path, WORKS)
-    credentials = {name: os.environ[name] for name in (*ENVIRONMENT, "AWS_ENDPOINT_URL")}
-    given = [word for name in credentials for word in ("--env", name)]
-    done = head.submit(tmp_path, "catalog.yaml", "--campaign", "far", *given, store=bucket, **credentials)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "outcome works portable published" in done.stdout
-    shown = status("far", "--store", bucket, "--address", head.address, "--json", environ={**head.environ, **credentials})
-    found = json.loads(shown.stdout)
-    assert (found["state"], found["verdicts"], found["job"]["status"]) == ("finished", {"published": 1}, "SUCCEEDED")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    assert freezer.load("works", store=bucket)(torch.ones(1, 16)).shape[0] == 1
 
 
 @pytest.mark.cluster

@@ -7,11 +7,9 @@ import os
 import pty
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -131,55 +129,3 @@ class Terminal:
             self.said += data.decode(errors="replace").replace("\r\n", "\n")
             return bool(data)
         return False
-
-
-class Line:
-    """A proxy to a port of this machine that can be cut and restored."""
-
-    def __init__(self, port: int) -> None:
-        self._port, self._whole = port, True
-        self._ends: list[socket.socket] = []
-        self._server = socket.create_server((LOOPBACK, 0))
-        self.address = f"http://{LOOPBACK}:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        """Close all connections, and reject new ones."""
-        self._whole = False
-        ends, self._ends = self._ends, []
-        for end in ends:
-            _close(end)
-
-    def restore(self) -> None:
-        """Accept connections again."""
-        self._whole = True
-
-    def close(self) -> None:
-        """Release the port."""
-        self.cut()
-        self._server.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                theirs = self._server.accept()[0]
-                if not self._whole:
-                    _close(theirs)
-                    continue
-                ours = socket.create_connection((LOOPBACK, self._port))
-                self._ends += [theirs, ours]
-                for one, other in ((theirs, ours), (ours, theirs)):
-                    threading.Thread(target=_carry, args=(one, other), daemon=True).start()
-
-
-def _carry(one: socket.socket, other: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := one.recv(1 << 16):
-            other.sendall(data)
-    _close(other)
-
-
-def _close(end: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()

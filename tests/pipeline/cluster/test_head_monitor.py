@@ -13,15 +13,9 @@ import pytest
 
 from freezer.errors import InfrastructureError
 from pipeline.cluster.head_monitor import ORDER_S, SILENCE_S, Head
+from tests.pipeline.cluster.test_coordination import Clock
 
 ROOT = Path(__file__).parents[3]
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

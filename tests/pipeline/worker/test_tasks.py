@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.sections import FreezingReport
 from freezer.codec import decode
 from freezer.freezing.models.sources import parse_source
+from freezer.freezing.target.target import toolchain
 from freezer.limits import Limits
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
@@ -24,9 +28,9 @@ from pipeline.records.outcome import flat_json
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
-from pipeline.worker.tasks import build, judge
+from pipeline.worker.tasks import build, judge, probe
 from pipeline.workspace.workspace import candidate_folder, judged_folder, log_path
-from tests.steps import HERE, QUICK
+from tests.steps import HERE, QUICK, python
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -162,3 +166,31 @@ def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
     assert result.failure is not None
     assert (result.failure.kind, result.failure.code) == ("source", "CP-SOURCE"), result.failure
     assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
+
+
+def test_probe_returns_the_toolchain() -> None:
+    assert repr(probe("portable", 2).toolchain) == repr(toolchain()), "nodes are compared by it"
+
+
+@pytest.mark.parametrize(
+    "module", ["pipeline.run", "pipeline.worker.tasks", "pipeline.tracking.process", "jobs.optimize", "jobs.status"]
+)
+def test_drivers_and_workers_import_no_torch(module: str) -> None:
+    """It would cost each of them two seconds and 180 MB; children import it."""
+    code = f"import sys, {module}; print(sorted({{'torch', 'mlflow', 'matplotlib'}} & set(sys.modules)))"
+    assert python(code).splitlines()[-1] == "[]"
+
+
+NOBODY = 65534
+BEGIN = "import os; from pipeline.worker.tasks import come_first; os.setpriority(os.PRIO_PROCESS, 0, {}); {}; print(come_first())"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to come before others")
+@pytest.mark.parametrize(
+    ("before", "user", "after"),
+    [(15, 0, -10), (0, 0, -10), (-15, 0, -15), (15, NOBODY, 15), (0, NOBODY, 0), (-5, NOBODY, -5)],
+)
+def test_judge_takes_the_best_allowed_niceness(before: int, user: int, after: int) -> None:
+    code = BEGIN.format(before, f"os.setuid({user})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == after

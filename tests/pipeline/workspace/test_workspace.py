@@ -20,7 +20,7 @@ from pipeline.planning.keys import FileDigests
 from pipeline.sources.materials import Materials
 from pipeline.sources.transfer import SHIPPED, arrived
 from pipeline.tracking.ledger_replay import History
-from pipeline.workspace.workspace import Workplace
+from pipeline.workspace.workspace import DIGESTS, Workplace, damage_of, note_digests
 from tests.buckets import Wire, objects, overwrite
 from tests.pipeline.campaigns import entry
 
@@ -206,3 +206,29 @@ def test_one_of_two_simultaneous_drivers_continues(bucket: str, tmp_path: Path, 
     with pytest.raises(InfrastructureError, match="is being run by another driver"), campaign_lock(tmp_path, "c", remote=remote):
         pass
     assert read_holder(rival) is not None, "the rival's lease stays"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "key"
+    (folder / "payloads").mkdir(parents=True)
+    (folder / "candidate.json").write_text("{}")
+    (folder / "payloads" / "b1.pt").write_bytes(b"weights")
+    note_digests(folder)
+    return folder
+
+
+def test_changed_or_missing_file_is_damage(folder: Path) -> None:
+    assert damage_of(folder) is None
+    (folder / "payloads" / "b1.pt").write_bytes(b"weightz")
+    assert "b1.pt differs" in str(damage_of(folder))
+    (folder / "candidate.json").unlink()
+    assert "candidate.json is missing" in str(damage_of(folder))
+    assert "other is missing" in str(damage_of(folder.with_name("other")))
+
+
+def test_digests_of_earlier_releases_are_optional(folder: Path) -> None:
+    (folder / DIGESTS).write_text("{")
+    assert "cannot be read" in str(damage_of(folder))
+    (folder / DIGESTS).unlink()
+    assert damage_of(folder) is None
