@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from freezer.artifact.folder import MANIFEST, Artifact
-from freezer.artifact.manifest import Manifest
 from freezer.errors import ContractError, IntegrityError
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
@@ -58,17 +57,14 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
         limit_isa=limit_isa,
         device=device,
     )
-    _check_same(model, Artifact.read(folder).manifest, place)
-    return PyfuncModel(model)
-
-
-def _check_same(model: FrozenModel, registered: Manifest, place: Mapping[str, Any]) -> None:
     assert model.manifest is not None
+    registered = Artifact.read(folder).manifest
     if replace(model.manifest, version=None).to_bytes() != replace(registered, version=None).to_bytes():
         raise IntegrityError(
             f"store {place['store']} has another {place['model']}:{place['version']} for {place['device_class']} than was "
             f"registered ({MANIFEST} differs); register it again"
         )
+    return PyfuncModel(model)
 
 
 class PyfuncModel:
@@ -96,7 +92,7 @@ class PyfuncModel:
             raise ContractError(f"got params {sorted(params)}; a frozen model only takes inputs")
         specs = {item.name: item for item in self.model.inputs.tensors}
         items = {item.name: item for item in self.model.inputs.items}
-        loose = _is_frame(model_input)
+        loose = hasattr(model_input, "columns") and hasattr(model_input, "to_numpy")  # a DataFrame, without importing pandas
         ready: dict[str, Any] = {}
         for name, value in _by_name(model_input, specs, loose=loose).items():
             for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
@@ -109,11 +105,6 @@ class PyfuncModel:
     def get_raw_model(self) -> FrozenModel:
         """The frozen model, for `get_raw_model` of MLflow's PyFuncModel."""
         return self.model
-
-
-def _is_frame(value: Any) -> bool:
-    # Without importing pandas.
-    return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
 
 def _by_name(model_input: Any, specs: Mapping[str, TensorSpec], *, loose: bool) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -183,16 +184,10 @@ class FrozenModel:
         with torch.no_grad():
             if self._on_cpu:
                 return self._rebuild(self._leaves(opened, tensors))
-            with current(self.device):
+            with current(self.device), full_on_gpu():
                 if self._graphs is None:
-                    return self._rebuild(self._full_precision_leaves(opened, tensors))
-                return self._rebuild(
-                    self._graphs.run(opened.payload, lambda given: self._full_precision_leaves(opened, given), tensors)
-                )
-
-    def _full_precision_leaves(self, opened: OpenPayload, tensors: list[Tensor]) -> Sequence[Tensor]:
-        with full_on_gpu():
-            return self._leaves(opened, tensors)
+                    return self._rebuild(self._leaves(opened, tensors))
+                return self._rebuild(self._graphs.run(opened.payload, partial(self._leaves, opened), tensors))
 
     def _leaves(self, opened: OpenPayload, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The output tensors in order."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
-from freezer.artifact.manifest import Manifest
 from freezer.errors import CanaryError
 from freezer.numerics import (
     POOL_BELOW,
@@ -66,28 +64,19 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
             model.preserved[reset]()
         given = tensors_on({item.name: inputs[f"{index}/{item.name}"] for item in manifest.inputs.tensors}, model.device)
         answers.append([leaf.cpu() for leaf in leaves_of(model(**given))])
+    gate = GoldenGate(error_ratio_max=manifest.gate.error_ratio_max, reference=manifest.reference)
     figures = []
     for spec, got in zip(manifest.outputs, zip(*answers, strict=True), strict=True):
         expected = [golden[f"{index}/{spec.name}"] for index in range(num_sets)]
-        figures += _figures(manifest, spec.name, expected, got)
-    return figures
-
-
-def _figures(manifest: Manifest, output: str, expected: Sequence[Tensor], got: Sequence[Tensor]) -> list[CanaryFigure]:
-    """Compare one output in every golden set."""
-    gate = GoldenGate(error_ratio_max=manifest.gate.error_ratio_max, reference=manifest.reference)
-    whole = pooled(expected, got)
-    figures = []
-    for index, (r, c) in enumerate(zip(expected, got, strict=True)):
-        ratio, worst = None, 0.0
-        problem = exact_problem(r, c)
-        if problem is None and comparable(r):
-            rmse, rms, worst = rms_errors(r, c)
-            if r.numel() < POOL_BELOW:
-                rmse, rms = whole
-            native = manifest.golden[index].native_rmse.get(output) or 0.0
-            error = OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=r.dtype, num_elements=r.numel())
-            ratio, _ = golden_bound(error, gate)
-            problem = golden_problem(r, c, error, gate)
-        figures.append(CanaryFigure(set_index=index, output=output, error_ratio=ratio, max_abs_err=worst, problem=problem))
+        whole = pooled(expected, got)
+        for index, (r, c) in enumerate(zip(expected, got, strict=True)):
+            ratio, worst, problem = None, 0.0, exact_problem(r, c)
+            if problem is None and comparable(r):
+                rmse, rms, worst = rms_errors(r, c)
+                if r.numel() < POOL_BELOW:
+                    rmse, rms = whole
+                native = manifest.golden[index].native_rmse.get(spec.name) or 0.0
+                error = OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=r.dtype, num_elements=r.numel())
+                ratio, problem = golden_bound(error, gate)[0], golden_problem(r, c, error, gate)
+            figures.append(CanaryFigure(set_index=index, output=spec.name, error_ratio=ratio, max_abs_err=worst, problem=problem))
     return figures

@@ -136,8 +136,10 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
         CudaGraphsError: calls cannot be captured.
     """
-    manifest = artifact.manifest
-    device = device_for(manifest) if options.device is None else torch.device(options.device)
+    manifest, made_for = artifact.manifest, class_named(artifact.manifest.device_class)
+    device = CPU if options.device is None else torch.device(options.device)
+    if options.device is None and made_for.kind == "cuda":
+        device = device_of(made_for, detect())
     payloads = set_within(manifest.payloads, num_threads)
     if options.cuda_graphs:
         check_graphs(manifest, payloads, device)
@@ -147,7 +149,21 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
 
     def opened() -> FrozenModel:
         with with_threads(serving), current(device):  # some loaders pack weights
-            return _open(artifact, payloads, options, device, ladder)
+            runners = [_opened(artifact, payload, options, device) for payload in payloads]
+        return FrozenModel(
+            spec=manifest.inputs,
+            outputs=manifest.outputs,
+            structure=manifest.structure,
+            payloads=runners,
+            manifest=manifest,
+            ladder=ladder,
+            options=CallOptions(
+                preserve=manifest.recipe.preserve,
+                num_threads=options.threads,
+                device=device,
+                cuda_graphs=options.cuda_graphs,
+            ),
+        )
 
     model = opened()
     if options.canary:
@@ -163,35 +179,10 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
     return model
 
 
-def _open(
-    artifact: Artifact, payloads: Sequence[Payload], options: LoadOptions, device: torch.device, ladder: Sequence[Refusal]
-) -> FrozenModel:
-    manifest, settings = artifact.manifest, artifact.manifest.recipe.settings
-    opened = []
-    for payload in payloads:
-        one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
-        run = LOADERS[payload.kind](artifact.folder / payload.path, settings, device, one_at_a_time=one_at_a_time)
-        opened.append(OpenPayload(payload=payload, run=run))
-    return FrozenModel(
-        spec=manifest.inputs,
-        outputs=manifest.outputs,
-        structure=manifest.structure,
-        payloads=opened,
-        manifest=manifest,
-        ladder=ladder,
-        options=CallOptions(
-            preserve=manifest.recipe.preserve,
-            num_threads=options.threads,
-            device=device,
-            cuda_graphs=options.cuda_graphs,
-        ),
-    )
-
-
-def device_for(manifest: Manifest) -> torch.device:
-    """Default device of an artifact: the CPU, or a GPU of its class."""
-    made_for = class_named(manifest.device_class)
-    return device_of(made_for, detect()) if made_for.kind == "cuda" else CPU
+def _opened(artifact: Artifact, payload: Payload, options: LoadOptions, device: torch.device) -> OpenPayload:
+    one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
+    loader, path = LOADERS[payload.kind], artifact.folder / payload.path
+    return OpenPayload(payload=payload, run=loader(path, artifact.manifest.recipe.settings, device, one_at_a_time=one_at_a_time))
 
 
 def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -> tuple[Image, ...]:
@@ -240,26 +231,20 @@ def _folder_signatures(artifact: Artifact) -> tuple[Signatures | None, bytes]:
 
 
 def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProcess:
-    """Describe this process; asks CUDA only where a published class needs a GPU of this machine."""
+    """Describe this process; asks CUDA only where a published class needs a GPU of this machine.
+
+    Raises:
+        UsageError: `options.threads` is less than 1.
+    """
+    if options.threads is not None and options.threads < 1:
+        expected = "at least 1, or None for as many as this process may use"
+        raise UsageError(f"got threads={options.threads}, expected {expected}")
     needs_cuda = any(image.device_class.startswith("cuda-") and image.device_class in detect().classes for image in images)
     device = None if options.device is None else torch.device(options.device)
     return ServingProcess(
         host=this_host(),
         environ=os.environ,
-        num_threads=num_threads_here(options.threads),
+        num_threads=options.threads or thread_budget(own_count()),
         torch_version=torch.__version__,
         cuda=cuda_here(device) if needs_cuda else CudaHere(),
     )
-
-
-def num_threads_here(threads: int | None) -> int:
-    """Threads that calls may use: `threads`, or torch's count limited by the CPUs of this process.
-
-    Raises:
-        UsageError: `threads` is less than 1.
-    """
-    if threads is None:
-        return thread_budget(own_count())
-    if threads < 1:
-        raise UsageError(f"got threads={threads}, expected at least 1, or None for as many as this process may use")
-    return threads

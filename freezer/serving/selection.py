@@ -169,30 +169,31 @@ def _first(selection: Selection) -> Selection:
 
 
 def _refusal(image: Image, process: ServingProcess, options: LoadOptions) -> Refusal | None:
+    """Why an artifact does not serve a process; None where it does, if need be under the limits that `limit_isa` allows."""
+    limits = class_named(image.device_class).limits if options.limit_isa else {}
     try:
-        unsigned = image.unsigned(options.trusted_keys) if options.trusted_keys else None
-        return unsigned or manifest_refusal(image.manifest(), process, options)
+        if options.trusted_keys and (unsigned := image.unsigned(options.trusted_keys)):
+            return unsigned
+        manifest = image.manifest()
+        return (
+            refuse_by_device(manifest, options.device)
+            or refuse_by_cuda(manifest, process.cuda)
+            or refuse_by_torch(manifest, process.torch_version, canary=options.canary)
+            or refuse_by_threads(manifest, process.num_threads)
+            or (refuse_by_isa(manifest, process.machine()) and refuse_by_isa(manifest, process.machine(limits)))
+        )
     except StoreUnreachableError:
         raise
     except Exception as error:  # an artifact that cannot be read is refused, and the next is tried
         return failure(image.device_class, error)
 
 
-def manifest_refusal(manifest: Manifest, process: ServingProcess, options: LoadOptions) -> Refusal | None:
-    """Why an artifact does not serve a process; None where it does, if need be under the limits that `limit_isa` allows."""
-    limits = class_named(manifest.device_class).limits if options.limit_isa else {}
-    return (
-        refuse_by_device(manifest, options.device)
-        or refuse_by_cuda(manifest, process.cuda)
-        or refuse_by_torch(manifest, process.torch_version, canary=options.canary)
-        or refuse_by_threads(manifest, process.num_threads)
-        or (refuse_by_isa(manifest, process.machine()) and refuse_by_isa(manifest, process.machine(limits)))
-    )
-
-
 def failure(device_class: str, error: Exception) -> Refusal:
     """The refusal of an artifact that could not be read or opened."""
-    reason = "tampered" if isinstance(error, IntegrityError) else "canary" if isinstance(error, CanaryError) else "does_not_open"
-    expected = {"tampered": "the published digest", "canary": "the golden outputs"}.get(reason, "a payload that opens")
+    reason, expected = "does_not_open", "a payload that opens"
+    if isinstance(error, IntegrityError):
+        reason, expected = "tampered", "the published digest"
+    elif isinstance(error, CanaryError):
+        reason, expected = "canary", "the golden outputs"
     got = str(error) if isinstance(error, ColdpressError) else last_line(error)
     return Refusal(rung=device_class, reason=reason, got=got, expected=expected)

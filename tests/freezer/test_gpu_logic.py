@@ -20,15 +20,15 @@ from freezer.freezing.lowering import exported
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library, link_toolkit, nvidia_folders
 from freezer.freezing.lowering.inductor.inductor import configuration, known
 from freezer.freezing.lowering.isa_check import host_class
+from freezer.freezing.models.torchscript_module import device_uses
 from freezer.freezing.recipes.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target.target import Target
 from freezer.hardware.device_classes import DEVICE_CLASSES, CudaHere, cuda_needs
 from freezer.hardware.machine import Host
-from freezer.runtime import payloads as payload_loaders
 from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import OpenPayload, device_uses, open_exported
+from freezer.runtime.payloads import OpenPayload, open_exported
 from freezer.runtime.precision import full_on_gpu, plain_precision, settings_on_gpu
 from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
 from freezer.spec.inputs import InputSpec
@@ -196,7 +196,7 @@ def test_select_continues_after_a_failed_open() -> None:
     assert second.after(failure("portable", RuntimeError())).chosen is None
 
 
-def test_torchscript_for_another_gpu_is_refused() -> None:
+def test_torchscript_names_its_devices() -> None:
     class Named(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             if x.is_cuda:
@@ -207,10 +207,6 @@ def test_torchscript_for_another_gpu_is_refused() -> None:
         module = torch.jit.script(Named())
     assert list(device_uses(module, "cuda")) == ["cuda:0"]
     assert not device_uses(module, "cpu")
-    with pytest.raises(IncompatibleError, match="its graph makes tensors on cuda:0, got device cuda:1; load it for cuda:0"):
-        payload_loaders._check_device(module, Path("all.pt"), GPU)
-    payload_loaders._check_device(module, Path("all.pt"), torch.device("cuda", 0))
-    payload_loaders._check_device(module, Path("all.pt"), torch.device("cpu"))
 
 
 def test_programs_open_on_other_devices(tmp_path: Path) -> None:

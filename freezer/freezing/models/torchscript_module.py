@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from freezer.freezing.diagnostics.source_lines import marked_in
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import device_uses
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import ConstantSpec, InputItem, TensorSpec
 
@@ -27,6 +27,44 @@ def named_devices(module: torch.jit.ScriptModule, kind: str) -> list[str]:
     """
     lines = {device: next(filter(None, map(marked_in, ranges)), "") for device, ranges in device_uses(module, kind).items()}
     return [f"{device} ({line})" if line else device for device, line in sorted(lines.items())]
+
+
+def device_uses(module: torch.jit.ScriptModule, kind: str) -> dict[str, list[str]]:
+    """Source ranges of the uses of each device of a kind that `forward` names as a constant."""
+    if "forward" not in module._c._method_names():
+        return {}
+    graph: Any = module.inlined_graph  # owns its nodes
+    found: dict[str, list[str]] = {}
+    for node in graph.findAllNodes(f"aten::{kind}"):
+        _add_uses(found, kind, kind, [node])
+    for name in ("prim::Constant", "prim::GetAttr"):
+        for node in graph.findAllNodes(name):
+            users = [use.user for use in node.output().uses()]
+            if str(node.output().type()) == "str":  # a device only in torch.device(), not in a comparison
+                users = [user for user in users if user.kind() == "aten::device"]
+            elif str(node.output().type()) != "Device":
+                continue
+            if users:
+                device = node.output().toIValue() if name == "prim::Constant" else _attribute(module, node)
+                _add_uses(found, kind, str(device), users)
+    return found
+
+
+def _add_uses(found: dict[str, list[str]], kind: str, device: str, users: list[Any]) -> None:
+    if device.partition(":")[0] == kind:
+        found.setdefault(device, []).extend(user.sourceRange() for user in users)
+
+
+def _attribute(module: torch.jit.ScriptModule, node: Any) -> Any:
+    """Value that a GetAttr node of the module's inlined graph reads."""
+    names: list[str] = []
+    while node.kind() == "prim::GetAttr":
+        names.insert(0, node.s("name"))
+        node = node.input().node()
+    value: Any = module
+    for name in names:
+        value = getattr(value, name, None)
+    return value
 
 
 def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.ScriptModule:
