@@ -7,7 +7,7 @@ import functools
 import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import archspec.cpu.detect
@@ -62,22 +62,15 @@ class Host:
 @functools.cache
 def this_host() -> Host:
     """The machine that this process runs on."""
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    gpus, no_gpu, driver = _gpus()
-    vendor, features = "", frozenset[str]()
+    machine, (gpus, no_gpu, driver) = platform.machine(), _gpus()
+    found = Host(machine=machine, gpus=gpus, no_gpu=no_gpu, driver=driver)
     if machine == "x86_64":
         vendor, features = _x86()
-    elif machine == "aarch64":
+        return replace(found, vendor=vendor, features=features)
+    if machine == "aarch64":
         features = _arm()
-    return Host(
-        machine=machine,
-        vendor=vendor,
-        features=features,
-        sve_bits=_sve_bits() if "sve" in features else None,
-        gpus=gpus,
-        no_gpu=no_gpu,
-        driver=driver,
-    )
+        return replace(found, features=features, sve_bits=_sve_bits() if "sve" in features else None)
+    return found
 
 
 def _x86() -> tuple[str, frozenset[str]]:
@@ -93,11 +86,8 @@ def _arm() -> frozenset[str]:
     """Features from the kernel's auxiliary vector, which emulators fill in too."""
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
-    return _named(getauxval(_AT_HWCAP), _HWCAP) | _named(getauxval(_AT_HWCAP2), _HWCAP2)
-
-
-def _named(bits: int, names: Mapping[int, str]) -> frozenset[str]:
-    return frozenset(name for bit, name in names.items() if bits >> bit & 1)
+    vectors = ((getauxval(_AT_HWCAP), _HWCAP), (getauxval(_AT_HWCAP2), _HWCAP2))
+    return frozenset(name for bits, names in vectors for bit, name in names.items() if bits >> bit & 1)
 
 
 def _sve_bits() -> int | None:
@@ -157,18 +147,15 @@ def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
     usable, why_not = usable_features(host.features, environ), dict[str, str]()
     cpu: list[str] = []
     hardware: str | None = None
-    for found in (item for item in DEVICE_CLASSES.values() if item.kind == "cpu"):
-        if found.machine != host.machine:
+    for found in (item for item in DEVICE_CLASSES.values() if item.kind == "cpu" and item.machine == host.machine):
+        if reason := _out_of_reach(found, host):
+            why_not[found.name] = reason
             continue
-        reason = _out_of_reach(found, host)
-        if reason is None:
-            hardware = found.name
-            if not found.features <= usable:
-                reason = f"{limited_by(environ)} limits this process"
-        if reason is None:
+        hardware = found.name
+        if found.features <= usable:
             cpu.insert(0, found.name)
         else:
-            why_not[found.name] = reason
+            why_not[found.name] = f"{limited_by(environ)} limits this process"
     cuda, no_cuda = _cuda_classes(host, environ, cpu)
     return Machine(
         classes=(*cuda, *cpu, PORTABLE),

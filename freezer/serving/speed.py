@@ -19,6 +19,7 @@ import torch
 
 from freezer.artifact.folder import GOLDEN_INPUTS, Artifact, folder_of
 from freezer.artifact.manifest import Manifest
+from freezer.artifact.sections import LatencyRecord
 from freezer.errors import SpeedCheck, SpeedError, UsageError
 from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import PORTABLE, device_class
@@ -60,9 +61,7 @@ def check_speed(
         UsageError: the manifests have no speedup to compare with.
     """
     manifest, name = artifact.manifest, artifact.manifest.device_class
-    if manifest.latency is None:
-        raise _no_speedup(manifest)
-    point = dict(manifest.latency.point)
+    point = dict(_judged(manifest).point)
     options = LoadOptions(canary=False, device=str(device))
     models = {item.manifest.device_class: open_artifact(item, num_threads, options) for item in (portable, artifact)}
     num_threads = models[name].payload_for(point).num_threads or num_threads
@@ -108,8 +107,7 @@ def differences(manifest: Manifest, timed: SpeedCheck) -> Iterator[str]:
     for name in sorted({*there, *here["environment"]}):
         if (own := here["environment"].get(name, "unset")) != (other := there.get(name, "unset")):
             yield f"{name}: {own} here, {other} where it was judged"
-    latency = manifest.latency
-    counts = {latency.num_threads, *(cell.num_threads for cell in latency.points)} if latency else set()
+    counts = {_judged(manifest).num_threads, *(cell.num_threads for cell in _judged(manifest).points)}
     if timed.num_threads not in counts:
         yield f"threads: {timed.num_threads} here, {' or '.join(str(count) for count in counts)} where it was judged"
     if (num_cpus := available_cpus()) < timed.num_threads:
@@ -132,12 +130,27 @@ def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> 
     Raises:
         UsageError: a manifest has no speedup over eager.
     """
-    own, base = (_speedup_over_eager(item, num_threads) for item in (manifest, portable))
-    if device_class(manifest.device_class).kind == "cuda":
-        base = 1.0
-    if own is None or base is None:
-        raise _no_speedup(manifest if own is None else portable)
-    return own / base
+    own = _speedup_over_eager(manifest, num_threads)
+    return own if device_class(manifest.device_class).kind == "cuda" else own / _speedup_over_eager(portable, num_threads)
+
+
+def _speedup_over_eager(manifest: Manifest, num_threads: int) -> float:
+    """The judged speedup for a thread count; the ratio of medians where the judge was too disturbed."""
+    latency = _judged(manifest)
+    for cell in latency.points:
+        if (cell.num_threads, cell.point) == (num_threads, latency.point) and cell.speedup:
+            return cell.speedup
+    eager, own = latency.eager_ms.get("p50"), latency.ms.get("p50")
+    found = latency.speedup or (eager / own if eager and own else None)
+    if found is None:
+        raise _no_speedup(manifest)
+    return found
+
+
+def _judged(manifest: Manifest) -> LatencyRecord:
+    if manifest.latency is None:
+        raise _no_speedup(manifest)
+    return manifest.latency
 
 
 def _no_speedup(manifest: Manifest) -> UsageError:
@@ -145,20 +158,6 @@ def _no_speedup(manifest: Manifest) -> UsageError:
         f"{manifest.model} for {manifest.device_class}: the manifest has no speedup over eager to compare with; judge it again on "
         "an undisturbed machine"
     )
-
-
-def _speedup_over_eager(manifest: Manifest, num_threads: int) -> float | None:
-    """The judged speedup for a thread count; the ratio of medians where the judge was too disturbed."""
-    latency = manifest.latency
-    if latency is None:
-        return None
-    for cell in latency.points:
-        if (cell.num_threads, cell.point) == (num_threads, latency.point) and cell.speedup:
-            return cell.speedup
-    if latency.speedup:
-        return latency.speedup
-    eager, own = latency.eager_ms.get("p50"), latency.ms.get("p50")
-    return eager / own if eager and own else None
 
 
 def portable_of(
