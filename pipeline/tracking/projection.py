@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
 from pipeline.tracking import plots
-from pipeline.tracking.connection import connect, database_file, reaching, resolve
+from pipeline.tracking.connection import connect, database_file, one_transaction, reaching, resolve, upload
 from pipeline.tracking.run_records import OUTCOME, RunRecord, campaign_metrics, run_records, summary_table
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Projection:
         campaign: name.
         num_written: runs created, completed, replaced or deleted by this object.
         is_complete: whether an earlier driver recorded that every outcome is logged and registered.
+        is_resumed: whether an earlier driver has logged something, and may have died during an upload.
     """
 
     def __init__(self, *, client: MlflowClient, experiment_id: str, tracking_uri: str, campaign: str) -> None:
@@ -92,7 +93,7 @@ class Projection:
         self.tracking_uri = tracking_uri
         self.campaign = campaign
         self.num_written = 0
-        self.is_complete = False
+        self.is_complete = self.is_resumed = False
         self._parent = ""
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
@@ -127,6 +128,7 @@ class Projection:
             self.is_complete = expected is not None and [run.data.tags.get(COMPLETE) for run in parents] == [expected]
             candidates = [] if self.is_complete else self._find("candidate")
             run = self._only_parent(parents, {item.data.tags.get(PARENT, "") for item in candidates})
+            self.is_resumed = run is not None
             if run is None:
                 tags = {"coldpress.campaign": self.campaign, "coldpress.kind": "campaign", "coldpress.catalog": catalog}
                 run = self.client.create_run(
@@ -214,31 +216,35 @@ class Projection:
         if known is not None and known.complete:
             return known
         self.num_written += 1
-        if known is None:
-            started_ms = int((ended - record.duration_s) * 1000)
-            tags = {**record.tags, PARENT: self._parent}
-            run = self.client.create_run(self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name)
-            known = LoggedRun.of(run)
-        self._log_batch(known.run_id, record.metrics, record.params, {}, known.started_ms)
+        with one_transaction(self.client):
+            if known is None:
+                started_ms = int((ended - record.duration_s) * 1000)
+                tags = {**record.tags, PARENT: self._parent}
+                run = self.client.create_run(self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name)
+                known = LoggedRun.of(run)
+            self._log_batch(known.run_id, record.metrics, record.params, {}, known.started_ms)
+            if not record.texts:
+                self._end(known, record)
         if record.texts:
             writers = {name: lambda path, text=text: path.write_text(text) for name, text in record.texts.items()}
             self._upload(known.artifact_uri, writers)
-        ended_ms = known.started_ms + int(record.duration_s * 1000)
-        self.client.set_terminated(known.run_id, status=record.status, end_time=ended_ms)
+            self._end(known, record)
         return replace(known, complete=True)
+
+    def _end(self, run: LoggedRun, record: RunRecord) -> None:
+        ended_ms = run.started_ms + int(record.duration_s * 1000)
+        self.client.set_terminated(run.run_id, status=record.status, end_time=ended_ms)
 
     def _delete(self, run: LoggedRun) -> None:
         self.client.delete_run(run.run_id)
         self.num_written += 1
 
     def _upload(self, artifact_uri: str, files: Mapping[str, Callable[[Path], object]]) -> None:
-        """Write files, each by a function of its path, and upload them. The client's own methods would fetch the run first."""
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
+        """Write files, each by a function of its path, and upload them."""
         with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
             for name, write in files.items():
                 write(Path(folder, name))
-            get_artifact_repository(artifact_uri, tracking_uri=self.tracking_uri).log_artifacts(folder)
+            upload(self.client, artifact_uri, Path(folder))
 
     def _log_batch(
         self, run_id: str, metrics: Mapping[str, float], params: Mapping[str, str], tags: Mapping[str, str], timestamp_ms: int

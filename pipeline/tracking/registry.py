@@ -15,26 +15,27 @@ from __future__ import annotations
 
 import json
 import platform
+import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
+import yaml
+
 from freezer.artifact.describe import FREEZING, manifest_markdown
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import Manifest
-from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
-from pipeline.tracking.connection import listed, reaching
+from pipeline.tracking.connection import listed, one_transaction, reaching, upload
 from pipeline.tracking.run_records import free_tags
-from pipeline.workspace.staging import temporary_folder, temporary_place
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+    from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
+
+    from pipeline.tracking.projection import Projection
 
 ArtifactMode = Literal["copy", "reference"]
 """Whether MLflow stores whole artifacts, or references to the store."""
@@ -60,29 +61,47 @@ LOAD_SETTINGS = {"threads": None, "limit_isa": False}
 """Options of `mlflow.pyfunc.load_model(..., model_config={...})`, passed on to freezer.load."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Registry:
-    """Registered models, as one campaign writes them.
+@dataclass(slots=True)
+class _Model:
+    """A registered model as read before the first change, with the changes since.
 
     Attributes:
-        client, experiment_id: as of `Projection`.
-        campaign: name.
+        name: its name.
+        aliases: versions by alias.
+        newest: the highest version; 0 if the model does not exist or has no version.
+        versions: those seen so far, by number.
+    """
+
+    name: str
+    aliases: dict[str, str] = field(default_factory=dict)
+    newest: int = 0
+    versions: dict[str, ModelVersion] = field(default_factory=dict)
+
+
+class Registry:
+    """Registered models, as one campaign writes the outcomes of one model. What was read once is not read again.
+
+    Sets the tracking URI of the process: MLflow's registry looks logged models up there.
+
+    Args:
+        projection: of the campaign.
         mode: whether to upload artifacts or references.
         store_uri: store that contains the artifacts.
     """
 
-    client: MlflowClient
-    experiment_id: str
-    campaign: str
-    mode: ArtifactMode
-    store_uri: str
+    def __init__(self, projection: Projection, *, mode: ArtifactMode, store_uri: str) -> None:
+        import mlflow
+
+        self._projection, self._client, self._mode = projection, projection.client, mode
+        self._store = store_uri if urlparse(store_uri).scheme else str(Path(store_uri).absolute())
+        self._models: dict[str, _Model] = {}
+        mlflow.set_tracking_uri(self._client.tracking_uri)
 
     def register(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], *, run_id: str | None) -> bool:
         """Register the artifact that serves an outcome's class, and set the class's alias to it.
 
         The alias never moves to an older version of the same store, in whatever order campaigns are logged. If several campaigns
-        register an artifact at the same time, the first version stays. Sets the tracking URI of the process: MLflow's registry
-        looks logged models up there.
+        register an artifact at the same time, the first version stays.
 
         Args:
             outcome: outcome with an artifact and a version.
@@ -94,103 +113,111 @@ class Registry:
             Whether anything was changed.
 
         Raises:
-            InfrastructureError: MLflow cannot be reached or rejects a request, or the temporary folder is full.
+            InfrastructureError: MLflow cannot be reached or rejects a request, or a disk is full.
             IntegrityError: a file of the artifact does not match its manifest.
         """
-        with reaching(self.client.tracking_uri):
-            registered = self._registered(outcome.registered_as)
-            if registered is not None:
-                if self._is_current(registered, outcome):
-                    return False
-                version = self._find_version(outcome)
-                if version is not None:
-                    return self._point(version, outcome)
-            model_id = self._find_upload(str(outcome.artifact)) or self._upload(outcome, serving, lay_out, run_id)
-            self._point(self._create_version(outcome, serving, model_id, run_id), outcome)
+        with reaching(self._client.tracking_uri):
+            model = self._model(outcome.registered_as)
+            number = model.aliases.get(outcome.device_class)
+            if number is not None and _is_current(self._version(model, number), outcome):
+                return False
+            version = self._find(model, outcome)
+            if version is not None:
+                return self._point(model, version, outcome)
+            model_id = self._find_upload(outcome) or self._upload(outcome, serving, lay_out, run_id)
+            if not model.newest:
+                self._create_model(model.name)
+            with one_transaction(self._client):
+                self._client.finalize_logged_model(model_id, "READY")
+                self._point(model, self._create_version(model, outcome, serving, model_id, run_id), outcome)
         return True
 
-    def _registered(self, name: str) -> RegisteredModel | None:
+    def _model(self, name: str) -> _Model:
         from mlflow.exceptions import MlflowException
 
-        try:
-            return self.client.get_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
+        if name not in self._models:
+            try:
+                found = self._client.get_registered_model(name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                self._models[name] = _Model(name)
+            else:
+                aliases = {alias: str(number) for alias, number in found.aliases.items()}
+                newest = max((int(version.version) for version in found.latest_versions), default=0)
+                self._models[name] = _Model(name, aliases, newest)
+        return self._models[name]
 
-    def _is_current(self, registered: RegisteredModel, outcome: Outcome) -> bool:
-        """Whether the alias points to the outcome's artifact; cheaper than a search."""
-        number = registered.aliases.get(outcome.device_class)
-        if number is None:
-            return False
-        tags = self.client.get_model_version(registered.name, str(number)).tags
-        return tags.get(ARTIFACT) == outcome.artifact and int(tags.get(VERSION, 0)) >= (outcome.version or 0)
+    def _version(self, model: _Model, number: str) -> ModelVersion:
+        if number not in model.versions:
+            model.versions[number] = self._client.get_model_version(model.name, number)
+        return model.versions[number]
 
-    def _find_version(self, outcome: Outcome) -> ModelVersion | None:
-        wanted = f"name IN {listed([outcome.registered_as])} AND tags.`{ARTIFACT}` = '{outcome.artifact}'"
-        return min(self.client.search_model_versions(wanted), key=lambda version: int(version.version), default=None)
+    def _find(self, model: _Model, outcome: Outcome) -> ModelVersion | None:
+        """Return the first version of an outcome's artifact."""
+        if len(model.versions) < model.newest:
+            wanted = f"name IN {listed([model.name])} AND tags.`{ARTIFACT}` = '{outcome.artifact}'"
+            model.versions |= {str(version.version): version for version in self._client.search_model_versions(wanted)}
+        alike = [version for version in model.versions.values() if version.tags.get(ARTIFACT) == outcome.artifact]
+        return min(alike, key=lambda version: int(version.version), default=None)
 
-    def _point(self, version: ModelVersion, outcome: Outcome) -> bool:
+    def _point(self, model: _Model, version: ModelVersion, outcome: Outcome) -> bool:
         """Set the alias, unless it points to a later version of the same store; return whether anything was changed."""
-        number = outcome.version or 0
+        number, target = outcome.version or 0, str(version.version)
         changed = number > int(version.tags.get(VERSION, 0))
         if changed:  # the store carries unchanged artifacts over to newer versions
-            self.client.set_model_version_tag(version.name, version.version, VERSION, str(number))
-        current = self.client.get_registered_model(version.name).aliases.get(outcome.device_class)
+            self._client.set_model_version_tag(model.name, target, VERSION, str(number))
+            version.tags[VERSION] = str(number)
+        current = model.aliases.get(outcome.device_class)
+        if current == target:
+            return changed
         if current is not None:
-            if str(current) == str(version.version):
-                return changed
-            tags = self.client.get_model_version(version.name, str(current)).tags
+            tags = self._version(model, current).tags
             if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
                 return changed
-        self.client.set_registered_model_alias(version.name, outcome.device_class, str(version.version))
+        self._client.set_registered_model_alias(model.name, outcome.device_class, target)
+        model.aliases[outcome.device_class] = target
         return True
 
-    def _find_upload(self, digest: str) -> str | None:
+    def _find_upload(self, outcome: Outcome) -> str | None:
         """Return the id of a finished upload that lacks a version; delete broken uploads of this campaign."""
         complete: str | None = None
-        for model in self.client.search_logged_models([self.experiment_id], f"tags.`{ARTIFACT}` = '{digest}'"):
-            if str(model.status) == "READY":
-                complete = str(model.model_id)
-            elif model.tags.get(CAMPAIGN) == self.campaign:
-                self.client.delete_logged_model(model.model_id)
+        if self._projection.is_resumed:
+            wanted = f"tags.`{ARTIFACT}` = '{outcome.artifact}'"
+            for model in self._client.search_logged_models([self._projection.experiment_id], wanted):
+                if str(model.status) == "READY":
+                    complete = str(model.model_id)
+                elif model.tags.get(CAMPAIGN) == self._projection.campaign:
+                    self._client.delete_logged_model(model.model_id)
         return complete
 
     def _upload(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], run_id: str | None) -> str:
-        with ExitStack() as stack:
-            try:
-                folder = stack.enter_context(temporary_folder())
-                (folder / DATA).mkdir()
-                artifact = lay_out(folder / DATA)
-            except OSError as error:  # errors of MLflow and of the store's disk are ColdpressErrors already
-                raise InfrastructureError(
-                    f"no artifact can be laid out in the temporary folder {temporary_place()} ({error}); make room there, or set "
-                    "TMPDIR to another folder",
-                    code="CP-TEMPORARY",
-                ) from error
-            if self.mode == "copy":
+        with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+            folder = Path(scratch)
+            (folder / DATA).mkdir()
+            artifact = lay_out(folder / DATA)
+            if self._mode == "copy":
                 artifact.verify()
             else:
                 folder = self._reference(outcome, serving, folder)
             manifest = artifact.manifest
             if manifest.version is None:
                 manifest = replace(manifest, version=outcome.version)
-            model = self.client.create_logged_model(
-                self.experiment_id,
-                name=f"{outcome.model}-{serving}".replace(".", "-"),  # MLflow rejects dots here
-                source_run_id=run_id,
-                tags={**self._tags(outcome, serving), CAMPAIGN: self.campaign},
-                params={
-                    "recipe": manifest.recipe.name,
-                    "device_class": serving,
-                    "num_threads": str(outcome.num_threads),
-                },
-                model_type="coldpress",
-            )
+            with one_transaction(self._client):
+                model = self._client.create_logged_model(
+                    self._projection.experiment_id,
+                    name=f"{outcome.model}-{serving}".replace(".", "-"),  # MLflow rejects dots here
+                    source_run_id=run_id,
+                    tags={**self._tags(outcome, serving), CAMPAIGN: self._projection.campaign},
+                    params={
+                        "recipe": manifest.recipe.name,
+                        "device_class": serving,
+                        "num_threads": str(outcome.num_threads),
+                    },
+                    model_type="coldpress",
+                )
             _write_model_files(folder, manifest, str(model.model_id), run_id)
-            self.client.log_model_artifacts(model.model_id, str(folder))
-        self.client.finalize_logged_model(model.model_id, "READY")
+            upload(self._client, model.artifact_location, folder)
         return str(model.model_id)
 
     def _reference(self, outcome: Outcome, serving: str, folder: Path) -> Path:
@@ -203,27 +230,28 @@ class Registry:
         (data / STORE_POINTER).write_text(json.dumps(place))
         return data.parent
 
-    def _create_version(self, outcome: Outcome, serving: str, model_id: str, run_id: str | None) -> ModelVersion:
-        """Create a version; if another campaign has created one of the same artifact, delete the new one and return the other."""
-        import mlflow
+    def _create_model(self, name: str) -> None:
         from mlflow.exceptions import MlflowException
 
-        name = outcome.registered_as
         try:
-            self.client.create_registered_model(name, tags={"coldpress.kind": "frozen"})
+            self._client.create_registered_model(name, tags={"coldpress.kind": "frozen"})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        mlflow.set_tracking_uri(self.client.tracking_uri)
-        created = self.client.create_model_version(
-            name, source=f"{LOGGED_MODEL}{model_id}", run_id=run_id, tags=self._tags(outcome, serving), model_id=model_id
+
+    def _create_version(self, model: _Model, outcome: Outcome, serving: str, model_id: str, run_id: str | None) -> ModelVersion:
+        """Create a version; if another campaign has created one of the same artifact, delete the new one and return the other."""
+        created = self._client.create_model_version(
+            model.name, source=f"{LOGGED_MODEL}{model_id}", run_id=run_id, tags=self._tags(outcome, serving), model_id=model_id
         )
-        first = self._find_version(outcome)
+        expected, model.newest = model.newest + 1, int(created.version)
+        model.versions[str(created.version)] = created
+        first = created if model.newest == expected else self._find(model, outcome)
         if first is None or str(first.version) == str(created.version):
             return created
-        self.client.delete_model_version(name, str(created.version))
+        self._client.delete_model_version(model.name, str(created.version))
         if created.source != first.source:
-            self.client.delete_logged_model(model_id)
+            self._client.delete_logged_model(model_id)
         return first
 
     def _tags(self, outcome: Outcome, serving: str) -> dict[str, str]:
@@ -235,9 +263,9 @@ class Registry:
             STORE: self._store,
         }
 
-    @property
-    def _store(self) -> str:
-        return self.store_uri if urlparse(self.store_uri).scheme else str(Path(self.store_uri).absolute())
+
+def _is_current(version: ModelVersion, outcome: Outcome) -> bool:
+    return version.tags.get(ARTIFACT) == outcome.artifact and int(version.tags.get(VERSION, 0)) >= (outcome.version or 0)
 
 
 def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: str | None) -> None:
@@ -265,7 +293,8 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
         env={"virtualenv": "python_env.yaml"},
         config=dict(LOAD_SETTINGS),
     )
-    model.save(str(folder / "MLmodel"))
+    # Model.save writes the same with PyYAML's Python code, which takes ten times as long.
+    (folder / "MLmodel").write_text(yaml.dump(model.to_dict(), Dumper=yaml.CSafeDumper, default_flow_style=False))
 
 
 def _signature(manifest: Manifest) -> ModelSignature | None:

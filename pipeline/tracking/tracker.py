@@ -70,11 +70,14 @@ class Tracker:
             reached: seconds since the epoch; None means now.
         """
         # A class that keeps eager refers to the portable artifact, which is registered first.
+        projection = self._projection
+        if projection is None or self.is_complete:
+            return
+        registry = Registry(projection, mode=self._mode, store_uri=self._store.uri)
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
-            projection = self._projection
-            if projection is None or self.is_complete:
+            if self.broke_off:
                 return
-            changed = self._tried(lambda outcome=outcome, at=projection: self._log(at, outcome, reached))  # type: ignore[misc]
+            changed = self._tried(lambda outcome=outcome: self._log(projection, registry, outcome, reached))  # type: ignore[misc]
             self.num_logged += changed is True
             self.num_unchanged += changed is False
 
@@ -85,7 +88,7 @@ class Tracker:
             complete = not self.failures and not self.notes and not interrupted
             self._tried(lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished, complete=complete))
 
-    def _log(self, projection: Projection, outcome: Outcome, reached: float | None) -> bool:
+    def _log(self, projection: Projection, registry: Registry, outcome: Outcome, reached: float | None) -> bool:
         """Log and register one outcome; return whether anything was changed."""
         before = projection.num_written
         published = self._published(outcome)
@@ -94,14 +97,6 @@ class Tracker:
         if published is None:
             return changed
         version, serving = published
-        registry = Registry(
-            client=projection.client,
-            experiment_id=projection.experiment_id,
-            campaign=self._campaign,
-            mode=self._mode,
-            store_uri=self._store.uri,
-        )
-
         registered = registry.register(
             outcome, serving, lambda folder: self._store.materialize(version, serving, folder), run_id=run_id
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import mlflow
 import numpy as np
 import pytest
 import torch
-from mlflow import MlflowClient
 from torch import nn
 
 from freezer.artifact.describe import manifest_markdown
@@ -35,12 +35,13 @@ def registered(
 ) -> bool:
     """Register a copy of an artifact; whether anything was changed."""
 
-    def lay_out(folder: Path) -> Artifact:
-        shutil.copytree(artifact.folder, folder, dirs_exist_ok=True)
-        return Artifact.read(folder)
+    settings = {"mode": "copy", "store_uri": "store", **changes}
+    return Registry(projection, **settings).register(item, serving, partial(copied, artifact), run_id=run_id)
 
-    settings = {"client": projection.client, "campaign": "first", "mode": "copy", "store_uri": "store", **changes}
-    return Registry(experiment_id=projection.experiment_id, **settings).register(item, serving, lay_out, run_id=run_id)
+
+def copied(artifact: Artifact, folder: Path) -> Artifact:
+    shutil.copytree(artifact.folder, folder, dirs_exist_ok=True)
+    return Artifact.read(folder)
 
 
 def alias_of(projection: Projection, name: str, device_class: str = "portable") -> str:
@@ -75,9 +76,9 @@ def test_a_registered_version_holds_the_whole_artifact(projection: Projection, a
     registered(projection, item, artifact)
     (upload,) = uploads(projection, str(item.artifact))
     folder = Path(upload.artifact_location.removeprefix("file://"))
-    copied = Artifact.read(folder / "artifact")
-    copied.verify()
-    assert copied.manifest == replace(artifact.manifest, version=3)
+    whole = Artifact.read(folder / "artifact")
+    whole.verify()
+    assert whole.manifest == replace(artifact.manifest, version=3)
     assert (folder / "requirements.txt").read_text().splitlines()[:3] == [
         "coldpress",
         f"torch>={artifact.manifest.needs.torch}",
@@ -85,7 +86,7 @@ def test_a_registered_version_holds_the_whole_artifact(projection: Projection, a
     ]
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     assert (folder / "artifact" / "evidence" / "all-captured-code.txt").is_file()
-    assert (folder / "freezing.md").read_text() == manifest_markdown(copied.manifest)
+    assert (folder / "freezing.md").read_text() == manifest_markdown(whole.manifest)
 
 
 def test_registering_twice_makes_one_version(projection: Projection, artifact: Artifact) -> None:
@@ -103,8 +104,9 @@ def test_registering_twice_makes_one_version(projection: Projection, artifact: A
 
 def test_a_broken_upload_is_deleted_and_a_complete_one_reused(projection: Projection, artifact: Artifact) -> None:
     item = outcome("crashed", artifact="sha256:" + 64 * "5")
-    tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": "first"}
+    tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": projection.campaign}
     broken = projection.client.create_logged_model(projection.experiment_id, name="broken", tags=tags)
+    projection.start("catalog.yaml", 0.0)
     registered(projection, item, artifact)
     (upload,) = uploads(projection, str(item.artifact))
     assert upload.model_id != broken.model_id
@@ -117,12 +119,11 @@ def test_concurrent_campaigns_register_one_version(projection: Projection, artif
     item = outcome("together", artifact="sha256:" + 32 * "18")
     client, others = projection.client, []
 
-    class Slow(MlflowClient):  # type: ignore[misc]
-        def log_model_artifacts(self, model_id: str, local_dir: str) -> None:
-            others.append(registered(projection, item, artifact, campaign="another"))
-            super().log_model_artifacts(model_id, local_dir)
+    def lay_out(folder: Path) -> Artifact:
+        others.append(registered(projection, item, artifact))
+        return copied(artifact, folder)
 
-    registered(projection, item, artifact, client=Slow(client.tracking_uri))
+    Registry(projection, mode="copy", store_uri="store").register(item, "portable", lay_out, run_id=None)
     assert others == [True]
     assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == ["1"]
     assert alias_of(projection, "together") == "1"
