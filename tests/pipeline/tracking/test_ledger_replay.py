@@ -127,7 +127,7 @@ def test_a_full_temporary_folder_is_reported(
         patched.setattr(tempfile, "tempdir", str(folder))
         done = replayed(empty, uri, "up")
     assert done.exit_code == 3, done.output
-    assert re.search(rf"MLflow: no artifact .* {folder} \(.*No space left on device.*\); make room", done.output)
+    assert re.search(rf"No space left on device.*; make room .*{folder}", done.output)
     assert "brings MLflow up to date" in done.output
     assert replayed(empty, uri, "up").exit_code == 0
     assert set(shown(uri)["aliases"]) == {"first", "kept"}
