@@ -358,16 +358,6 @@ def test_another_cpu_is_refused_before_the_payload_is_opened(program: Path, indu
 
 
 @pytest.mark.slow
-def test_low_precision_weights_need_the_limits_of_their_class(program: Path, inductor: Frozen, tmp_path: Path) -> None:
-    layouts = {"float32": "avx512", "bfloat16": "avx512"}
-    payloads = tuple(replace(payload, layouts=layouts) for payload in inductor.artifact.manifest.payloads)
-    low = copy_of(inductor.artifact, tmp_path / "low", payloads=payloads)
-    limits = dict(DEVICE_CLASSES[HERE].limits)
-    assert f"start this program with {' '.join(f'{k}={v}' for k, v in limits.items())}" in refused(program, low)
-    assert run(program, low.folder, **limits).returncode == 0
-
-
-@pytest.mark.slow
 def test_payloads_for_too_many_threads_are_not_opened(program: Path, several: Several, tmp_path: Path) -> None:
     """Payloads for the program's own thread count serve, else those for the largest count below it."""
     check_same_as_python(program, several.artifact)
@@ -387,14 +377,6 @@ def test_payloads_for_too_many_threads_are_not_opened(program: Path, several: Se
     done = run(program, rewritten(broken, payloads=above).folder, OMP_NUM_THREADS="2")
     assert done.returncode == 1
     assert "threads_mismatch: got 2 threads, expected at least 3" in done.stderr
-
-
-@pytest.mark.slow
-def test_usage_errors_have_their_own_exit_code(program: Path, scripted: Frozen, tmp_path: Path) -> None:
-    for args in ((), (tmp_path,), (scripted.artifact.folder, "more")):
-        done = run(program, *args)
-        assert done.returncode == 2, done.stderr
-        assert "folder that freeze or pull wrote" in done.stderr
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from freezer.store.store import Store
 from jobs.submit import checked_options
 from pipeline.cluster import working_dir
 from pipeline.cluster.jobs_api import Job, job_prefix
-from pipeline.cluster.working_dir import gather, is_relative, stage
+from pipeline.cluster.working_dir import gather, stage
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.ledger import Ledger
 from tests.pipeline.heads import Head, started_head
@@ -69,17 +69,6 @@ def write_catalog(folder: Path, text: str, name: str = "catalog.yaml") -> Path:
 def test_invalid_options_are_rejected_before_submission(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         checked_options(arguments)
-
-
-@pytest.mark.parametrize(
-    ("location", "relative"),
-    [
-        *[("store", True), ("./store", True), ("file:store", True), ("sqlite:///mlflow.db", True), ("sqlite+x:///a", True)],
-        *[("/store", False), ("file:///store", False), ("sqlite:////db", False), ("http://127.0.0.1", False), ("s3://b", False)],
-    ],
-)
-def test_relative_locations_are_recognized(location: str, relative: bool) -> None:
-    assert is_relative(location) == relative
 
 
 def test_a_job_rejects_relative_locations(tmp_path: Path) -> None:

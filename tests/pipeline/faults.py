@@ -210,13 +210,6 @@ def raise_without_words() -> None:
     raise _SpeechlessError
 
 
-def load_damage(path: str) -> None:
-    """Load a damaged model file."""
-    import torch
-
-    torch.jit.load(path)
-
-
 def ask_for_input() -> None:
     """Read from a terminal that does not exist."""
     input("proceed? ")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.folder import Artifact, write_artifact
+from freezer.artifact.folder import Artifact
 from freezer.artifact.sections import GateRecord
 from freezer.limits import Limits
 from freezer.store.store import Store
@@ -18,7 +18,7 @@ from pipeline.ledger.ledger import Ledger, ledger_folder
 from pipeline.ledger.segments import read_rows
 from pipeline.planning.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
-from pipeline.records.outcome import CandidateReport, Failure, Outcome
+from pipeline.records.outcome import Failure, Outcome
 from pipeline.tracking.tracker import Tracker
 from pipeline.workspace.workspace import judged_folder
 from tests.conftest import Frozen
@@ -187,33 +187,6 @@ def test_version_of_another_campaign_is_reused(
     assert store.versions("mlp") == [1]
     assert [(outcome.version, outcome.cached) for outcome in final] == [(1, True)] * 2
     assert not any(judged_folder(str(store.root), item.judge.digest, "mlp").exists() for item in made.items)
-
-
-def test_results_with_fewer_recipes_are_kept_apart(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
-) -> None:
-    def reached(item: Item, *missing: str) -> Outcome:
-        artifact = _of(portable, item)
-        folder = judged_folder(str(store.root), item.judge.digest, item.entry.name, missing)
-        artifact = replace(artifact, manifest=replace(artifact.manifest, provenance={"without": list(missing)}))
-        made = shutil.copytree(artifact.folder, store.root.parent / "made", dirs_exist_ok=True)
-        folder.mkdir(parents=True)
-        write_artifact(artifact.manifest, made, folder / "artifact")
-        failed = [CandidateReport(recipe=name, build_key=name, problem="late", failure="timeout") for name in missing]
-        return replace(judged(item, "published", store), candidates=tuple(failed))
-
-    (item,) = plan(recipes=("portable",)).items[1:]
-    alone = Plan(items=(item,))
-    with Ledger(store, "fuller") as other:
-        less, more = reached(item, "torchscript-frozen"), reached(item)
-        (first,) = Publisher(alone, store, ledger).add(item, less)
-        assert store.manifest(store.version("mlp"), "portable").provenance == {"without": ["torchscript-frozen"]}
-        (second,) = Publisher(alone, store, other).add(item, more)
-        assert store.manifest(store.version("mlp"), "portable").provenance == {"without": []}
-        assert (first.version, second.version, second.cached) == (1, 2, False)
-    (third,) = Publisher(alone, store, ledger).add(item, reached(item, "torchscript-frozen"))
-    assert (third.version, third.cached) == (2, True), "the result with more recipes replaces it"
-    assert list((store.root / ".coldpress" / "judged").iterdir()) == []
 
 
 def test_lost_judged_artifact_is_a_disk_failure(plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen) -> None:

@@ -199,18 +199,6 @@ def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     assert python(code, out, env={**os.environ, **DEVICE_CLASSES["cpu-x86-64-v3"].limits}).strip() == "(3, 3)"
 
 
-def test_freeze_makes_missing_folders_for_errors(coldpress: Run, tmp_path: Path) -> None:
-    arguments = ("freeze", "python:tests.models:Counter", "--inputs", '{"x": {"shape": [2, 4]}}', "--device-class", HERE)
-    code, out, _ = coldpress(*arguments, "--recipe", "inductor-frozen", "--out", tmp_path / "frozen" / "counter")
-    assert code == 1
-    assert "inductor-frozen was not built: export: inductor: a call changes model.count" in out
-    verdict, hint = out.splitlines()[-2:]
-    assert verdict.startswith("failed: inductor-frozen: ")
-    assert hint == f"full errors: {tmp_path}/frozen/counter.errors.txt"
-    assert "BuildError" in (tmp_path / "frozen" / "counter.errors.txt").read_text()
-    assert not (tmp_path / "frozen" / "counter").exists()
-
-
 def test_freeze_reports_a_broken_source(coldpress: Run, tmp_path: Path) -> None:
     code, _, err = coldpress("freeze", "python:tests.models:broken", "--inputs", '{"x": {"shape": [2]}}', "--out", tmp_path / "out")
     assert (code, "RuntimeError: weights are gone" in err) == (1, True)

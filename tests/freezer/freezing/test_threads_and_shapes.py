@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from freezer.serving.canary import canary_figures
 from freezer.spec.inputs import Dim
 from tests.conftest import Several
 from tests.models import mlp
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, copy_of, judgement_of, python, random_inputs, subject_of
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, copy_of, judgement_of, random_inputs, subject_of
 
 PATHS = [f"payloads/{name}-threads{count}.pt2" for count in (2, 1) for name in ("batch1", "batch3", "all")]
 THREADS = torch.get_num_threads()
@@ -52,15 +50,6 @@ def test_payload_for_each_thread_count_and_shape(several: Several) -> None:
     parts = dict(zip(PATHS, code.split("# payloads/")[1:], strict=True))
     assert all("num_threads(2)" in text for path, text in parts.items() if "threads2" in path)
     assert not any("omp parallel" in text for path, text in parts.items() if "threads1" in path)
-
-
-def test_torchscript_has_one_payload(tmp_path: Path) -> None:
-    subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}}, points=[{"batch": 1}, {"batch": 3}])
-    for recipe in ("torchscript-frozen", "torchscript-optimized"):
-        (payload,) = candidate_of(subject, recipe, tmp_path / recipe, target_here(HERE, (2, 1))).payloads
-        assert (payload.path, payload.num_threads) == ("payloads/all.pt", None)
-    (payload,) = candidate_of(subject, "portable", tmp_path / "portable", target_here("portable", (2, 1))).payloads
-    assert (payload.path, payload.num_threads) == ("payloads/all.pt2", None)
 
 
 def test_thread_counts_are_checked() -> None:
@@ -174,11 +163,6 @@ print(model.payload_for({"batch": 1}).num_threads, torch.get_num_threads())
 
 
 @pytest.mark.slow
-def test_default_count_is_the_processs(several: Several) -> None:
-    assert python(LOAD, several.artifact.folder, 1).split() == ["1", "1"]
-
-
-@pytest.mark.slow
 def test_payload_for_another_thread_count(several: Several) -> None:
     model = freezer.load(several.artifact.folder, threads=1)
     assert model.payload_for({"batch": 3}, threads=2).path == "payloads/batch3-threads2.pt2"
@@ -189,27 +173,6 @@ def test_payload_for_another_thread_count(several: Several) -> None:
         model.payload_for({"batch": 9}, threads=2)
     with pytest.raises(ContractError, match=r"got sizes of \['rows'\], expected those of batch"):
         model.payload_for({"rows": 1})
-
-
-@pytest.mark.slow
-def test_call_restores_the_threads_own_count(several: Several) -> None:
-    model = freezer.load(several.artifact.folder, threads=2)
-    x = random_inputs(1, 3, 16, 16)
-    expected = several.model(x).detach()
-
-    one_by_one, all_set = threading.Lock(), threading.Barrier(4)
-
-    def work(own: int) -> tuple[int, bool]:
-        with one_by_one:  # a thread that has not used torch yet inherits the last count
-            torch.set_num_threads(own)
-            assert torch.get_num_threads() == own
-        all_set.wait(60)
-        right = all(torch.allclose(model(x), expected, atol=1e-5) for _ in range(20))
-        return torch.get_num_threads(), right
-
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        assert list(pool.map(work, [1, 2, 3, 4])) == [(own, True) for own in (1, 2, 3, 4)]
-    torch.set_num_threads(THREADS)  # what new threads start with was changed by those threads
 
 
 @pytest.mark.slow

@@ -22,9 +22,7 @@ from freezer.freezing.target.target import target_here
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import OpenPayload, open_torchscript
-from freezer.runtime.preserved import REFUSED
 from freezer.runtime.pytree import flatten, output_specs
-from freezer.spec.items import OutputStructure
 from tests.freezer.models_state import Constant, Number, Versioned
 from tests.models import seeded
 from tests.steps import random_inputs
@@ -193,16 +191,6 @@ def test_methods_run_with_the_payloads_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_a_payload_without_a_preserved_name_raises(tmp_path: Path) -> None:
-    model = served(seeded(Number), random_inputs(2, 4), (), "torchscript-frozen", tmp_path)
-    opened, structure = model._choice._payloads, OutputStructure(kind="tensor")
-    options = CallOptions(preserve=("reset",))
-    with pytest.raises(NotPreservedError, match="'reset' should be preserved, but the payload lacks it"):
-        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened, options=options)
-    with pytest.raises(ContractError, match="reset: preserved by one payload, but 2 are open"):
-        FrozenModel(spec=model.inputs, outputs=model.outputs, structure=structure, payloads=opened * 2, options=options)
-
-
 # Lowering
 
 
@@ -222,15 +210,6 @@ def test_optimizing_at_load_keeps_preserved_names(tmp_path: Path) -> None:
     graphs = [str(method.graph) for method in (model.preserved._module.forward, model.preserved._module.encode)]
     assert "mkldnn" in graphs[0]
     assert "batch_norm" not in graphs[1]
-
-
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
-@pytest.mark.parametrize("name", ["tokenizer", "plain", "sub.bump"])
-def test_names_outside_the_graph_raise(recipe: str, name: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=rf"the graph of .* lacks {name}, so it cannot be preserved") as caught:
-        lowered(seeded(Versioned), (name,), RECIPES[recipe].settings, tmp_path / "all.pt")
-    assert caught.value.code == "CP-PRESERVE"
-    assert not (tmp_path / "all.pt").exists()
 
 
 def test_constants_cannot_be_set(kind: str, tmp_path: Path) -> None:
@@ -293,16 +272,3 @@ def test_refused_methods_name_the_remedy(plain: FrozenModel, refused: Any, messa
     with pytest.raises(ContractError, match=message) as caught:
         refused(plain)
     assert caught.value.code == "CP-FROZEN"
-
-
-def test_every_public_module_method_is_handled(plain: FrozenModel) -> None:
-    # Other libraries add methods of their own to the class.
-    theirs = {
-        name
-        for name, member in vars(nn.Module).items()
-        if not name.startswith("_") and "torch" in getattr(member, "__module__", "")
-    }
-    assert "to" in theirs
-    assert theirs - set(REFUSED) <= {"eval", "extra_repr", "T_destination"}
-    assert all(callable(getattr(plain, name)) for name in REFUSED)
-    assert plain.eval() is plain.train(False) is plain

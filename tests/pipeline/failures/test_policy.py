@@ -50,10 +50,6 @@ def test_every_kind_has_a_row() -> None:
     assert set(RAY.values()) <= set(POLICY)
 
 
-def test_exceptions_of_ray_exist() -> None:
-    assert all(issubclass(getattr(ray.exceptions, name), ray.exceptions.RayError) for name in RAY)
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -218,17 +214,6 @@ def test_node_without_memory_is_retried_with_twice_as_much(place: Store) -> None
         larger = ClassFacts(num_threads=2, toolchain=FACTS.toolchain, memory_bytes=20 * 10**9)
         _, more, _ = executed(place, ledger, [ended("capture")], plan_of(place, ledger, facts=larger))
         assert len(more.started) == 1
-
-
-def test_judge_is_retried_with_twice_the_memory(place: Store) -> None:
-    killed = Done(handle=Handle(0), failure="OutOfMemoryError: the node ran low", kind="node-memory")
-    ends = [ended(None), killed, killed]
-    with Ledger(place, "c") as ledger:
-        roomy = replace(NODE, memory_bytes=8 * 10**9)
-        _, cluster, notes = executed(place, ledger, ends, plan_of(place, ledger, memory_gb=3), roomy)
-    assert cluster.started == ["build m portable portable", "judge m portable", "judge m portable"]
-    assert notes[-1].endswith("attempt 2 of 2, with 6.0 GB kept free")
-    assert cluster.memory == [3 * 10**9, 3 * 10**9, 6 * 10**9]
 
 
 def test_soonest_retry_decides_the_outcome(place: Store) -> None:

@@ -18,12 +18,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from freezer.errors import CatalogError, SourceError
+from freezer.errors import CatalogError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.inputs import Dim
 from pipeline.catalog.catalog import Catalog, read_catalog, read_registry
 from pipeline.catalog.entry import Entry
-from pipeline.failures.classify import classify
 from pipeline.planning.keys import FileDigests, source_key
 from pipeline.sources.materials import Materials
 from pipeline.sources.transfer import module_closure, ship
@@ -220,21 +219,6 @@ def test_unreadable_file_is_a_problem_of_its_entry(open_folder: Path, digests: F
     assert re.match(denied, str(problems[2]))
 
 
-def test_closed_folder_is_a_problem_of_its_entry(open_folder: Path) -> None:
-    (open_folder / "closed").mkdir()
-    (open_folder / "closed" / "far.pt2").write_bytes(b"0")
-    (open_folder / "near.pt2").write_bytes(b"0")
-    listing = ("listing", "export:near.pt2", ", files: ['closed/*']")
-    path = write(open_folder, ("far", "export:closed/far.pt2", ""), listing, ("good", "export:near.pt2", ""))
-    (open_folder / "closed").chmod(0o444)
-    with nobody():
-        catalog = read_catalog(path)
-    (open_folder / "closed").chmod(0o755)
-    assert [entry.name for entry in catalog.entries] == ["good"]
-    assert [(problem.entry, problem.code) for problem in catalog.problems] == [("far", "CP-FETCH"), ("listing", "CP-FETCH")]
-    assert re.search(r"entry 'far': PermissionError: .*closed/far\.pt2", str(catalog.problems[0]))
-
-
 def test_recreated_registry_changes_keys(tmp_path: Path, digests: FileDigests) -> None:
     (entry,) = catalog_of(tmp_path, ("mine", "mlflow:models:/exported/1", "")).entries
     one, other = (source_key(replace(entry, tags={"coldpress.source_run": run}), digests).digest for run in ("a", "b"))
@@ -338,15 +322,6 @@ print(type(load_source(entry.source)).__name__)
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1]
-
-
-def test_unparsable_import_is_a_problem_of_its_entry(tmp_path: Path, digests: FileDigests) -> None:
-    (tmp_path / "unparsed.py").write_text("def half(:\n")
-    (tmp_path / "importing.py").write_text("def make():\n    import unparsed\n    return unparsed.half()\n")
-    (entry,) = catalog_of(tmp_path, ("mine", "python:importing:make", "")).entries
-    with pytest.raises(SourceError, match=r"source python:importing:make: SyntaxError: .*unparsed\.py") as caught:
-        Materials(tmp_path / "store", "sqlite://", digests, shipping=True).ready(entry)
-    assert classify(caught.value).code == "CP-FETCH"
 
 
 @pytest.mark.parametrize("same_folder", [True, False])

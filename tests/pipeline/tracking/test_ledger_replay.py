@@ -271,14 +271,6 @@ def stricter(artifact: Artifact) -> Artifact:
     return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)))
 
 
-def test_outcomes_of_earlier_starts_get_runs(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
-    for name in ("first", "kept"):
-        run_judged(empty, DOWN, "parts", artifacts, models={name: MODELS[name]})
-    assert replayed(empty, uri, "parts").stdout == "campaign parts: 4 outcomes logged, 0 already there\n"
-    assert set(shown(uri)["aliases"]) == {"first", "kept"}
-    assert summary_of(uri, "parts") == ALL[2:4]
-
-
 # Messages and exit codes
 
 

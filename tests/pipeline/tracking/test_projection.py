@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import tempfile
 from pathlib import Path
 
 import mlflow
@@ -13,11 +11,9 @@ from mlflow.entities import Run
 
 from freezer.artifact.sections import Change, FreezingReport
 from freezer.codec import encode
-from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Failure
 from pipeline.tracking.projection import Projection, outcomes_digest
 from pipeline.tracking.run_records import run_records, summary_table
-from tests.pipeline.full_disks import full_disk
 from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
 
 
@@ -174,15 +170,6 @@ def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
     assert run.data.params["capture"] == "trace"
 
 
-def test_campaigns_are_separate(uri: str, projection: Projection) -> None:
-    other = Projection.open(uri, "it's another")
-    other.start("catalog.yaml", 0.0)
-    assert other.log_outcome(outcome("mix")) != projection.log_outcome(outcome("mix"))
-    again = Projection.open(uri, "it's another")
-    again.start("catalog.yaml", 0.0)
-    assert again.log_outcome(outcome("mix")) == other.log_outcome(outcome("mix"))
-
-
 def test_duplicate_runs_are_removed(projection: Projection) -> None:
     kept = projection.log_outcome(outcome("doubled"))
     (record, *_) = run_records(outcome("doubled"), projection.campaign)
@@ -273,26 +260,7 @@ def test_a_replay_updates_the_completeness_mark(projection: Projection, complete
     assert later.is_complete == complete
 
 
-def test_a_resumed_campaign_updates_its_counts(projection: Projection) -> None:
-    projection.finish([outcome("one"), failed("two")], 130, interrupted=True)
-    projection.start("catalog.yaml", 0.0)
-    assert runs_of(projection, "campaign")[0].info.status == "RUNNING"
-    projection.finish([outcome("one"), outcome("two")], 0, interrupted=False)
-    (parent,) = runs_of(projection, "campaign")
-    assert parent.data.metrics["outcomes/published"] == 2
-    assert parent.data.metrics["outcomes/failed"] == 0
-
-
 def test_the_summary_is_json_without_nan() -> None:
     odd = outcome("odd", drift={"error_ratio": float("inf"), "margin": float("nan")})
     table = json.loads(summary_table([odd]), parse_constant=lambda name: pytest.fail(name))
     assert dict(zip(table["columns"], table["data"][0], strict=True))["error_ratio"] is None
-
-
-def test_a_full_temporary_folder_is_named(projection: Projection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with full_disk(tmp_path / "full") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        with pytest.raises(InfrastructureError, match=rf"No space left .* the temporary folder {re.escape(str(folder))}$"):
-            projection.finish([outcome("full")], 0, False)
-    projection.finish([outcome("full")], 0, False)
-    assert runs_of(projection, "campaign")[0].info.status == "FINISHED"

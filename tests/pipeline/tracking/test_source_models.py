@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import random
@@ -440,22 +439,6 @@ def test_damaged_files_are_reported(saved: Callable[..., Path]) -> None:
 
 
 # Names
-
-
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("Credit Risk (v2)", "credit-risk-v2-"),
-        ("Détection", "detection-"),
-        ("a__b", "a-b-"),
-        ("-a.", "a-"),
-        ("日本", "model-"),
-        ("x" * 256, "x" * 100 + "-"),
-    ],
-)
-def test_an_invalid_name_gets_a_digest(name: str, start: str) -> None:
-    assert slug(name) == start + hashlib.sha256(name.encode()).hexdigest()[:8]
-    assert NAME.fullmatch(slug(name))
 
 
 def test_slugs_are_names_and_differ_where_names_do() -> None:

@@ -20,7 +20,6 @@ from freezer.errors import BuildError, CaptureError
 from freezer.files.digest import digest_file
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
-from freezer.freezing.freeze import build_all
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe
 from freezer.freezing.target.target import target_here
@@ -133,17 +132,6 @@ def test_errors_of_ways_release_programs(tmp_path: Path) -> None:
     assert programs() == before
     lines = [line.name for error in all_errors(caught.value) for line in traceback.extract_tb(error.__traceback__)]
     assert {"_make", "check_answers"} <= set(lines), "tracebacks print as before"
-
-
-def test_errors_of_a_freeze_release_locals(tmp_path: Path) -> None:
-    target = target_here(HERE, torch.get_num_threads())
-    _, errors = build_all(subject_of(Listing(), {"x": X}), target, ["torchscript-frozen"], tmp_path)
-    (error,) = errors.values()
-    frames = [frame for one in all_errors(error) for frame, _ in traceback.walk_tb(one.__traceback__)]
-    ended = [frame for frame in frames if frame.f_code is not build_all.__code__]
-    assert "build" in {frame.f_code.co_name for frame in ended}
-    assert [frame.f_code.co_name for frame in ended if frame.f_locals] == []
-    assert "sorted(" in "".join(traceback.format_exception(error)), "the user's line is printed still"
 
 
 def test_unfit_ways_are_the_reason(whatever_works: Recipe, tmp_path: Path) -> None:

@@ -234,11 +234,3 @@ def test_pinned_digest_is_checked_first(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"got sha256 .*, expected 0000") as caught:
         load("pickle:bad.pth", tmp_path, trust=True, sha256="0" * 64)
     assert caught.value.code == "CP-FETCH-DIGEST"
-
-
-def test_module_file_imports_nothing(tmp_path: Path) -> None:
-    (tmp_path / "package_x").mkdir()
-    (tmp_path / "package_x" / "inner.py").write_text("raise RuntimeError('imported')\n")
-    assert module_file("package_x.inner", [str(tmp_path)]) == tmp_path / "package_x" / "inner.py"
-    assert module_file("package_x.none", [str(tmp_path)]) is None
-    assert module_file("no_such_package.inner", [str(tmp_path)]) is None
