@@ -17,6 +17,9 @@ from pipeline.planning.plan import Item, Plan
 from pipeline.records.outcome import UNMEASURED, Failure, Outcome
 from pipeline.workspace.workspace import judged_name, workplace
 
+KEPT = ("unstable", "failed", "rejected")
+"""Verdicts after which the previous artifact of a class still serves."""
+
 _Gathered = list[tuple[Item, Outcome]]
 
 
@@ -60,7 +63,7 @@ class Publisher:
                 raise StoreUnreachableError(str(error)) from error
             gathered = [(of, self._damaged(of, reached, error)) for of, reached in gathered]
             gathered, version = self._publish(gathered)
-        final = [(of, _final(reached, version)) for of, reached in gathered]
+        final = [(of, self._with_server(of, _final(reached, version))) for of, reached in gathered]
         self._finish(final)
         for name in new - {_name(reached) for _, reached in final}:  # replaced by another campaign's
             self._place.drop("judged", name)
@@ -102,12 +105,7 @@ class Publisher:
         model, source_key = gathered[0][1].model, gathered[0][0].source.digest
         artifacts: dict[str, Artifact] = {}
         carried: dict[str, Mapping[str, Any]] = {}
-        judged_now = {outcome.device_class for _, outcome in gathered}
-        numbers = self._store.versions(model)
-        if numbers:
-            latest = self._store.version(model)
-            if latest.source_key == source_key:
-                carried = {name: image for name, image in latest.images.items() if name not in judged_now}
+        decided = {outcome.device_class for _, outcome in gathered if outcome.verdict not in KEPT}
         for _, outcome in gathered:
             if not _has_artifact_of_its_own(outcome):
                 continue
@@ -119,7 +117,22 @@ class Publisher:
                 artifacts[outcome.device_class] = Artifact.read(folder)
         if not artifacts and not carried:
             return None
-        return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, judged=judged_now)
+        return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, decided=decided)
+
+    def _with_server(self, item: Item, outcome: Outcome) -> Outcome:
+        """Add to the reason of an outcome without an artifact which version serves its class."""
+        if outcome.cached or outcome.verdict not in KEPT or not self._store.versions(outcome.model):
+            return outcome
+        latest = self._store.version(outcome.model)
+        if outcome.device_class not in latest.images:
+            return outcome
+        number = self._store.manifest(latest, outcome.device_class).version
+        of_this_source = (
+            latest.source_key == item.source.digest
+            and outcome.device_class in self._store.version(f"{latest.model}:{latest.number}").images
+        )
+        source = "" if of_this_source else ", made from an earlier source,"
+        return replace(outcome, reason=f"{outcome.reason}; version {number}{source} still serves {outcome.device_class}")
 
     def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
         """Remove a damaged result and its candidates, so that the next start builds them again; return the failed outcome."""

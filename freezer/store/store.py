@@ -4,7 +4,8 @@
     STORE/<model>/index.json             tags: one per version, and latest
     STORE/<model>/blobs/sha256/<digest>
 
-A version is an image index with one image manifest per device class, which the annotation `dev.coldpress.device-class` names. Blobs
+A version is an image index with one image manifest per device class, which the annotation `dev.coldpress.device-class` names.
+`latest` is the newest version; for a class without a verdict on the newest source, `latest` keeps the image it had. Blobs
 are written first, index.json last and atomically, so readers never see half a version.
 """
 
@@ -258,7 +259,7 @@ class Store:
         source_key: str,
         artifacts: Mapping[str, Artifact],
         carried: Mapping[str, Mapping[str, Any]],
-        judged: Collection[str] = (),
+        decided: Collection[str] = (),
     ) -> Version:
         """Publish a new version, unless it would equal the latest one.
 
@@ -267,8 +268,8 @@ class Store:
             source_key: identifies the source of all its artifacts.
             artifacts: new ones by device class; their folders are unchanged.
             carried: image descriptors of the previous version to keep, by device class.
-            judged: the classes that have a verdict now. Other classes of the latest version of the same source are kept too,
-                also if another campaign has published it since `carried` was computed.
+            decided: the classes for which `artifacts` and `carried` are the answer, also where they have none. Other classes keep
+                what serves them: of the newest version if its source is the same; else only `latest` contains it.
 
         Returns:
             The new version, or the latest one if nothing differs; missing or damaged blobs of that are written again.
@@ -286,11 +287,11 @@ class Store:
 
         def write() -> Version:
             layout.begin()
-            numbers = self.versions(model)
-            latest = self.version(model) if numbers else None
-            same_source = latest if latest is not None and latest.source_key == source_key else None
+            tags, numbers = layout.tags(), self.versions(model)
+            newest = self.version(f"{model}:{numbers[-1]}") if numbers else None
+            same_source = newest if newest is not None and newest.source_key == source_key else None
             earlier = same_source.images if same_source else {}
-            images = {name: image for name, image in earlier.items() if name not in judged} | dict(carried)
+            images = {name: image for name, image in earlier.items() if name not in decided} | dict(carried)
             number = (numbers[-1] if numbers else 0) + 1
             for name, artifact in artifacts.items():
                 if same_source and name in earlier and self._contains(same_source, name, artifact):
@@ -298,10 +299,16 @@ class Store:
                     layout.write_files(artifact)
                 else:
                     images[name] = layout.write_image(artifact, version=number)
-            if same_source and same_source.images == images:
-                return same_source
-            descriptor = layout.write_index(images, version=number, source_key=source_key)
-            layout.write_tags({**layout.tags(), str(number): descriptor, "latest": descriptor})
+            if same_source and earlier == images:
+                number, descriptor = same_source.number, tags[str(same_source.number)]
+            else:
+                descriptor = layout.write_index(images, version=number, source_key=source_key)
+            before = self.version(model).images if numbers else {}
+            served = {name: image for name, image in before.items() if name not in decided} | images
+            latest = descriptor if served == images else layout.write_index(served, version=number, source_key=source_key)
+            changed = {str(number): descriptor, "latest": latest}
+            if any(tags.get(name, {}).get("digest") != item["digest"] for name, item in changed.items()):
+                layout.write_tags({**tags, **changed})
             return Version(model=model, number=number, source_key=source_key, images=images)
 
         return self._written(model, write)

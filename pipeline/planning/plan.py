@@ -14,7 +14,7 @@ from typing import Any
 from freezer.errors import CatalogError, InfrastructureError, StoreUnreachableError
 from freezer.freezing.recipes.recipes import made_for, select
 from freezer.hardware.device_classes import PORTABLE, auto_classes, device_class
-from freezer.limits import SamplingPolicy
+from freezer.limits import Limits, SamplingPolicy
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.failures.policy import LIFT, MOST_STARTS, decide, is_kept, is_missed
@@ -202,8 +202,10 @@ def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
 
 def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: str | None) -> Item:
     facts, policy = request.facts[name], request.policy
-    if name == PORTABLE:
+    if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
+        limits = replace(entry.limits, speedup_min=Limits().speedup_min, latency_ms_max=None, size_mb_max=None)
+        entry = replace(entry, limits=limits)
     num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
         device_class=name,

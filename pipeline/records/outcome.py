@@ -179,7 +179,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether this outcome makes a campaign's exit code 1."""
-        return self.verdict in ("failed", "rejected")
+        return self.verdict in ("failed", "rejected", "unstable")
 
     @property
     def code(self) -> str | None:

@@ -116,13 +116,55 @@ def test_rejected_model_keeps_its_version(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:
     publish_first(plan(), store, ledger, scripted, portable)
-    stricter = plan(limits=Limits(speedup_min=9))
+    stricter = plan(limits=Limits(speedup_min=9, error_ratio_max=1))
     publisher = Publisher(stricter, store, ledger)
     for item in stricter.items:
         assert item.finished is None
         final = publisher.add(item, judged(item, "rejected", store))
     assert [(outcome.version, outcome.artifact) for outcome in final] == [(None, None)] * 2
     assert store.versions("mlp") == [1]
+
+
+@pytest.mark.parametrize("verdict", ["unstable", "failed", "rejected"])
+def test_previous_artifact_serves_without_a_new_one(
+    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, verdict: str
+) -> None:
+    publish_first(plan(), store, ledger, scripted, portable)
+    before = store.version("mlp").images[HERE]
+    here, anywhere = plan(limits=Limits(error_ratio_max=2)).items
+    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
+    publisher.add(here, judged(here, verdict, store))
+    final, _ = publisher.add(anywhere, judged(anywhere, "published", store, regated(portable)))
+    assert store.versions("mlp") == [1, 2]
+    assert store.version("mlp").images[HERE] == store.version("mlp:2").images[HERE] == before
+    assert str(final.reason).endswith(f"; version 1 still serves {HERE}")
+
+
+def test_latest_keeps_a_class_that_a_new_source_lacks(
+    plan: Callable[..., Plan], model: Entry, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), store, ledger, scripted, portable)
+    before = store.version("mlp").images[HERE]
+    changed = plan(source=replace(model.source, seed=7))
+    here, anywhere = changed.items
+    assert here.source.digest != store.version("mlp").source_key
+    publisher = Publisher(changed, store, ledger)
+    publisher.add(here, judged(here, "unstable", store))
+    final, _ = publisher.add(anywhere, judged(anywhere, "published", store, regated(portable)))
+    assert set(store.version("mlp:2").images) == {"portable"}
+    assert store.version("mlp").number == 2
+    assert store.version("mlp").images == {**store.version("mlp:2").images, HERE: before}
+    assert str(final.reason).endswith(f"; version 1, made from an earlier source, still serves {HERE}")
+    again = Publisher(changed, store, ledger)
+    again.add(anywhere, judged(anywhere, "published", store, regated(portable)))
+    again.add(here, judged(here, "published", store, scripted.artifact))
+    assert store.version("mlp").images == store.version("mlp:3").images
+    assert store.version("mlp").images[HERE] != before
+
+
+def regated(frozen: Frozen) -> Artifact:
+    """The artifact as judged with other gates."""
+    return replace(frozen.artifact, manifest=replace(frozen.artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)))
 
 
 def test_crashed_judge_is_recorded_at_once(plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen) -> None:
@@ -145,13 +187,9 @@ def test_other_classes_are_carried_over(
 ) -> None:
     publish_first(plan(), store, ledger, scripted, portable)
     before = store.version("mlp").images
-    only_portable = Plan(items=plan(limits=Limits(speedup_min=2)).items[1:])
-    changed = Artifact(
-        folder=portable.artifact.folder,
-        manifest=replace(portable.artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)),
-    )
+    only_portable = Plan(items=plan(limits=Limits(error_ratio_max=2)).items[1:])
     (final,) = Publisher(only_portable, store, ledger).add(
-        only_portable.items[0], judged(only_portable.items[0], "published", store, changed)
+        only_portable.items[0], judged(only_portable.items[0], "published", store, regated(portable))
     )
     after = store.version("mlp")
     assert (final.version, after.number) == (2, 2)
@@ -242,3 +280,11 @@ def test_interrupt_while_mlflow_is_updated_names_the_replay(store: Store, uri: s
     report = run_judged(store, uri, "stopped", {}, models={"gone": {HERE: "failed", "portable": "failed"}})
     assert (report.exit_code, len(report.outcomes)) == (130, 2)
     assert f"`python -m jobs.replay stopped --store {store.root} --tracking-uri {uri}`" in report.infrastructure[0]
+
+
+def test_speed_limits_do_not_concern_portable(plan: Callable[..., Plan]) -> None:
+    keys = [
+        [item.judge.digest for item in plan(limits=limits).items] for limits in (Limits(), Limits(speedup_min=2, size_mb_max=1))
+    ]
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] == keys[1][1]

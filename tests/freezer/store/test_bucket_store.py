@@ -52,7 +52,7 @@ def mlp(bucket: str, scripted: Frozen, portable: Frozen) -> str:
 
 def publish(store: Store, *artifacts: Artifact, key: str = "key") -> Version:
     made = {artifact.manifest.device_class: artifact for artifact in artifacts}
-    return store.publish("tiny", source_key=key, artifacts=made, carried={}, judged=set(made))
+    return store.publish("tiny", source_key=key, artifacts=made, carried={}, decided=set(made))
 
 
 def payload_of(place: str, artifact: Artifact, model: str = "tiny") -> str:
@@ -250,7 +250,7 @@ store, artifact = Store.open(sys.argv[1]), Artifact.read(Path(sys.argv[2]))
 name = artifact.manifest.device_class
 print("ready", flush=True)
 sys.stdin.readline()
-print(store.publish("tiny", source_key="key", artifacts={name: artifact}, carried={}, judged={name}).number)
+print(store.publish("tiny", source_key="key", artifacts={name: artifact}, carried={}, decided={name}).number)
 """
 
 

@@ -78,6 +78,7 @@ def printed(report: CampaignReport, width: int = 200) -> str:
         (report_of(replace(PUBLISHED, verdict="kept-eager")), 0),
         (report_of(PUBLISHED, FAILED), 1),
         (report_of(replace(PUBLISHED, verdict="rejected")), 1),
+        (report_of(replace(PUBLISHED, verdict="unstable")), 1),
         (report_of(PUBLISHED, FAILED, infrastructure=("MLflow: gone",)), 3),
         (report_of(replace(FAILED, failure=Failure(kind="infrastructure"))), 3),
         (report_of(FAILED, infrastructure=("MLflow: gone",), interrupted=True), 130),
