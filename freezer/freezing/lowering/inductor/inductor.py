@@ -170,6 +170,7 @@ def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) 
         beside: whether the weights are stored beside the shared library.
     """
     config = {**settings, "aot_inductor.package": True, "cpp.cxx": (None, compiler()), **(BESIDE if beside else {})}
+    config["aot_inductor.metadata"] = {}  # torch adds to the one it finds
     cpu = host_class(target.device_class)
     if cpu.kind == "cpu":
         config |= {"cpp.march": cpu.march, "cpp.simdlen": cpu.simdlen, "cpp.threads": target.num_threads}
