@@ -11,6 +11,7 @@ Annotations must resolve at run time: import their types outside `TYPE_CHECKING`
 from __future__ import annotations
 
 import functools
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -22,6 +23,11 @@ from freezer.errors import ColdpressError, IntegrityError
 
 _Record = TypeVar("_Record")
 _Decoder = Callable[[Any], Any]
+
+MAX_DEPTH = 64
+"""Deepest nesting of JSON that is read."""
+
+MAX_INT = 2**63
 
 _SCALARS: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,), NoneType: (NoneType,)}
 
@@ -51,6 +57,35 @@ def encode(record: Any) -> dict[str, Any]:
         value = _encode(getattr(record, item.name))
         data[_key(item)] = value if attribute is None else {part.pop(attribute): part for part in value}
     return data
+
+
+def read_json(data: bytes, *, origin: str) -> Any:
+    """Parse JSON of any origin that this release can also write and print.
+
+    Raises:
+        IntegrityError: it is not UTF-8 JSON, is nested too deeply, or has a NaN, an infinite number or half of a surrogate pair.
+    """
+    try:
+        value = json.loads(data)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{origin} is not JSON that Coldpress reads: {error}; pull it again") from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        parts = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for part in parts for item in part]
+        if not level:
+            return value
+    raise IntegrityError(f"{origin} is nested over {MAX_DEPTH} levels; pull it again")
+
+
+def read_record(kind: type[_Record], data: bytes, *, origin: str) -> _Record:
+    """Parse the JSON text of a dataclass instance.
+
+    Raises:
+        IntegrityError: as for `read_json` and `decode`.
+    """
+    return decode(kind, read_json(data, origin=origin), origin=origin)
 
 
 def decode(kind: type[_Record], data: object, *, origin: str) -> _Record:
@@ -107,9 +142,9 @@ def _decoder(kind: Any) -> _Decoder:
     if kind is Any:
         return lambda value: value
     if kind is Path:
-        return Path
+        return lambda value: Path(_scalar((str,), value))
     if kind is bytes:
-        return lambda value: b64decode(_scalar((str,), value))
+        return _bytes
     if kind in _SCALARS:
         return functools.partial(_scalar, _SCALARS[kind])
     if origin is Literal:
@@ -126,9 +161,16 @@ def _decoder(kind: Any) -> _Decoder:
 
 
 def _scalar(allowed: tuple[type, ...], value: Any) -> Any:
-    if not isinstance(value, allowed):
+    if not isinstance(value, allowed) or (isinstance(value, int) and abs(value) > MAX_INT):
         raise _MismatchError(f"is {value!r:.80}; expected {' or '.join(item.__name__ for item in allowed)}")
     return value
+
+
+def _bytes(value: Any) -> bytes:
+    try:
+        return b64decode(_scalar((str,), value), validate=True)
+    except ValueError as error:
+        raise _MismatchError(f"is not base64: {error}") from None
 
 
 def _one_of(allowed: tuple[Any, ...], value: Any) -> Any:

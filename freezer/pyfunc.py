@@ -10,9 +10,8 @@ raise ContractError.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from freezer.artifact.folder import MANIFEST, Artifact
+from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 STORE_POINTER = "store.json"
-"""File in place of an artifact that stays in its store: `{"store", "model", "version", "device_class"}`."""
+"""File in place of an artifact that stays in its store: a `StorePointer`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorePointer:
+    """The artifact that was registered by reference."""
+
+    store: str
+    model: str
+    version: int
+    device_class: str
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
@@ -48,11 +58,11 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     pointer = folder / STORE_POINTER
     if not pointer.is_file():
         return PyfuncModel(load(folder, threads=threads, limit_isa=limit_isa, device=device))
-    place = json.loads(pointer.read_bytes())
+    place = read_record(StorePointer, pointer.read_bytes(), origin=str(pointer))
     model = load(
-        f"{place['model']}:{place['version']}",
-        store=place["store"],
-        device_class=place["device_class"],
+        f"{place.model}:{place.version}",
+        store=place.store,
+        device_class=place.device_class,
         threads=threads,
         limit_isa=limit_isa,
         device=device,
@@ -61,7 +71,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     registered = Artifact.read(folder).manifest
     if replace(model.manifest, version=None).to_bytes() != replace(registered, version=None).to_bytes():
         raise IntegrityError(
-            f"store {place['store']} has another {place['model']}:{place['version']} for {place['device_class']} than was "
+            f"store {place.store} has another {place.model}:{place.version} for {place.device_class} than was "
             f"registered ({MANIFEST} differs); register it again"
         )
     return PyfuncModel(model)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from freezer.artifact.folder import Artifact
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
 from freezer.hardware.device_classes import PORTABLE, device_class
+from freezer.store.oci_layout import Descriptor
 from freezer.store.store import Store, Version
 from pipeline.ledger.ledger import Draft, Ledger
 from pipeline.planning.plan import Item, Plan
@@ -104,7 +104,7 @@ class Publisher:
     def _publish_once(self, gathered: _Gathered) -> Version | None:
         model, source_key = gathered[0][1].model, gathered[0][0].source.digest
         artifacts: dict[str, Artifact] = {}
-        carried: dict[str, Mapping[str, Any]] = {}
+        carried: dict[str, Descriptor] = {}
         decided = {outcome.device_class for _, outcome in gathered if outcome.verdict not in KEPT}
         for _, outcome in gathered:
             if not _has_artifact_of_its_own(outcome):
@@ -221,4 +221,4 @@ def _final(outcome: Outcome, version: Version | None) -> Outcome:
     elif not _has_artifact_of_its_own(outcome):
         return outcome
     image = version.images.get(serving)
-    return outcome if image is None else replace(outcome, artifact=image["digest"], version=version.number)
+    return outcome if image is None else replace(outcome, artifact=image.digest, version=version.number)

@@ -45,14 +45,16 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]
         yield "left out", f"{item.payload}: {item.reason}"
     yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
     yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
-    yield "source", f"{manifest.provenance['source']}, weights {str(manifest.provenance['weights'])[:19]}…"
+    made = manifest.provenance
+    yield "source", f"{made.get('source', 'unknown')}, weights {str(made.get('weights', 'unknown'))[:19]}…"
 
 
 def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]) -> Iterator[Row]:
     """Rows about a freeze and its attempts."""
     for row in tried:
-        if not row["outcome"].startswith(NOT_TRIED):
-            yield "tried", f"{row['payload']}: {row['capture']} -> {row['lowering']}: {row['outcome']}"
+        payload, capture, lowering, outcome = (row.get(key, "unknown") for key in ("payload", "capture", "lowering", "outcome"))
+        if not outcome.startswith(NOT_TRIED):
+            yield "tried", f"{payload}: {capture} -> {lowering}: {outcome}"
     for path, report in freezing.reports.items():
         if len(freezing.reports) > 1:
             yield "frozen", path
@@ -133,7 +135,7 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
     for item in artifact.manifest.files:
         if item.path in names:
             artifact.verify((item,))
-            return (artifact.folder / item.path).read_text()
+            return (artifact.folder / item.path).read_text(errors="replace")
     raise NotPublishedError(
         f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {names[0]}; earlier releases and some recipes "
         "write none: freeze the model again"

@@ -10,17 +10,24 @@ set may have payloads for single points besides the one for all sizes. The set i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, LatencyRecord, Needs, RecipeRecord
-from freezer.codec import decode, encode, keyed_by
+from freezer.codec import decode, encode, keyed_by, read_json
 from freezer.errors import IntegrityError
+from freezer.files.digest import check_digest
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import OutputSpec, OutputStructure
 
 FORMAT_VERSION = 1
+
+MAX_NAME_BYTES = 200
+
+OWN_FILES = ("manifest.json", "signature.json")
+"""Files of an artifact folder that the manifest does not list."""
 
 PayloadKind = Literal["inductor", "torchscript", "exported"]
 
@@ -132,14 +139,44 @@ class Manifest:
         Raises:
             IntegrityError: it is damaged, or of a later format.
         """
-        try:
-            parsed = json.loads(data)
-            found = parsed["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(f"{origin} is not a Coldpress manifest: {error}; pull the artifact again") from None
+        parsed = read_json(data, origin=origin)
+        if not isinstance(parsed, dict) or "format_version" not in parsed:
+            raise IntegrityError(f"{origin} is not a Coldpress manifest: it lacks 'format_version'; pull the artifact again")
+        found = parsed["format_version"]
         if found != FORMAT_VERSION:
             raise IntegrityError(f"{origin}: format_version {found}, this release reads {FORMAT_VERSION}; upgrade coldpress")
-        return decode(cls, parsed, origin=origin)
+        manifest = decode(cls, parsed, origin=origin)
+        check_paths([item.path for item in manifest.contents], origin=origin)
+        for item in manifest.contents:
+            check_digest(item.digest)
+        return manifest
+
+
+def check_paths(paths: Sequence[str], *, origin: str) -> None:
+    """Check that files can be written under these paths of one folder, and under no other.
+
+    Raises:
+        IntegrityError: a path is absolute, contains `..`, is not a file name, or occurs twice or as the folder of another.
+    """
+    for path in paths:
+        check_inside(path, origin=origin)
+        if not path.isprintable() or any(len(part.encode()) > MAX_NAME_BYTES for part in PurePosixPath(path).parts):
+            raise IntegrityError(f"{origin} names {path!r:.80}, which is not a file name")
+    names = [PurePosixPath(path) for path in (*paths, *OWN_FILES)]
+    folders = {folder for name in names for folder in name.parents}
+    if len(set(names)) < len(names) or folders & set(names):
+        raise IntegrityError(f"{origin} names one file twice, or a file as a folder; pull the artifact again")
+
+
+def check_inside(path: str, *, origin: str) -> None:
+    """Check that a path stays inside the artifact's folder.
+
+    Raises:
+        IntegrityError: it is absolute or contains `..`.
+    """
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
+        raise IntegrityError(f"{origin} names {path!r}, which is outside the artifact's folder")
 
 
 def version_tuple(version: str) -> tuple[int, int]:

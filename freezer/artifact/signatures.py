@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.codec import decode, encode
+from freezer.codec import encode, read_json, read_record
 from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
 from freezer.files.digest import digest_bytes
 
@@ -61,10 +61,10 @@ class Signatures:
         """
         path = folder / SIGNATURE
         try:
-            return decode(cls, json.loads(path.read_bytes()), origin=str(path))
+            return read_record(cls, path.read_bytes(), origin=str(path))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise IntegrityError(f"{path} cannot be read: {error}; pull the artifact again") from None
 
 
@@ -97,12 +97,12 @@ def problem_of(signatures: Signatures | None, manifest_bytes: bytes, trusted: Se
     if not vouching:
         return "signatures by other keys"
     try:
-        critical = [json.loads(one.payload)["critical"] for one in vouching]
+        critical = [read_json(one.payload, origin="a signature")["critical"] for one in vouching]
         images = {part["image"]["docker-manifest-digest"] for part in critical if part["type"] == _TYPE}
         if digest_bytes(signatures.image) not in images:
             return "a signature of another artifact"
-        config = json.loads(signatures.image)["config"]["digest"]
-    except (ValueError, KeyError, TypeError):
+        config = read_json(signatures.image, origin="the image")["config"]["digest"]
+    except (IntegrityError, KeyError, TypeError):
         return "a signature of something else"
     return None if config == digest_bytes(manifest_bytes) else "a signature of another manifest.json"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from freezer.errors import IntegrityError
@@ -28,8 +29,20 @@ def verify_file(path: Path, *, digest: str, size_bytes: int, origin: str | None 
         found = digest_file(path)
     except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing; pull the artifact again") from None
+    except OSError as error:
+        raise IntegrityError(f"{name} cannot be read: {error.strerror}; pull the artifact again") from None
     if found != digest:
         raise IntegrityError(f"{name} is {found}, expected {digest}; it was changed or damaged: pull it again")
+
+
+def check_digest(digest: str) -> None:
+    """Check the form of a digest.
+
+    Raises:
+        IntegrityError: it is not `sha256:` and 64 hex digits.
+    """
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise IntegrityError(f"{digest!r:.80} is not a sha256 digest")
 
 
 def digest_bytes(data: bytes) -> str:

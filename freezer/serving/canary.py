@@ -21,8 +21,8 @@ from freezer.numerics import (
 )
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.golden import golden_inputs, golden_outputs
 from freezer.runtime.pytree import leaves_of
-from freezer.runtime.tensors import load_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,19 +55,20 @@ def run_canary(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]:
 def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]:
     """Run the golden sets and compare, without raising for differences."""
     manifest = artifact.manifest
-    inputs, golden = load_tensors(artifact.folder / GOLDEN_INPUTS), load_tensors(artifact.folder / GOLDEN_OUTPUTS)
+    inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS)
+    golden = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS)
     reset = manifest.recipe.reset
     num_sets = 1 if manifest.stateful and not reset else len(manifest.golden)
     answers: list[list[Tensor]] = []
     for index in range(num_sets):
         if index and reset:
             model.preserved[reset]()
-        given = tensors_on({item.name: inputs[f"{index}/{item.name}"] for item in manifest.inputs.tensors}, model.device)
+        given = tensors_on(inputs[index], model.device)
         answers.append([leaf.cpu() for leaf in leaves_of(model(**given))])
     gate = GoldenGate(error_ratio_max=manifest.gate.error_ratio_max, reference=manifest.reference)
     figures = []
     for spec, got in zip(manifest.outputs, zip(*answers, strict=True), strict=True):
-        expected = [golden[f"{index}/{spec.name}"] for index in range(num_sets)]
+        expected = [outputs[spec.name] for outputs in golden[:num_sets]]
         whole = pooled(expected, got)
         for index, (r, c) in enumerate(zip(expected, got, strict=True)):
             ratio, worst, problem = None, 0.0, exact_problem(r, c)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 
 from rich.table import Table
 from torch import Tensor
@@ -19,7 +20,8 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS
 from freezer.artifact.manifest import FileRef, Manifest
 from freezer.errors import IntegrityError
 from freezer.numerics import POOL_BELOW, GoldenGate, OutputError, comparable, exact_problem, golden_bound, pooled, rms_errors
-from freezer.runtime.tensors import OWN_OUTPUT_BYTES, bytes_of, load_tensors
+from freezer.runtime.golden import Sets, golden_inputs, golden_outputs, own_outputs
+from freezer.runtime.tensors import OWN_OUTPUT_BYTES, bytes_of
 from freezer.store.store import Store, Version
 
 REFERENCE = "reference"
@@ -154,23 +156,23 @@ class _Side:
 
     Attributes:
         sets: indices of its golden sets, by the digest of their inputs.
-        golden, own: outputs of the reference and of the class, `<set>/<output>`.
+        golden, own: outputs of the reference and of the class, by set and name.
     """
 
     manifest: Manifest
     sets: Mapping[str, int]
-    golden: Mapping[str, Tensor]
-    own: Mapping[str, Tensor]
+    golden: Sets
+    own: Sets
 
     @property
     def name(self) -> str:
         return self.manifest.device_class
 
     def reference(self, key: str, output: str) -> Tensor:
-        return self.golden[f"{self.sets[key]}/{output}"]
+        return self.golden[self.sets[key]][output]
 
     def answer(self, key: str, output: str) -> Tensor | None:
-        return self.own.get(f"{self.sets[key]}/{output}") if key in self.sets else None
+        return self.own[self.sets[key]].get(output) if key in self.sets else None
 
     def ratio_and_bound(self, error: OutputError, key: str, output: str) -> tuple[float, float]:
         """Error ratio against a golden output, and the rmse that the gate allows."""
@@ -180,34 +182,34 @@ class _Side:
 
 
 def _side(store: Store, version: Version, manifest: Manifest) -> _Side:
-    def read(path: str) -> dict[str, Tensor]:
+    def file(path: str) -> Path:
         item = _file(manifest, path)
         if item is None:
             raise IntegrityError(f"{version.model}:{version.number} for {manifest.device_class}: the manifest names no {path}")
-        return load_tensors(store.file(version, item))
+        return store.file(version, item)
 
-    inputs = read(GOLDEN_INPUTS)
-    sets = {_digest(inputs, index): index for index in range(len(manifest.golden))}
-    return _Side(manifest=manifest, sets=sets, golden=read(GOLDEN_OUTPUTS), own=read(OWN_OUTPUTS))
+    sets = {_digest(inputs): index for index, inputs in enumerate(golden_inputs(manifest, file(GOLDEN_INPUTS)))}
+    golden = golden_outputs(manifest, file(GOLDEN_OUTPUTS))
+    return _Side(manifest=manifest, sets=sets, golden=golden, own=own_outputs(file(OWN_OUTPUTS), golden))
 
 
 def _file(manifest: Manifest, path: str) -> FileRef | None:
     return next((item for item in manifest.files if item.path == path), None)
 
 
-def _digest(inputs: Mapping[str, Tensor], index: int) -> str:
+def _digest(inputs: Mapping[str, Tensor]) -> str:
     """Digest of the inputs of one set."""
-    digest, prefix = hashlib.sha256(), f"{index}/"
-    for name in sorted(name for name in inputs if name.startswith(prefix)):
-        tensor = inputs[name]
-        digest.update(f"{name.removeprefix(prefix)}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+    digest = hashlib.sha256()
+    for name, tensor in sorted(inputs.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         digest.update(bytes_of(tensor).numpy().tobytes())
     return digest.hexdigest()
 
 
 def _missing(side: _Side) -> Iterator[str]:
-    names = [f"{index}/{output.name}" for index in range(len(side.manifest.golden)) for output in side.manifest.outputs]
-    missing = [name for name in names if name not in side.own]
+    names = [f"{index}/{name}" for index, outputs in enumerate(side.golden) for name in outputs]
+    own = {f"{index}/{name}" for index, outputs in enumerate(side.own) for name in outputs}
+    missing = [name for name in names if name not in own]
     if missing:
         limit = f"the {OWN_OUTPUT_BYTES // 1024**2} MB that an artifact records"
         yield f"{side.name}: {len(missing)} of {len(names)} outputs are missing, as they exceed {limit}: {', '.join(missing)}"

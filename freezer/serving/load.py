@@ -202,7 +202,8 @@ def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -
             Image(
                 device_class=artifact.manifest.device_class,
                 manifest=lambda: artifact.manifest,
-                signatures=partial(_folder_signatures, artifact),
+                manifest_bytes=partial(_manifest_bytes, artifact),
+                signatures=partial(Signatures.read, folder),
                 fetch=lambda _: artifact,
             ),
         )
@@ -212,22 +213,26 @@ def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -
 
 
 def _store_image(store: Store, version: Version, name: str, stack: ExitStack) -> Image:
-    def signatures() -> tuple[Signatures | None, bytes]:
-        return store.signatures(version, name), store.manifest_bytes(version, name)
-
     def fetch(paths: Collection[str] | None) -> Artifact:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
         return store.materialize(version, name, Path(scratch), paths=paths)
 
-    return Image(device_class=name, manifest=partial(store.manifest, version, name), signatures=signatures, fetch=fetch)
+    return Image(
+        device_class=name,
+        manifest=partial(store.manifest, version, name),
+        manifest_bytes=partial(store.manifest_bytes, version, name),
+        signatures=partial(store.signatures, version, name),
+        fetch=fetch,
+    )
 
 
-def _folder_signatures(artifact: Artifact) -> tuple[Signatures | None, bytes]:
+def _manifest_bytes(artifact: Artifact) -> bytes:
+    """The bytes of manifest.json, if they still are those of the artifact."""
     path = artifact.folder / MANIFEST
     data = path.read_bytes()
     if Manifest.from_bytes(data, origin=str(path)) != artifact.manifest:
         raise IntegrityError(f"{path} changed while it was read; pull the artifact again")
-    return Signatures.read(artifact.folder), data
+    return data
 
 
 def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProcess:

@@ -75,18 +75,24 @@ class Image:
 
     Attributes:
         manifest: reads the manifest.
-        signatures: reads the signatures, and manifest.json byte for byte.
+        manifest_bytes: reads manifest.json byte for byte.
+        signatures: reads the signatures.
         fetch: makes files available locally: those at some paths, or all.
     """
 
     device_class: str
     manifest: Callable[[], Manifest]
-    signatures: Callable[[], tuple[Signatures | None, bytes]]
+    manifest_bytes: Callable[[], bytes]
+    signatures: Callable[[], Signatures | None]
     fetch: Callable[[Collection[str] | None], Artifact]
 
     def unsigned(self, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
         """Why no trusted key vouches for the artifact; None where one does."""
-        problem = problem_of(*self.signatures(), keys)
+        manifest_bytes = self.manifest_bytes()
+        try:
+            problem = problem_of(self.signatures(), manifest_bytes, keys)
+        except IntegrityError as error:
+            problem = str(error)
         if problem is None:
             return None
         expected = f"one by {'the trusted key' if len(keys) == 1 else f'any of {len(keys)} trusted keys'}"

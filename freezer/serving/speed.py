@@ -26,8 +26,8 @@ from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import CPU, host_fingerprint
 from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.golden import golden_inputs
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
-from freezer.runtime.tensors import load_tensors
 from freezer.runtime.threads import threads
 from freezer.serving.load import open_artifact
 from freezer.serving.selection import LoadOptions
@@ -196,11 +196,8 @@ def portable_of(
 
 def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
     """Distinct inputs at the judged point: golden inputs, cut or repeated to size, then generated ones."""
-    manifest, golden = artifact.manifest, load_tensors(artifact.folder / GOLDEN_INPUTS)
-    sets = [
-        InputSet(point=dict(item.point), tensors={part.name: golden[f"{index}/{part.name}"] for part in manifest.inputs.tensors})
-        for index, item in enumerate(manifest.golden)
-    ]
+    manifest, golden = artifact.manifest, golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS)
+    sets = [InputSet(point=dict(item.point), tensors=tensors) for item, tensors in zip(manifest.golden, golden, strict=True)]
     return distinct_at(manifest.inputs, sets, point)
 
 

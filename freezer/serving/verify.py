@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.artifact.signatures import read_keys
-from freezer.errors import IncompatibleError, IntegrityError, Refusal, SpeedCheck, UsageError
+from freezer.errors import ColdpressError, IncompatibleError, IntegrityError, Refusal, SpeedCheck, UsageError, last_line
 from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.machine import describe_host
 from freezer.runtime.devices import with_index
@@ -88,11 +88,18 @@ def verify(
             base = portable_of(reference, image.manifest(), store=store, portable=portable, stack=stack)
         artifact = image.fetch(None)
         artifact.verify()
-        model = open_artifact(artifact, process.num_threads, options)
+        try:
+            model = open_artifact(artifact, process.num_threads, options)
+            figures = tuple(run_canary(artifact, model))
+        except ColdpressError:
+            raise
+        except Exception as error:  # a payload may raise anything
+            what = f"{reference}: the artifact for {image.device_class} does not open or answer here"
+            raise IntegrityError(f"{what}: {last_line(error)}; freeze it again") from error
         return Verification(
             device_class=image.device_class,
             num_files=len(artifact.manifest.contents),
-            figures=tuple(run_canary(artifact, model)),
+            figures=figures,
             ladder=selection.refused,
             speed=None if base is None else check_speed(artifact, base, process.num_threads, device=model.device),
         )

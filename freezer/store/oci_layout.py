@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import fcntl
 import json
-import re
 import shutil
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.artifact.folder import MEDIA_MANIFEST, MEDIA_PAYLOAD, Artifact
 from freezer.artifact.manifest import FileRef
 from freezer.artifact.signatures import ANNOTATION, MEDIA_SIGNATURE, Signed
+from freezer.codec import encode, read_record, stored_as, written_if
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files.atomic import copy_whole, link_whole, make_folder, remove, retried, write_whole
-from freezer.files.digest import digest_bytes, verify_file
+from freezer.files.digest import check_digest, digest_bytes, verify_file
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
@@ -39,6 +39,37 @@ TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
 INDEX = "index.json"
 _BLOBS = "blobs/sha256"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Descriptor:
+    """An OCI descriptor: the media type, digest and size of a blob, and what describes it."""
+
+    media_type: str = field(default="", metadata=stored_as("mediaType"))
+    digest: str
+    size_bytes: int = field(metadata=stored_as("size"))
+    artifact_type: str = field(default="", metadata=stored_as("artifactType") | written_if(lambda self: self.artifact_type != ""))
+    annotations: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.annotations)))
+    platform: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.platform)))
+
+    def __post_init__(self) -> None:
+        check_digest(self.digest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OciIndex:
+    """An OCI index: of a model its tags, of a version its images."""
+
+    manifests: tuple[Descriptor, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.annotations)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OciImage:
+    """An OCI image manifest: of an artifact, or of signatures."""
+
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
 
 
 class LocalFiles:
@@ -128,27 +159,34 @@ class Layout:
         self._files, self._model = files, model
         self._index = f"{model}/{INDEX}"
 
-    def tags(self) -> dict[str, dict[str, Any]]:
+    def tags(self) -> dict[str, Descriptor]:
         """Descriptors by tag; empty if the model was never published."""
         where = self._files.where(self._index)
         try:
-            layout = json.loads(self._files.read(self._index))
-            return {item["annotations"][TAG]: item for item in layout["manifests"] if TAG in item.get("annotations", {})}
+            data = self._files.read(self._index)
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise IntegrityError(f"{where} is damaged: it is not an OCI index: {error}") from None
+        index = read_record(OciIndex, data, origin=where)
+        return {item.annotations[TAG]: item for item in index.manifests if TAG in item.annotations}
 
-    def blob(self, descriptor: Mapping[str, Any]) -> bytes:
+    def blob(self, descriptor: Descriptor) -> bytes:
         """The verified content of a blob."""
-        path = self._path(descriptor["digest"])
+        path = self._path(descriptor.digest)
         with self._reading(path):
             data = self._files.read(path)
-        if digest_bytes(data) != descriptor["digest"]:
+        if digest_bytes(data) != descriptor.digest:
             raise IntegrityError(f"{self._files.where(path)} does not have the digest it is named by; it was changed or damaged")
         return data
+
+    def index(self, descriptor: Descriptor) -> OciIndex:
+        """The verified OCI index of a version."""
+        return read_record(OciIndex, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest)))
+
+    def image(self, descriptor: Descriptor) -> OciImage:
+        """A verified OCI image manifest: an artifact's, or of signatures."""
+        return read_record(OciImage, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest)))
 
     def local(self, *, digest: str, size_bytes: int) -> Path:
         """A read-only local file of a blob; the caller verifies its digest."""
@@ -181,7 +219,7 @@ class Layout:
                 verify_file(artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
                 self._files.put(path, artifact.folder / item.path)
 
-    def write_image(self, artifact: Artifact, *, version: int) -> dict[str, Any]:
+    def write_image(self, artifact: Artifact, *, version: int) -> Descriptor:
         """Write an artifact as an image, first published in `version`, and return the descriptor of its image manifest.
 
         Raises:
@@ -189,53 +227,61 @@ class Layout:
         """
         self.write_files(artifact)
         manifest = artifact.manifest
-        layers = []
-        for item in manifest.contents:
-            media_type = item.media_type if isinstance(item, FileRef) else MEDIA_PAYLOAD
-            layer = {"mediaType": media_type, "digest": item.digest, "size": item.size_bytes, "annotations": {TITLE: item.path}}
-            layers.append(layer)
+        layers = tuple(
+            Descriptor(
+                media_type=item.media_type if isinstance(item, FileRef) else MEDIA_PAYLOAD,
+                digest=item.digest,
+                size_bytes=item.size_bytes,
+                annotations={TITLE: item.path},
+            )
+            for item in manifest.contents
+        )
+        config = self._write_blob(replace(manifest, version=version).to_bytes(), MEDIA_MANIFEST)
         image = {
             "schemaVersion": 2,
             "mediaType": MEDIA_IMAGE,
             "artifactType": ARTIFACT_TYPE,
-            "config": self._write_blob(replace(manifest, version=version).to_bytes(), MEDIA_MANIFEST),
-            "layers": layers,
             "annotations": {DEVICE_CLASS: manifest.device_class, MODEL: self._model},
+            **encode(OciImage(config=config, layers=layers)),
         }
-        descriptor = self._write_json(image, MEDIA_IMAGE)
-        descriptor |= {"artifactType": ARTIFACT_TYPE, "annotations": {DEVICE_CLASS: manifest.device_class}}
-        if manifest.device_class.startswith("cpu-x86-64"):
-            descriptor["platform"] = {"architecture": "amd64", "os": "linux"}
-        return descriptor
+        return replace(
+            self._write_json(image, MEDIA_IMAGE),
+            artifact_type=ARTIFACT_TYPE,
+            annotations={DEVICE_CLASS: manifest.device_class},
+            platform={"architecture": "amd64", "os": "linux"} if manifest.device_class.startswith("cpu-x86-64") else {},
+        )
 
-    def write_index(self, images: Mapping[str, Mapping[str, Any]], *, version: int, source_key: str) -> dict[str, Any]:
+    def write_index(self, images: Mapping[str, Descriptor], *, version: int, source_key: str) -> Descriptor:
         """Write the index of a version, whose image descriptors are given by device class, and return its descriptor."""
         index = {
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
             "artifactType": ARTIFACT_TYPE,
-            "manifests": [images[name] for name in sorted(images)],
-            "annotations": {MODEL: self._model, VERSION: str(version), SOURCE_KEY: source_key},
+            **encode(
+                OciIndex(
+                    manifests=tuple(images[name] for name in sorted(images)),
+                    annotations={MODEL: self._model, VERSION: str(version), SOURCE_KEY: source_key},
+                )
+            ),
         }
         return self._write_json(index, MEDIA_INDEX)
 
-    def write_signatures(self, signed: Sequence[Signed]) -> dict[str, Any]:
+    def write_signatures(self, signed: Sequence[Signed]) -> Descriptor:
         """Write signatures as an image in cosign's form, and return its descriptor."""
-        layers = [
-            {**self._write_blob(one.payload, MEDIA_SIGNATURE), "annotations": {ANNOTATION: b64encode(one.signature).decode()}}
+        layers = tuple(
+            replace(self._write_blob(one.payload, MEDIA_SIGNATURE), annotations={ANNOTATION: b64encode(one.signature).decode()})
             for one in signed
-        ]
-        diffs = [layer["digest"] for layer in layers]
+        )
+        diffs = [layer.digest for layer in layers]
         config = {"architecture": "", "os": "", "config": {}, "rootfs": {"type": "layers", "diff_ids": diffs}}
         image = {
             "schemaVersion": 2,
             "mediaType": MEDIA_IMAGE,
-            "config": self._write_json(config, MEDIA_CONFIG),
-            "layers": layers,
+            **encode(OciImage(config=self._write_json(config, MEDIA_CONFIG), layers=layers)),
         }
         return self._write_json(image, MEDIA_IMAGE)
 
-    def write_tags(self, tags: Mapping[str, Mapping[str, Any]]) -> None:
+    def write_tags(self, tags: Mapping[str, Descriptor]) -> None:
         """Write index.json with all tags, under the model's lock.
 
         Raises:
@@ -245,31 +291,30 @@ class Layout:
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
             "manifests": [
-                {**tags[tag], "annotations": {TAG: tag}} for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), len(tag), tag))
+                encode(replace(tags[tag], annotations={TAG: tag}))
+                for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), len(tag), tag))
             ],
         }
         self._files.write(self._index, _json_bytes(layout))
         if not self._files.exact:
             found = self.tags()
-            lost = [tag for tag in tags if tag != "latest" and found.get(tag, {}).get("digest") != tags[tag]["digest"]]
+            lost = [tag for tag in tags if tag != "latest" and (tag not in found or found[tag].digest != tags[tag].digest)]
             if lost:
                 where = self._files.where(self._index)
                 raise OvertakenError(f"{where} was overwritten by another writer and lacks {', '.join(lost)}; try again")
 
-    def _write_blob(self, data: bytes, media_type: str) -> dict[str, Any]:
+    def _write_blob(self, data: bytes, media_type: str) -> Descriptor:
         """Store bytes as a blob, and return its descriptor."""
         digest = digest_bytes(data)
         path = self._path(digest)
         if not self._files.holds(path, digest=digest, size_bytes=len(data)):
             self._files.write(path, data)
-        return {"mediaType": media_type, "digest": digest, "size": len(data)}
+        return Descriptor(media_type=media_type, digest=digest, size_bytes=len(data))
 
-    def _write_json(self, data: Mapping[str, Any], media_type: str) -> dict[str, Any]:
+    def _write_json(self, data: Mapping[str, Any], media_type: str) -> Descriptor:
         return self._write_blob(_json_bytes(data), media_type)
 
     def _path(self, digest: str) -> str:
-        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise IntegrityError(f"{digest!r} is not a sha256 digest")
         return f"{self._model}/{_BLOBS}/{digest.removeprefix('sha256:')}"
 
     @contextmanager

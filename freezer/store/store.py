@@ -12,25 +12,35 @@ are written first, index.json last and atomically, so readers never see half a v
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
-from base64 import b64decode
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, unquote, urlparse
 
-from freezer.artifact.folder import MANIFEST, Artifact, check_inside
+from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import FileRef, Manifest, Payload
 from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
-from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
+from freezer.codec import decode
+from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.atomic import make_folder, move, write_whole
 from freezer.files.buckets import SCHEMES, open_bucket, path_in_bucket
 from freezer.files.digest import verify_file
-from freezer.store.oci_layout import DEVICE_CLASS, INDEX, SOURCE_KEY, TITLE, VERSION, Layout, LocalFiles, OvertakenError
+from freezer.store.oci_layout import (
+    DEVICE_CLASS,
+    INDEX,
+    SOURCE_KEY,
+    VERSION,
+    Descriptor,
+    Layout,
+    LocalFiles,
+    OciImage,
+    OvertakenError,
+)
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
@@ -39,6 +49,9 @@ T = TypeVar("T")
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 """Names of models: OCI path components that are MLflow names too."""
+
+NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+"""Numbers of versions."""
 
 SIGNED = ".sig"
 """Suffix of the tags of signatures: `sha256-HEX.sig` signs the image `sha256:HEX`."""
@@ -63,7 +76,7 @@ class Version:
     model: str
     number: int
     source_key: str
-    images: Mapping[str, Mapping[str, Any]]
+    images: Mapping[str, Descriptor]
 
 
 class Store:
@@ -119,7 +132,7 @@ class Store:
 
     def versions(self, model: str) -> list[int]:
         """Version numbers of a model, ascending; empty if it was never published."""
-        return sorted(int(tag) for tag in self._layout(model).tags() if tag.isdigit())
+        return sorted(int(tag) for tag in self._layout(model).tags() if NUMBER.fullmatch(tag))
 
     def version(self, reference: str) -> Version:
         """The version named by `MODEL`, `MODEL:latest` or `MODEL:3`."""
@@ -133,13 +146,17 @@ class Store:
         if descriptor is None:
             known = ", ".join(sorted(name for name in tags if not name.endswith(SIGNED)))
             raise NotPublishedError(f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}")
-        index = json.loads(layout.blob(descriptor))
-        return Version(
-            model=model,
-            number=int(index["annotations"][VERSION]),
-            source_key=index["annotations"][SOURCE_KEY],
-            images={image["annotations"][DEVICE_CLASS]: image for image in index["manifests"]},
-        )
+        index = layout.index(descriptor)
+        number, source_key = index.annotations.get(VERSION, ""), index.annotations.get(SOURCE_KEY)
+        if (
+            not NUMBER.fullmatch(number)
+            or source_key is None
+            or any(DEVICE_CLASS not in image.annotations for image in index.manifests)
+        ):
+            where = f"{self.uri}: the index of {reference}"
+            raise IntegrityError(f"{where} lacks {VERSION}, {SOURCE_KEY} or a {DEVICE_CLASS}; the store was changed or damaged")
+        images = {image.annotations[DEVICE_CLASS]: image for image in index.manifests}
+        return Version(model=model, number=int(number), source_key=source_key, images=images)
 
     def manifest(self, version: Version, device_class: str) -> Manifest:
         """The manifest of one artifact."""
@@ -148,7 +165,7 @@ class Store:
 
     def manifest_bytes(self, version: Version, device_class: str) -> bytes:
         """The manifest.json of one artifact, byte for byte."""
-        return self._layout(version.model).blob(self._image(version, device_class)["config"])
+        return self._layout(version.model).blob(self._image(version, device_class).config)
 
     def file(self, version: Version, item: FileRef | Payload) -> Path:
         """A verified local copy of one file of an artifact, read-only; a store in a folder gives its own."""
@@ -168,8 +185,7 @@ class Store:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else.
         """
-        image, layout = self._image(version, device_class), self._layout(version.model)
-        manifest_bytes = layout.blob(image["config"])
+        layout, manifest_bytes = self._layout(version.model), self.manifest_bytes(version, device_class)
         if dest.exists() and any(dest.iterdir()):
             if not (dest / MANIFEST).exists() or (dest / MANIFEST).read_bytes() != manifest_bytes:
                 raise UsageError(f"{dest} is not empty; name a new folder with --dest")
@@ -178,8 +194,8 @@ class Store:
         dest.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
             staging = Path(scratch) / "artifact"
-            for layer in image["layers"]:
-                layout.fetch(layer["digest"], staging / _title(layer, version.model))
+            for item in self.manifest(version, device_class).contents:
+                layout.fetch(item.digest, staging / item.path)
             (staging / MANIFEST).write_bytes(manifest_bytes)
             self._complete(version, device_class, staging)
             move(staging, dest)
@@ -201,14 +217,13 @@ class Store:
             scratch: an empty folder.
             paths: the files to link; None links all.
         """
-        image, layout = self._image(version, device_class), self._layout(version.model)
-        for layer in image["layers"]:
-            title = _title(layer, version.model)
-            if paths is None or title in paths:
-                path = scratch / title
+        layout = self._layout(version.model)
+        for item in self.manifest(version, device_class).contents:
+            if paths is None or item.path in paths:
+                path = scratch / item.path
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(layout.local(digest=layer["digest"], size_bytes=layer["size"]))
-        (scratch / MANIFEST).write_bytes(layout.blob(image["config"]))
+                path.symlink_to(layout.local(digest=item.digest, size_bytes=item.size_bytes))
+        (scratch / MANIFEST).write_bytes(self.manifest_bytes(version, device_class))
         return Artifact.read(scratch)
 
     def signatures(self, version: Version, device_class: str) -> Signatures | None:
@@ -218,8 +233,10 @@ class Store:
         found = layout.tags().get(_signature_tag(image))
         if found is None:
             return None
-        layers = json.loads(layout.blob(found))["layers"]
-        signed = (Signed(layout.blob(layer), b64decode(layer["annotations"][ANNOTATION])) for layer in layers)
+        signed = []
+        for layer in layout.image(found).layers:
+            made = {"payload": b64encode(layout.blob(layer)).decode(), "signature": layer.annotations.get(ANNOTATION)}
+            signed.append(decode(Signed, made, origin=f"{self.uri}: the signature of {version.model}:{version.number}"))
         return Signatures(image=layout.blob(image), signed=tuple(signed))
 
     def sign(self, version: Version, device_class: str, key: Path) -> bool:
@@ -240,7 +257,7 @@ class Store:
         for item in self.manifest(version, device_class).contents:
             self.file(version, item)
         image = version.images[device_class]
-        new = signed_with(key, image_digest=image["digest"], model=version.model)
+        new = signed_with(key, image_digest=image.digest, model=version.model)
 
         def write() -> bool:
             before = self.signatures(version, device_class)
@@ -258,7 +275,7 @@ class Store:
         *,
         source_key: str,
         artifacts: Mapping[str, Artifact],
-        carried: Mapping[str, Mapping[str, Any]],
+        carried: Mapping[str, Descriptor],
         decided: Collection[str] = (),
     ) -> Version:
         """Publish a new version, unless it would equal the latest one.
@@ -307,7 +324,7 @@ class Store:
             served = {name: image for name, image in before.items() if name not in decided} | images
             latest = descriptor if served == images else layout.write_index(served, version=number, source_key=source_key)
             changed = {str(number): descriptor, "latest": latest}
-            if any(tags.get(name, {}).get("digest") != item["digest"] for name, item in changed.items()):
+            if any(name not in tags or tags[name].digest != item.digest for name, item in changed.items()):
                 layout.write_tags({**tags, **changed})
             return Version(model=model, number=number, source_key=source_key, images=images)
 
@@ -332,13 +349,12 @@ class Store:
         found = [replace(known, version=None).to_bytes() for known in (self.manifest(version, device_class), artifact.manifest)]
         return found[0] == found[1]
 
-    def _image(self, version: Version, device_class: str) -> dict[str, Any]:
+    def _image(self, version: Version, device_class: str) -> OciImage:
         descriptor = version.images.get(device_class)
         if descriptor is None:
             known = ", ".join(sorted(version.images))
             raise NotPublishedError(f"{version.model}:{version.number} has no artifact for {device_class}; it has: {known}")
-        image: dict[str, Any] = json.loads(self._layout(version.model).blob(descriptor))
-        return image
+        return self._layout(version.model).image(descriptor)
 
     def _layout(self, model: str) -> Layout:
         if not NAME.fullmatch(model):
@@ -372,11 +388,5 @@ def _local_folder(uri: str) -> Path:
     return Path(unquote(parts.path) if parts.scheme else uri).absolute()
 
 
-def _signature_tag(image: Mapping[str, Any]) -> str:
-    return f"{image['digest'].replace(':', '-')}{SIGNED}"
-
-
-def _title(layer: Mapping[str, Any], model: str) -> str:
-    title: str = layer["annotations"][TITLE]
-    check_inside(title, origin=f"a layer of {model}")
-    return title
+def _signature_tag(image: Descriptor) -> str:
+    return f"{image.digest.replace(':', '-')}{SIGNED}"

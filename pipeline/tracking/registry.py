@@ -27,6 +27,7 @@ import yaml
 from freezer.artifact.describe import FREEZING, manifest_markdown
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import Manifest
+from freezer.codec import encode
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import listed, one_transaction, reaching, upload
 from pipeline.tracking.run_records import free_tags
@@ -222,12 +223,13 @@ class Registry:
 
     def _reference(self, outcome: Outcome, serving: str, folder: Path) -> Path:
         """Write a reference to an artifact in the store; return the folder to upload."""
-        from freezer.pyfunc import STORE_POINTER  # here: it imports torch
+        from freezer.pyfunc import STORE_POINTER, StorePointer  # here: it imports torch
 
         data = folder / "reference" / DATA
         data.mkdir(parents=True)
-        place = {"store": self._store, "model": outcome.model, "version": outcome.version, "device_class": serving}
-        (data / STORE_POINTER).write_text(json.dumps(place))
+        assert outcome.version is not None, "only published artifacts are registered"
+        place = StorePointer(store=self._store, model=outcome.model, version=outcome.version, device_class=serving)
+        (data / STORE_POINTER).write_text(json.dumps(encode(place)))
         return data.parent
 
     def _create_model(self, name: str) -> None:

@@ -111,7 +111,7 @@ class Tracker:
         except NotPublishedError as error:
             self.notes.append(f"{outcome.model} for {outcome.device_class} is shown without its artifact: {error}")
             return None
-        serving = [name for name, image in version.images.items() if image["digest"] == outcome.artifact]
+        serving = [name for name, image in version.images.items() if image.digest == outcome.artifact]
         if not serving:
             raise IntegrityError(
                 f"{outcome.model}:{outcome.version} does not contain {outcome.artifact}, which the ledger recorded for it"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from freezer.artifact.folder import check_inside
+from freezer.artifact.manifest import check_inside
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files.atomic import make_folder, move, remove, write_whole
 from freezer.files.buckets import SCHEMES

@@ -162,7 +162,8 @@ def selected(cuda: CudaHere, host: Host = HOPPER, **options: Any) -> Selection:
         raise AssertionError("nothing but manifests is read")
 
     images = [
-        Image(device_class=item.device_class, manifest=partial(copy, item), signatures=unread, fetch=unread) for item in manifests
+        Image(device_class=item.device_class, manifest=partial(copy, item), manifest_bytes=unread, signatures=unread, fetch=unread)
+        for item in manifests
     ]
     process = ServingProcess(host=host, environ={}, num_threads=1, torch_version="2.13.0", cuda=cuda)
     return select_image(images, process, LoadOptions(**options))

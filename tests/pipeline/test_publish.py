@@ -62,7 +62,7 @@ def test_version_is_published_after_the_last_class(
     final = publish_first(first, store, ledger, scripted, portable)
     version = store.version("mlp")
     assert version.source_key == first.items[0].source.digest
-    assert [(o.version, o.artifact) for o in final] == [(1, version.images[o.device_class]["digest"]) for o in final]
+    assert [(o.version, o.artifact) for o in final] == [(1, version.images[o.device_class].digest) for o in final]
     assert not judged_folder(str(store.root), first.items[0].judge.digest, "mlp").exists()
     again = plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
@@ -93,7 +93,7 @@ def test_kept_eager_cpu_uses_the_portable_artifact(
     final = publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
     images = store.version("mlp").images
     assert set(images) == {"portable"}
-    assert [outcome.artifact for outcome in final] == [images["portable"]["digest"]] * 2
+    assert [outcome.artifact for outcome in final] == [images["portable"].digest] * 2
 
 
 @pytest.mark.parametrize("captured", [True, False])
@@ -108,7 +108,7 @@ def test_kept_eager_gpu_has_its_own_artifact(model: Entry, store: Store, ledger:
     served, _ = publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
     images = store.version("mlp").images
     assert set(images) == ({gpu, "portable"} if captured else {"portable"})
-    assert served.artifact == (images[gpu]["digest"] if captured else None)
+    assert served.artifact == (images[gpu].digest if captured else None)
     assert not judged_folder(str(store.root), here.judge.digest, "mlp").exists()
 
 

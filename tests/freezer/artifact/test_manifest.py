@@ -72,10 +72,10 @@ def test_nan_is_not_written() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "here is not a Coldpress manifest"),
+        (b"", "here is not JSON that Coldpress reads"),
         (b"[]", "here is not a Coldpress manifest"),
-        (b"\xff\xfe", "here is not a Coldpress manifest"),
-        (b'{"schemaVersion": 2}', "here is not a Coldpress manifest: 'format_version'"),
+        (b"\xff\xfe", "here is not JSON that Coldpress reads"),
+        (b'{"schemaVersion": 2}', "here is not a Coldpress manifest: it lacks 'format_version'"),
         (b'{"format_version": 2}', "here: format_version 2, this release reads 1; upgrade coldpress"),
         (b'{"format_version": 1}', "here: the record lacks 'device_class'"),
         (json.dumps(encode(full_manifest()) | {"payloads": [{"path": "x"}]}).encode(), "here: field 'payloads.0' lacks"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import freezer
 from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.errors import CanaryError, IncompatibleError
+from freezer.errors import CanaryError, IncompatibleError, IntegrityError
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.payloads import OpenPayload
 from freezer.serving.canary import canary_figures, run_canary
@@ -77,16 +77,20 @@ def test_nan_and_inf_fail(portable: Frozen, wrong: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "problem"),
-    [((1, 4), torch.float32, r"expected \[1, 4\]"), (None, torch.float64, "expected torch.float64")],
+    ("shape", "dtype", "kind", "problem"),
+    [
+        ((1, 4), torch.float32, CanaryError, r"expected \[1, 4\]"),
+        (None, torch.float64, IntegrityError, "is float64 .*, expected float32"),
+        ((4,), torch.float32, IntegrityError, r"has shape \[4\], expected rank 2"),
+    ],
 )
 def test_other_shapes_and_dtypes_fail(
-    portable: Frozen, tmp_path: Path, shape: tuple[int, ...] | None, dtype: torch.dtype, problem: str
+    portable: Frozen, tmp_path: Path, shape: tuple[int, ...] | None, dtype: torch.dtype, kind: type[Exception], problem: str
 ) -> None:
     golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)["0/output"]
     changed = {"0/output": golden.to(dtype) if shape is None else torch.zeros(shape, dtype=dtype)}
     artifact = with_golden(portable.artifact, tmp_path / "copy", changed)
-    with pytest.raises(CanaryError, match=problem):
+    with pytest.raises(kind, match=problem):
         run_canary(artifact, answering(artifact))
 
 

@@ -93,11 +93,11 @@ def flipped_golden(store: Store) -> None:
 
 
 def flipped_image(store: Store) -> None:
-    flip_a_byte(blob(store, store.version("mlp").images[HERE]["digest"]))
+    flip_a_byte(blob(store, store.version("mlp").images[HERE].digest))
 
 
 def flipped_manifest(store: Store) -> None:
-    image = json.loads(blob(store, store.version("mlp").images[HERE]["digest"]).read_bytes())
+    image = json.loads(blob(store, store.version("mlp").images[HERE].digest).read_bytes())
     flip_a_byte(blob(store, image["config"]["digest"]))
 
 

@@ -9,14 +9,17 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from freezer.artifact.folder import Artifact
+from freezer.codec import encode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.digest import digest_bytes
+from freezer.store.oci_layout import Descriptor, OciImage
 from freezer.store.store import Store, Version
 from tests.steps import flip_a_byte, write_plain_artifact
 
@@ -229,19 +232,25 @@ def test_manifest_rejects_damaged_json(empty: Store, one: Artifact, tmp_path: Pa
 def test_a_damaged_index_is_reported(empty: Store, one: Artifact, content: bytes) -> None:
     publish(empty, one)
     (empty.root / "tiny" / "index.json").write_bytes(content)
-    with pytest.raises(IntegrityError, match=r"index\.json is (damaged|not an OCI index)"):
+    with pytest.raises(
+        IntegrityError, match=r"index\.json(: the record lacks 'manifests'|: the record is|: field 'manifests\.0'| is not JSON)"
+    ):
         empty.version("tiny")
 
 
-def test_titles_outside_the_folder_are_rejected(empty: Store, one: Artifact, tmp_path: Path) -> None:
+def put(store: Store, data: bytes) -> Descriptor:
+    digest = digest_bytes(data)
+    (store.root / "tiny" / "blobs" / "sha256" / digest.removeprefix("sha256:")).write_bytes(data)
+    return Descriptor(digest=digest, size_bytes=len(data))
+
+
+def test_paths_outside_the_folder_are_rejected(empty: Store, one: Artifact, tmp_path: Path) -> None:
     version = publish(empty, one)
-    image = blob(empty, version.images["portable"])
-    image["layers"][0]["annotations"]["org.opencontainers.image.title"] = "../../climbed"
-    data = json.dumps(image).encode()
-    (empty.root / "tiny" / "blobs" / "sha256" / digest_bytes(data).removeprefix("sha256:")).write_bytes(data)
-    forged = Version(
-        model="tiny", number=1, source_key="key", images={"portable": {"digest": digest_bytes(data), "size": len(data)}}
-    )
+    manifest = empty.manifest(version, "portable")
+    files = (replace(manifest.files[0], path="../../climbed"),)
+    config = put(empty, replace(manifest, files=files).to_bytes())
+    image = put(empty, json.dumps(encode(OciImage(config=config, layers=()))).encode())
+    forged = replace(version, images={"portable": image})
     for read in (empty.pull, empty.materialize):
         with pytest.raises(IntegrityError, match=r"names '\.\./\.\./climbed', which is outside the artifact's folder"):
             read(forged, "portable", tmp_path / "deep" / "dest")
@@ -250,9 +259,10 @@ def test_titles_outside_the_folder_are_rejected(empty: Store, one: Artifact, tmp
 
 def test_digests_that_are_paths_are_rejected(empty: Store, one: Artifact) -> None:
     publish(empty, one)
-    forged = Version(model="tiny", number=1, source_key="key", images={"portable": {"digest": "sha256:../../index.json"}})
+    path = empty.root / "tiny" / "index.json"
+    path.write_text(path.read_text().replace("sha256:", "sha256:../../"))
     with pytest.raises(IntegrityError, match="is not a sha256 digest"):
-        empty.manifest(forged, "portable")
+        empty.version("tiny")
 
 
 # Faults

@@ -183,7 +183,7 @@ def test_entries_set_the_registered_name_and_tags(projection: Projection, artifa
 def test_a_reference_leaves_the_artifact_in_its_store(projection: Projection, artifact: Artifact, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     version = store.publish("referred", source_key="k", artifacts={"portable": artifact}, carried={})
-    item = outcome("referred", artifact=str(version.images["portable"]["digest"]), version=version.number)
+    item = outcome("referred", artifact=str(version.images["portable"].digest), version=version.number)
     registered(projection, item, artifact, mode="reference", store_uri=str(store.root))
     (upload,) = uploads(projection, str(item.artifact))
     folder = Path(upload.artifact_location.removeprefix("file://")) / "artifact"
