@@ -12,20 +12,28 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from freezer.artifact.manifest import Payload, PayloadKind, is_exact, serving, set_within
-from freezer.errors import ContractError
+from freezer.errors import ContractError, IntegrityError
 from freezer.runtime.devices import CPU
 from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.pt2_archives import code_in
 from freezer.runtime.tensors import program_tensors
 
 
 def open_exported(
     path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
 ) -> Callable[..., Any]:
-    """Open a program on a device. Parts of the file are unpickled: verify its digest first.
+    """Open a program on a device.
 
     Programs are stored on the CPU or on the first GPU, and then moved to the device.
+
+    Raises:
+        IntegrityError: the file would run code when torch opens it.
     """
+    if found := code_in(path):
+        raise IntegrityError(
+            f"{path} contains {found}, which torch would run when it opens the file; Coldpress writes no such file"
+        )
     module: Callable[..., Any] = _moved(torch.export.load(str(path)), device).module()
     return module
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ SUFFIX = ".pt2"
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
-    """Write a .pt2 file that torch.export.load reads.
+    """Write a .pt2 file that torch.export.load reads, without the program's example inputs, which are pickled.
 
     Raises:
         BuildError: the program cannot be serialized.
     """
+    program = copy(on_first(captured.program, target.device))
+    program.example_inputs = None
     try:
-        torch.export.save(on_first(captured.program, target.device), str(path))
+        torch.export.save(program, str(path))
     except Exception as error:
         raise BuildError(f"torch.export.save: {type(error).__name__}: {error}") from error
     ops = dict(fx_operators(captured.program.graph_module))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from freezer.freezing.models.exported_program import module_of, spec_of
 from freezer.freezing.models.sources import TRUST, Source, find_function, on_path
 from freezer.freezing.models.torchscript_module import named_devices, with_forward
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.pt2_archives import LEGACY, code_in
 from freezer.spec.inputs import InputSpec
 
 OWN_SPEC = "coldpress.inputs"
@@ -87,8 +86,7 @@ def _load_torchscript(source: Source) -> Any:
 
 
 def _load_export(source: Source) -> Any:
-    with _no_pickles(source):
-        programs = _programs(source)
+    programs = _programs(source)
     lone = next(iter(programs)) if len(programs) == 1 else "forward"
     wanted = source.method or next((name for name in ("model", "forward") if name in programs), lone)
     if wanted not in programs:
@@ -119,30 +117,15 @@ def _programs(source: Source) -> dict[str, Any]:
             f"(torch.export.save), or add {TRUST}",
             code="CP-TRUST",
         )
-    if "serialized_exported_program.json" in names:
+    if not source.trust and (found := code_in(source.location)):
+        raise SourceError(
+            f"source {source} contains {found}, which torch would run when it opens the file; save it again with "
+            f"program.example_inputs = None (torch.export.save), or add {TRUST} if you know its origin",
+            code="CP-TRUST",
+        )
+    if LEGACY in names:
         return {"model": torch.export.load(source.location)}
     return dict(load_pt2(source.location).exported_programs)
-
-
-@contextlib.contextmanager
-def _no_pickles(source: Source) -> Iterator[None]:
-    """Allow only tensors to be unpickled, unless the source is trusted: torch.export.load may fall back to pickles."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    if source.trust or name in os.environ:
-        yield
-        return
-    os.environ[name] = "1"
-    try:
-        yield
-    except Exception as error:
-        if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
-            raise
-        raise SourceError(
-            f"source {source} holds pickled objects, which run code when they are loaded; add {TRUST} if you know its origin",
-            code="CP-TRUST",
-        ) from error
-    finally:
-        del os.environ[name]
 
 
 def _load_pickle(source: Source) -> Any:

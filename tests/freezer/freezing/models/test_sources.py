@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import sys
 import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from freezer.errors import SourceError
+from freezer.errors import IntegrityError, SourceError
 from freezer.freezing.models.loaders import load_source, own_spec
 from freezer.freezing.models.sources import module_file, parse_source
 from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.payloads import open_exported
 from tests.models import Counter, mlp, seeded
 from tests.steps import random_inputs
 
@@ -191,23 +197,68 @@ class Surprise:
         return (Path.touch, (Path("surprise"),))
 
 
-def test_load_without_trust_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+CALL = "__import__('os').system('touch surprise')"
+
+
+def pickled_inputs(name: str, content: bytes) -> bytes:
+    if "sample_inputs" not in name:
+        return content
+    file = io.BytesIO()
+    torch.save(Surprise(), file)
+    return file.getvalue()
+
+
+def called_in_size(name: str, content: bytes) -> bytes:
+    return re.sub(rb'"expr_str": "([^"]*)"', lambda found: f'"expr_str": "{CALL} or '.encode() + found[1] + b'"', content)
+
+
+def called_in_guard(name: str, content: bytes) -> bytes:
+    if not name.endswith("models/model.json"):
+        return content
+    return json.dumps(json.loads(content) | {"guards_code": [f"{CALL} == 0"]}).encode()
+
+
+def dynamic(path: Path) -> None:
+    """An archive of a program with a dynamic size and a size computed from it."""
+
+    def forward(x: Tensor) -> Tensor:
+        return x.flatten() * (x.shape[0] // 2) + x.shape[0] * 2.5
+
+    program = torch.export.export(
+        Plain(forward), (torch.ones(4, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n", min=2, max=8)}}
+    )
+    torch.export.save(program, path)
+
+
+class Plain(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("attack", [pickled_inputs, called_in_size, called_in_guard])
+def test_load_without_trust_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Callable[[str, bytes], bytes]
+) -> None:
+    """torch runs all three: see the last lines."""
     monkeypatch.chdir(tmp_path)
-    exported(tmp_path / "two.pt2")
-    with zipfile.ZipFile(tmp_path / "two.pt2") as archive:
-        contents = {info.filename: archive.read(info) for info in archive.infolist()}
-    torch.save(Surprise(), tmp_path / "surprise.pt")
-    examples = next(name for name in contents if "sample_inputs" in name)
-    contents[examples] = (tmp_path / "surprise.pt").read_bytes()
-    with zipfile.ZipFile(tmp_path / "bad.pt2", "w") as archive:
-        for name, content in contents.items():
-            archive.writestr(name, content)
-    with pytest.raises(
-        SourceError, match=r"holds pickled objects, which run code when they are loaded; add `trust: true` \(.*`--trust`\)"
-    ) as caught:
+    dynamic(tmp_path / "good.pt2")
+    assert load("export:good.pt2", tmp_path)(torch.ones(6, 3)).shape == (18,)
+    with zipfile.ZipFile("good.pt2") as good, zipfile.ZipFile("bad.pt2", "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, attack(name, good.read(name)))
+    with pytest.raises(SourceError, match=r"torch would run when it opens the file; .* add `trust: true`") as caught:
         load("export:bad.pt2", tmp_path)
     assert caught.value.code == "CP-TRUST"
+    with pytest.raises(IntegrityError, match="torch would run when it opens the file"):
+        open_exported(tmp_path / "bad.pt2", {})
     assert not (tmp_path / "surprise").exists()
+    with suppress(Exception):
+        torch.export.load("bad.pt2").module()(torch.ones(4, 3))
+    assert (tmp_path / "surprise").exists()
 
 
 def test_compiled_code_needs_trust(tmp_path: Path) -> None:
