@@ -17,13 +17,14 @@ from freezer.files.paths import check_file
 from freezer.freezing.recipes.recipes import select
 from freezer.store.store import NAME
 from jobs.exits import exiting, say
-from pipeline.catalog.catalog import BadEntriesError, is_registry
+from pipeline.catalog.catalog import BadEntriesError, is_registry, refuse_bad_entries
 from pipeline.cluster.working_dir import check_absolute, in_job
 from pipeline.config import Config
 from pipeline.ledger.lease import check_campaign
 from pipeline.reporting.campaign_report import print_next_steps, print_report
 from pipeline.reporting.display import display_for
-from pipeline.run import run
+from pipeline.run import explain as explain_
+from pipeline.run import read, run
 from pipeline.scheduling.fleet import WAIT_S
 
 LOG_WIDTH = 160
@@ -53,6 +54,7 @@ def main(
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="With `mlflow:`, load pickled models, which executes their code.")] = False,
     explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Print what would be done and why, and exit.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check the entries of the catalog, and exit.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the valid entries if others are invalid.")] = False,
     wait_for_nodes: Annotated[
         bool, typer.Option("--wait-for-nodes", help="Wait for nodes of classes without nodes, and request them from an autoscaler.")
@@ -93,12 +95,17 @@ def main(
             trust=trust,
             keep_going=keep_going,
             lift_quarantine=lift_quarantine,
-            explain=explain,
             mlflow_artifacts=mlflow_artifacts,
             wait_s=wait_limit if wait_for_nodes else None,
         )
         try:
-            report = run(config, display_for(console))
+            if check:
+                catalog_ = read(config)
+                refuse_bad_entries(catalog_.problems, keep_going=False)
+                num_entries = len(catalog_.entries)
+                say(console, f"{catalog}: {num_entries} {'entry' if num_entries == 1 else 'entries'}, no errors", "")
+                return
+            report = (explain_ if explain else run)(config, display_for(console))
         except BadEntriesError as error:
             for problem in error.problems:
                 say(errors, problem.coded)

@@ -23,7 +23,6 @@ class Config:
         only: a glob over entry names.
         keep_going: run the good entries if others are bad.
         lift_quarantine: retry what crashed in earlier campaigns.
-        explain: show what would be done and why, and stop. Takes no lock, so it can run beside a driver.
         mlflow_artifacts: whether MLflow stores artifacts or references.
         policy: of sampling.
         wait_s: how long to wait for nodes of a class that has none; None does not wait.
@@ -41,7 +40,6 @@ class Config:
     trust: bool = False
     keep_going: bool = False
     lift_quarantine: bool = False
-    explain: bool = False
     mlflow_artifacts: ArtifactMode = "copy"
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
     wait_s: float | None = None

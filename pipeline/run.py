@@ -15,32 +15,54 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from freezer.errors import CatalogError
+from freezer.hardware.device_classes import auto_classes
+from freezer.hardware.machine import detect
 from freezer.store.store import WORK, Store
 from pipeline.campaign import Campaign
 from pipeline.catalog.catalog import Catalog, is_registry, read_catalog, read_registry, refuse_bad_entries
 from pipeline.catalog.entry import Entry
-from pipeline.cluster.connect import check_address, connect
+from pipeline.cluster.connect import check_address, connect, joined_address
 from pipeline.cluster.ray_cluster import Cluster
 from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import FinishedWork, PlanRequest, auto_classes_of, make_plan
+from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, auto_classes_of, make_plan
+from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
+from pipeline.records.outcome import Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.reporting.explain import explain_plan
-from pipeline.scheduling.executor import Executor
+from pipeline.scheduling.executor import BuildRecords, Executor
+from pipeline.scheduling.facts_here import facts_here
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import skipped_outcomes
 from pipeline.sources.materials import Materials
 from pipeline.tracking.process import TrackerProcess
 from pipeline.workspace.staging import remove_abandoned
 from pipeline.workspace.workspace import workplace
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What a campaign is about: entries that can be planned, the problems of the others, and where their files are kept."""
+
+    store: Store
+    digests: FileDigests
+    materials: Materials
+    entries: Sequence[Entry]
+    problems: Sequence[CatalogError]
+
+    def classes(self, config: Config) -> set[str]:
+        """The requested classes, also `auto`."""
+        return set(config.device_classes) or {name for entry in self.entries for name in entry.device_classes}
 
 
 def run(config: Config, display: Display) -> CampaignReport:
@@ -52,38 +74,20 @@ def run(config: Config, display: Display) -> CampaignReport:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
-    check_address(config.address)
-    catalog = _read(config)
-    refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
-    store = Store.open(config.store, create=True)
-    digests = FileDigests(store.root / WORK / "digests.json")
-    materials = Materials(store.root, config.tracking_uri, digests, place=workplace(store.uri))
-    entries, unusable = materials.resolve(catalog.entries)
-    digests.save()
-    problems = (*catalog.problems, *unusable)
-    refuse_bad_entries(problems, keep_going=config.keep_going)
-
-    def note(text: str) -> None:
-        display.show(Event(kind="note", text=text))
-
+    work, note = _prepared(config), _notes(display)
+    store = work.store
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    ledger = Ledger(store, config.campaign, note, read_only=config.explain)
-    with ledger, display, connect(config.address) as cluster:
+    ledger = Ledger(store, config.campaign, note)
+    with ledger, display, _connected(config, note) as cluster:
         if callable(on_sigterm):  # Ray installs a handler that would end the process before anything is recorded
             signal.signal(signal.SIGTERM, on_sigterm)
         continued = Continued(ledger, started)
         fleet = _fleet(config, cluster, store, continued, display)
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
-        requested = set(config.device_classes) or {name for entry in entries for name in entry.device_classes}
-        with nullcontext() if config.explain else tracker, fleet.assembled(requested):
+        with tracker, fleet.assembled(work.classes(config)):
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
-            finished = FinishedWork(store, ledger, lifted=config.lift_quarantine, since=continued.own_since)
-            plan = make_plan(_request(config, entries, fleet), finished, digests)
-            skipped = skipped_outcomes((*problems, *plan.problems), plan.unplaced)
-            if config.explain:
-                explain_plan(plan, skipped, display)
-                return CampaignReport(campaign=config.campaign, started=started, finished=time.time(), outcomes=())
-            executor = Executor(plan, fleet, store, ledger, materials, display.show)
+            plan, skipped = _planned(config, work, ledger, continued, _of_fleet(fleet))
+            executor = Executor(plan, fleet, store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
             try:
                 campaign = Campaign(config, plan, executor, store, ledger, tracker, display)
@@ -92,12 +96,73 @@ def run(config: Config, display: Display) -> CampaignReport:
                 remove_abandoned(str(store.root))
 
 
-def _read(config: Config) -> Catalog:
+def explain(config: Config, display: Display) -> CampaignReport:
+    """Show what `run` would do and why, and do nothing. Takes no lock, so it can run beside a driver.
+
+    A cluster is asked for its workers. Without one the plan is for this machine and needs no Ray.
+
+    Returns:
+        A report without outcomes.
+
+    Raises:
+        CatalogError, UsageError, InfrastructureError, StoreUnreachableError: as `run`.
+    """
+    started = time.time()
+    work, note = _prepared(config), _notes(display)
+    with Ledger(work.store, config.campaign, note, read_only=True) as ledger, display:
+        continued, requested = Continued(ledger, started), work.classes(config)
+        if joined_address(config.address):
+            with _connected(config, note) as cluster:
+                fleet = _fleet(config, cluster, work.store, continued, display)
+                with fleet.assembled(requested):
+                    workers = _of_fleet(fleet)
+        else:
+            note("planning for this machine, without Ray; with --address for the workers of a cluster")
+            workers = facts_here(work.entries, requested, work.store, continued.facts, note), auto_classes(detect().classes)
+        plan, skipped = _planned(config, work, ledger, continued, workers)
+        explain_plan(plan, skipped, BuildRecords(work.store, ledger, lifted=config.lift_quarantine), display)
+    return CampaignReport(campaign=config.campaign, started=started, finished=time.time(), outcomes=())
+
+
+def read(config: Config) -> Catalog:
+    """Read the catalog of a campaign.
+
+    Raises:
+        CatalogError: it is not a catalog, or is empty. Errors of single entries are in `problems`.
+    """
     if is_registry(config.catalog):
         return read_registry(
             config.catalog, config.tracking_uri, filter_string=config.filter_string, trust=config.trust, only=config.only
         )
     return read_catalog(Path(config.catalog), only=config.only)
+
+
+def _prepared(config: Config) -> _Work:
+    """Read the catalog, and bring what the keys of its entries need."""
+    check_address(config.address)
+    catalog = read(config)
+    refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
+    store = Store.open(config.store, create=True)
+    digests = FileDigests(store.root / WORK / "digests.json")
+    materials = Materials(store.root, config.tracking_uri, digests, place=workplace(store.uri))
+    entries, unusable = materials.resolve(catalog.entries)
+    digests.save()
+    problems = (*catalog.problems, *unusable)
+    refuse_bad_entries(problems, keep_going=config.keep_going)
+    return _Work(store=store, digests=digests, materials=materials, entries=entries, problems=problems)
+
+
+def _notes(display: Display) -> Callable[[str], None]:
+    return lambda text: display.show(Event(kind="note", text=text))
+
+
+@contextmanager
+def _connected(config: Config, note: Callable[[str], None]) -> Iterator[Cluster]:
+    """Connect to Ray, which takes 8 to 20 s where it has to start."""
+    joined = joined_address(config.address)
+    note(f"connecting to Ray at {joined}" if joined else "starting Ray on this machine")
+    with connect(config.address) as cluster:
+        yield cluster
 
 
 def _fleet(config: Config, cluster: Cluster, store: Store, continued: Continued, display: Display) -> Fleet:
@@ -113,13 +178,26 @@ def _fleet(config: Config, cluster: Cluster, store: Store, continued: Continued,
     )
 
 
-def _request(config: Config, entries: Sequence[Entry], fleet: Fleet) -> PlanRequest:
-    return PlanRequest(
-        entries=entries,
-        facts=fleet.facts(),
-        auto=auto_classes_of([node.classes for node in fleet.nodes]),
+Workers = tuple[Mapping[str, ClassFacts], Sequence[str]]
+"""The facts of each class, and the classes that `auto` means."""
+
+
+def _of_fleet(fleet: Fleet) -> Workers:
+    return fleet.facts(), auto_classes_of([node.classes for node in fleet.nodes])
+
+
+def _planned(config: Config, work: _Work, ledger: Ledger, continued: Continued, workers: Workers) -> tuple[Plan, list[Outcome]]:
+    """Return the plan, and the outcomes of what --keep-going skips."""
+    facts, auto = workers
+    request = PlanRequest(
+        entries=work.entries,
+        facts=facts,
+        auto=auto,
         device_classes=config.device_classes,
         recipes=config.recipes,
         policy=config.policy,
         keep_going=config.keep_going,
     )
+    finished = FinishedWork(work.store, ledger, lifted=config.lift_quarantine, since=continued.own_since)
+    plan = make_plan(request, finished, work.digests)
+    return plan, skipped_outcomes((*work.problems, *plan.problems), plan.unplaced)

@@ -49,7 +49,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     """
     check_address(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
-    joined = address or os.environ.get("RAY_ADDRESS")
+    joined = joined_address(address)
     try:
         if joined:
             place = host_and_port(joined)
@@ -79,6 +79,11 @@ def connect(address: str | None) -> Iterator[Cluster]:
                 thread = threading.Thread(target=ray.shutdown, daemon=True)
                 thread.start()
                 thread.join(LEAVE_S)
+
+
+def joined_address(address: str | None) -> str | None:
+    """The address of the cluster to join, from `address` or RAY_ADDRESS; None for a local Ray."""
+    return address or os.environ.get("RAY_ADDRESS") or None
 
 
 def check_address(address: str | None) -> None:

@@ -8,19 +8,35 @@ from pipeline.planning.plan import Item, Plan
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import Display
+from pipeline.scheduling.executor import BuildRecords
+from pipeline.scheduling.item_state import Decide, ItemState, QueueTask
 
 
-def explain_plan(plan: Plan, skipped: Sequence[Outcome], display: Display) -> None:
-    """Show a line for each item, and for each outcome that needs no work."""
+def explain_plan(plan: Plan, skipped: Sequence[Outcome], records: BuildRecords, display: Display) -> None:
+    """Show a line for each item, and for each outcome that needs no work.
+
+    Args:
+        plan, skipped: of the campaign.
+        records: builds that earlier campaigns finished.
+        display: takes the lines.
+    """
     for item in plan.items:
         why = "" if item.why == "unchanged" else f" ({item.why})"
-        display.show(Event(kind="note", text=f"{item.label()}: {_work_of(item)}{why}"))
+        display.show(Event(kind="note", text=f"{item.label()}: {_work_of(item, records)}{why}"))
     for outcome in skipped:
         display.show(Event(kind="note", text=f"{outcome.model} {outcome.device_class}: nothing ({outcome.coded_reason})"))
 
 
-def _work_of(item: Item) -> str:
+def _work_of(item: Item, records: BuildRecords) -> str:
+    """The work of an item in words: what the executor would start with."""
     if item.finished:
         return "unchanged"
-    builds = ", ".join(item.missed or item.builds) or "nothing"
-    return f"build {builds}; judge{' if it is built' if item.missed else ''}"
+    finished = records.finished(item)
+    actions = ItemState(item=item).start(finished)
+    for action in actions:
+        if isinstance(action, Decide):
+            return f"nothing to build or judge; {action.outcome.verdict}: {action.outcome.coded_reason}"
+    builds = [action.recipe for action in actions if isinstance(action, QueueTask) and action.recipe]
+    kept = [recipe for recipe, result in finished.items() if result.failure is None]
+    words = [f"{verb} {', '.join(names)}" for verb, names in (("build", builds), ("keep", kept)) if names]
+    return "; ".join([*words, "judge if it is built" if item.missed and builds else "judge"])

@@ -1,4 +1,4 @@
-"""Exit codes of jobs.optimize for errors before and after the campaign."""
+"""jobs.optimize without a campaign: exit codes of errors before and after it, --explain and --check."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ import pytest
 from typer.testing import CliRunner
 
 import jobs.optimize
+from freezer.store.store import Store
 from pipeline.config import Config
+from pipeline.ledger.campaign_record import CampaignRecord
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.class_facts import ClassFacts
 from pipeline.reporting.campaign_report import CampaignReport
+from tests.steps import HERE
+
+CATALOG = """
+defaults: {recipes: [torchscript-frozen]}
+models:
+  - {name: good, source: "python:mod:make", inputs: [{shape: [1, 16]}], device_classes: [%s]}
+"""
 
 
 def test_an_unwritable_json_file_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,4 +55,56 @@ def test_the_address_of_a_dashboard_is_rejected(
     done = CliRunner().invoke(jobs.optimize.app, ["catalog.yaml", "--store", str(tmp_path / "store"), *arguments])
     assert done.exit_code == 2
     assert re.match(f"CP-USAGE: {said}", done.stderr), done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr("ray.init", refused)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def written(folder: Path, device_class: str) -> str:
+    (folder / "mod.py").write_text("def make(): ...\n")
+    (folder / "catalog.yaml").write_text(CATALOG % device_class)
+    return str(folder / "catalog.yaml")
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_explain_needs_no_ray(tmp_path: Path) -> None:
+    arguments = [written(tmp_path, "auto"), "--explain", "--store", str(tmp_path / "store")]
+    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert f"good {HERE}: build torchscript-frozen; judge (never done)" in done.output
+    assert "good portable: build portable; judge (never done)" in done.output
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_explain_plans_named_classes_as_recorded(tmp_path: Path) -> None:
+    """This machine does not serve the class: the last campaign's workers count, and without one it is new."""
+    arguments = [written(tmp_path, "cuda-sm75"), "--explain", "--store", str(tmp_path / "store")]
+    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    assert "cuda-sm75: no campaign has used a worker of this class" in done.output
+    assert "good cuda-sm75: build torchscript-frozen; judge (never done)" in done.output
+    facts = {"cuda-sm75": ClassFacts(num_threads=4, toolchain={"torch": "2.13"})}
+    with Ledger(Store.open(str(tmp_path / "store")), "before") as ledger:
+        record = CampaignRecord(catalog="catalog.yaml", started=1.0, finished=2.0, exit_code=0, members=(), facts=facts)
+        ledger.append("campaign", "before", model="", device_class="", data=record.to_json())
+    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    assert "cuda-sm75: planned for the workers of campaign before" in done.output
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
+    catalog = written(tmp_path, "auto")
+    arguments = [catalog, "--check", "--store", str(tmp_path / "store")]
+    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    assert (done.exit_code, done.stdout) == (0, f"{catalog}: 1 entry, no errors\n")
+    written(tmp_path, "no-such-class")
+    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    assert done.exit_code == 2
+    assert "no-such-class" in done.stderr
     assert not (tmp_path / "store").exists()

@@ -19,6 +19,7 @@ from pipeline.planning.plan import Item, Plan
 from pipeline.records.outcome import Failure, Outcome
 from pipeline.reporting.display import LineDisplay
 from pipeline.reporting.explain import explain_plan
+from pipeline.scheduling.executor import BuildRecords
 from pipeline.worker.requests import BuildResult, JudgeResult
 from tests.pipeline import campaigns
 from tests.pipeline.failures.test_policy import Fake, executed
@@ -60,10 +61,10 @@ def in_store(store: Store, item: Item, recipe: str) -> None:
     (store.root / ".coldpress" / "candidates" / item.builds[recipe].digest).mkdir(parents=True)
 
 
-def explained(plan: Plan) -> str:
+def explained(plan: Plan, store: Store, ledger: Ledger) -> str:
     said = io.StringIO()
     display = LineDisplay(Console(file=said, width=300))
-    explain_plan(plan, (), display)
+    explain_plan(plan, (), BuildRecords(store, ledger, lifted=plan.lift_quarantine), display)
     return said.getvalue()
 
 
@@ -82,7 +83,8 @@ def test_next_start_builds_what_timed_out(store: Store, ledger: Ledger) -> None:
     plan = plan_of(store, ledger)
     (item,) = plan.items
     assert (item.finished, item.missed) == (None, (OTHER,))
-    assert f"m {HERE}: build {OTHER}; judge if it is built ({OTHER} failed (timeout); retrying, start 2 of 3)" in explained(plan)
+    said = f"m {HERE}: build {OTHER}; keep {ONE}; judge if it is built ({OTHER} failed (timeout); retrying, start 2 of 3)"
+    assert said in explained(plan, store, ledger)
     outcome, cluster, _ = start(store, ledger, [built(OTHER), judged()], plan)
     assert cluster.started == [f"build m {HERE} {OTHER}", f"judge m {HERE}"]
     assert not outcome.cached
@@ -99,7 +101,9 @@ def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledge
         assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     given_up = plan_of(store, ledger)
     assert given_up.items[0].finished is not None
-    assert f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts; retried only with --lift-quarantine)" in explained(given_up)
+    assert f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts; retried only with --lift-quarantine)" in explained(
+        given_up, store, ledger
+    )
     lifted = plan_of(store, ledger, lift=True)
     assert lifted.items[0].missed == (OTHER,)
     _, cluster, _ = start(store, ledger, [built(OTHER), judged()], lifted)
@@ -124,11 +128,26 @@ def test_next_start_judges_what_was_built(store: Store, ledger: Ledger) -> None:
     )
     in_store(store, item, OTHER)
     plan = plan_of(store, ledger)
-    assert f"({OTHER} was built since, and never judged)" in explained(plan)
+    assert f"m {HERE}: keep {ONE}, {OTHER}; judge ({OTHER} was built since, and never judged)" in explained(plan, store, ledger)
     outcome, cluster, _ = start(store, ledger, [judged("rejected")], plan)
     assert cluster.started == [f"judge m {HERE}"]
     assert (outcome.verdict, outcome.cached) == ("rejected", False)
     assert plan_of(store, ledger).items[0].why == "unchanged"
+
+
+def test_explain_builds_nothing_for_new_limits(store: Store, ledger: Ledger) -> None:
+    """Only the judge's key differs: the candidates are kept, and a capture that failed is not tried again."""
+    model = replace(campaigns.entry("m", store.root.parent), recipes=(ONE, OTHER))
+
+    def plan(**limits: float) -> Plan:
+        entry = replace(model, limits=replace(model.limits, **limits))
+        found = campaigns.plan_of([entry], store, ledger)
+        return replace(found, items=found.items[:1])
+
+    start(store, ledger, [built(ONE), built(OTHER, "capture"), judged()], plan())
+    in_store(store, plan().items[0], ONE)
+    found = explained(plan(speedup_min=1.5), store, ledger)
+    assert f"m {HERE}: keep {ONE}; judge (differs from" in found
 
 
 @pytest.mark.parametrize(
