@@ -142,7 +142,7 @@ def _decoder(kind: Any) -> _Decoder:
     if kind is Any:
         return lambda value: value
     if kind is Path:
-        return lambda value: Path(_scalar((str,), value))
+        return lambda value: Path(_scalar((str, Path), value))  # records of work in progress pass their own folder
     if kind is bytes:
         return _bytes
     if kind in _SCALARS:
