@@ -176,7 +176,8 @@ class Registry:
             tags = self._version(model, current).tags
             if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
                 return changed
-        self._client.set_registered_model_alias(model.name, outcome.device_class, target)
+        # The client's own method reads the model once more, to refuse prompts, as `_model` did.
+        self._client._get_registry_client().set_registered_model_alias(model.name, outcome.device_class, target)
         model.aliases[outcome.device_class] = target
         return True
 
