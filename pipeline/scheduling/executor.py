@@ -25,8 +25,24 @@ from pipeline.planning.plan import FinishedWork, Item, Plan
 from pipeline.records.events import Event
 from pipeline.records.outcome import Failure, FinishedBuild, Outcome
 from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.item_state import Decide, ItemAction, ItemState, QueueTask, RecordBuild, ShowNote, TaskFailure
-from pipeline.scheduling.queue import Slot, Task, ask_bytes
+from pipeline.scheduling.item_state import (
+    BuildEnded,
+    Decide,
+    DemandKnown,
+    ItemEvent,
+    ItemState,
+    JudgeEnded,
+    JudgeStarted,
+    OutcomeKnown,
+    Phase,
+    QueueTask,
+    RecordBuild,
+    ShowNote,
+    Start,
+    TaskFailure,
+    advance,
+)
+from pipeline.scheduling.queue import Progress, Slot, Task, ask_bytes
 from pipeline.scheduling.scheduler import Places
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
@@ -64,8 +80,8 @@ class Executor:
         self._classes = {item.device_class for item in plan.items}
         for index, item in enumerate(plan.items):
             if item.finished is None:
-                state = ItemState(item=item, index=index, estimate=self._records.estimate(item))
-                self._perform(state, state.start(self._records.finished(item)))
+                state = ItemState(item=item, estimate=self._records.estimate(item))
+                self._advance(Progress(index=index, state=state), Start(finished=self._records.finished(item)))
         self.num_builds = len(self._places.waiting)
 
     def may_disturb(self) -> bool:
@@ -92,22 +108,24 @@ class Executor:
             self._places.turns.close()
             cluster.cancel(list(self._running))
 
-    def _perform(self, state: ItemState, actions: list[ItemAction]) -> None:
-        """Perform the actions that an event of an item requires."""
+    def _advance(self, progress: Progress, event: ItemEvent) -> None:
+        """Report an event to the state machine of an item, and perform its actions."""
+        progress.state, actions = advance(progress.state, event)
+        item = progress.state.item
         for action in actions:
             match action:
                 case QueueTask(recipe=recipe):
                     queue = self._places.waiting if recipe else self._places.ready
-                    (queue.appendleft if action.first else queue.append)(Task(state=state, recipe=recipe))
+                    (queue.appendleft if action.first else queue.append)(Task(progress=progress, recipe=recipe))
                 case RecordBuild(result=result):
-                    self._records.add(state.item, result)
+                    self._records.add(item, result)
                     failure = result.failure
                     text = f"failed: {failure.kind}: {failure.message}" if failure else f"in {result.wall_s:.1f} s"
-                    self._show(Event(kind="built", what=state.item.label(result.recipe), text=text))
+                    self._show(Event(kind="built", what=item.label(result.recipe), text=text))
                 case ShowNote(text=text):
                     self._show(Event(kind="note", text=text))
                 case Decide(outcome=outcome):
-                    self._due.append((state.item, outcome))
+                    self._due.append((item, outcome))
 
     def _start_tasks(self) -> None:
         """Start the tasks that may run now."""
@@ -133,11 +151,11 @@ class Executor:
 
     def _start(self, task: Task, slot: Slot) -> None:
         """Start a task, unless its source cannot be brought, or another campaign has reached the outcome meanwhile."""
-        state, item, cluster, kind = task.state, task.item, self._fleet.cluster, "build" if task.recipe else "judge"
+        item, cluster, kind = task.item, self._fleet.cluster, "build" if task.recipe else "judge"
         if task.recipe is None:
             found = FinishedWork(self._store, self._ledger, lifted=self._lifted).found_meanwhile(item)
             if found is not None:
-                self._perform(state, state.decided(found))
+                self._advance(task.progress, OutcomeKnown(outcome=found))
                 return
         try:
             entry = self._materials.ready(item.entry)
@@ -145,13 +163,15 @@ class Executor:
             self._give_up(task, classify(error))
             return
         entry = replace(entry, source=pinned(entry.source, item.source))  # the file that was planned
-        state.estimate = max(state.estimate, demand_of(entry), key=lambda demand: demand.asked)
+        self._advance(task.progress, DemandKnown(demand=demand_of(entry)))
         entry = self._materials.travelling(entry)
         self._show(Event(kind="build" if task.recipe else "judge", what=task.label))
         self._places.enter(task, slot)
+        if task.recipe is None:
+            self._advance(task.progress, JudgeStarted())
         handle = cluster.start(
             build if task.recipe else judge,
-            self._build_request(item, task.recipe, entry) if task.recipe else self._judge_request(state, entry),
+            self._build_request(item, task.recipe, entry) if task.recipe else self._judge_request(task.progress.state, entry),
             name=f"{kind} {task.label}",
             device_class_=self._limits_of(item, slot),
             node=slot.node,
@@ -195,25 +215,25 @@ class Executor:
 
     def _give_up(self, task: Task, failure: Failure) -> None:
         """End a task that cannot be started."""
-        state, item = task.state, task.item
+        item = task.item
         if task.recipe is not None:
             built = BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe, failure=failure)
-            self._perform(state, state.build_ended(built))
+            self._advance(task.progress, BuildEnded(result=built))
         else:
-            self._perform(state, state.judge_ended(JudgeResult.of_failure(item.judge.digest, failure)))
+            self._advance(task.progress, JudgeEnded(result=JudgeResult.of_failure(item.judge.digest, failure)))
 
     def _ended(self, task: Task, done: Done) -> None:
         """Report a task that ended to the state machine."""
-        state, item, failed = task.state, task.item, _failure_in(task, done)
+        progress, item, failed = task.progress, task.item, _failure_in(task, done)
         if task.recipe is not None:
             built = done.value or BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe)
-            self._perform(state, state.build_ended(built, failed))
+            self._advance(progress, BuildEnded(result=built, failed=failed))
             return
         judged = done.value or JudgeResult(key=item.judge.digest, verdict="failed", reason="")
         damaged = failed is not None and decide(failed.kind, failed.failure.code).rebuild
-        gone = self._records.removed(state.results) if damaged else ()
-        self._perform(state, state.judge_ended(judged, failed, gone))
-        if state.outcome is not None:
+        gone = self._records.removed(progress.state.results) if damaged else ()
+        self._advance(progress, JudgeEnded(result=judged, failed=failed, gone=gone))
+        if progress.state.phase == Phase.DECIDED:
             self._show(Event(kind="judged", what=task.label, text=f"in {judged.judge_s:.1f} s"))
 
 

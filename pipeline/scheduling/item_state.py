@@ -1,15 +1,16 @@
 """The life of an item as a state machine, without Ray, I/O or a clock; and the outcome in which it ends.
 
-    planned -> building -> built -> judging -> decided
+    PLANNED -> BUILDING -> BUILT -> JUDGING -> DECIDED -> PUBLISHED
 
-Each method of `ItemState` takes an event, changes the state, and returns the actions to perform in order. A failed judge is queued
-again, or its builds if a candidate was damaged. The retry table is pipeline/failures/policy.py.
+`advance` maps a state and an event to the next state and the actions to perform. A failed judge returns to BUILT for another
+attempt, or to BUILDING if a candidate was damaged. The retry table is pipeline/failures/policy.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from freezer.errors import CatalogError, ColdpressError
@@ -20,6 +21,17 @@ from pipeline.records.outcome import CandidateReport, Failure, Outcome
 from pipeline.worker.requests import BuildResult, JudgeResult
 
 NO_DEMAND = Demand(asked=0, least=0)
+
+
+class Phase(StrEnum):
+    """How far an item is."""
+
+    PLANNED = "planned"
+    BUILDING = "building"
+    BUILT = "built"
+    JUDGING = "judging"
+    DECIDED = "decided"
+    PUBLISHED = "published"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +50,36 @@ class Attempts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ItemState:
+    """The state of one item.
+
+    Attributes:
+        estimate: of its memory; at least the peak of its finished builds.
+        results: final results of builds, by recipe.
+        attempts: failed attempts, by recipe; None is the judge.
+        num_damages: how often a judge found a candidate damaged.
+        outcome: once decided.
+    """
+
+    item: Item
+    estimate: Demand = NO_DEMAND
+    phase: Phase = Phase.PLANNED
+    results: Mapping[str, BuildResult] = field(default_factory=dict)
+    attempts: Mapping[str | None, Attempts] = field(default_factory=dict)
+    num_damages: int = 0
+    outcome: Outcome | None = None
+
+    def attempts_of(self, recipe: str | None) -> Attempts:
+        """The failed attempts of a build, or of the judge."""
+        return self.attempts.get(recipe, Attempts())
+
+    def demand_of(self, recipe: str | None) -> Demand:
+        """The memory that the next attempt of a build or judge needs."""
+        memory_bytes = self.attempts_of(recipe).memory_bytes
+        return self.estimate if memory_bytes is None else corrected(self.estimate, memory_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskFailure:
     """Why an attempt failed, reported by Ray or by the task itself.
 
@@ -52,6 +94,62 @@ class TaskFailure:
     failure: Failure
     node_id: str | None = None
     peak_bytes: int = 0
+
+
+# Events
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The item enters the executor. `finished` holds the builds that earlier campaigns finished, by recipe."""
+
+    finished: Mapping[str, BuildResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemandKnown:
+    """The files of the model are here, so its memory can be estimated."""
+
+    demand: Demand
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildEnded:
+    """A build ended. `failed` is set if the retry table applies; a build that never started has a failed result alone."""
+
+    result: BuildResult
+    failed: TaskFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeStarted:
+    """The judge runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeEnded:
+    """The judge ended; `failed` as in BuildEnded. `gone` lists recipes whose candidate was damaged and removed."""
+
+    result: JudgeResult
+    failed: TaskFailure | None = None
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutcomeKnown:
+    """The outcome is known without a judge: from an earlier campaign, or one that runs at the same time."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionPublished:
+    """The outcome is final and in the ledger."""
+
+    outcome: Outcome
+
+
+ItemEvent = Start | DemandKnown | BuildEnded | JudgeStarted | JudgeEnded | OutcomeKnown | VersionPublished
 
 
 # Actions
@@ -87,126 +185,123 @@ class Decide:
 
 
 ItemAction = QueueTask | RecordBuild | ShowNote | Decide
+Step = tuple[ItemState, tuple[ItemAction, ...]]
 
 
-@dataclass(kw_only=True, eq=False)
-class ItemState:
-    """The current state of one item.
+def advance(state: ItemState, event: ItemEvent) -> Step:
+    """Return the state after an event, and the actions to perform in order."""
+    match event:
+        case Start(finished=finished):
+            queued = tuple(QueueTask(recipe=recipe) for recipe in state.item.builds if recipe not in finished)
+            return _check_built(replace(state, phase=Phase.BUILDING, results=finished), queued)
+        case DemandKnown(demand=demand):
+            return (replace(state, estimate=demand) if demand.asked > state.estimate.asked else state), ()
+        case BuildEnded():
+            return _after_build(state, event)
+        case JudgeStarted():
+            return replace(state, phase=Phase.JUDGING), ()
+        case JudgeEnded():
+            return _after_judge(state, event)
+        case OutcomeKnown(outcome=outcome):
+            return _decided(state, outcome)
+        case VersionPublished(outcome=outcome):
+            return replace(state, phase=Phase.PUBLISHED, outcome=outcome), ()
 
-    Attributes:
-        index: position in the plan.
-        estimate: of its memory; at least the peak of its finished builds.
-        results: final results of builds, by recipe.
-        attempts: failed attempts, by recipe; None is the judge.
-        num_damages: how often a judge found a candidate damaged.
-        outcome: once decided.
-    """
 
-    item: Item
-    index: int = 0
-    estimate: Demand = NO_DEMAND
-    results: dict[str, BuildResult] = field(default_factory=dict)
-    attempts: dict[str | None, Attempts] = field(default_factory=dict)
-    num_damages: int = 0
-    outcome: Outcome | None = None
+def may_publish(states: Iterable[ItemState]) -> bool:
+    """Whether a version of a model may be published: the outcome of each of its classes is decided."""
+    return all(state.phase == Phase.DECIDED for state in states)
 
-    def attempts_of(self, recipe: str | None) -> Attempts:
-        """The failed attempts of a build, or of the judge."""
-        return self.attempts.get(recipe, Attempts())
 
-    def demand_of(self, recipe: str | None) -> Demand:
-        """The memory that the next attempt of a build or judge needs."""
-        memory_bytes = self.attempts_of(recipe).memory_bytes
-        return self.estimate if memory_bytes is None else corrected(self.estimate, memory_bytes)
+def _after_build(state: ItemState, event: BuildEnded) -> Step:
+    result, failed = event.result, event.failed
+    if failed is not None:
+        retried = _retry(state, result.recipe, failed)
+        if retried is not None:
+            return retried
+        result = replace(result, failure=_final(failed, state.attempts_of(result.recipe)))
+    results = {**state.results, result.recipe: result}
+    state = replace(state, results=results, estimate=learned(state.estimate, result.peak_bytes))
+    return _check_built(state, (RecordBuild(result=result),))
 
-    def start(self, finished: Mapping[str, BuildResult]) -> list[ItemAction]:
-        """Start with the builds that earlier campaigns finished, by recipe."""
-        self.results = dict(finished)
-        queued = [QueueTask(recipe=recipe) for recipe in self.item.builds if recipe not in finished]
-        return [*queued, *self._after_builds()]
 
-    def build_ended(self, result: BuildResult, failed: TaskFailure | None = None) -> list[ItemAction]:
-        """Take the end of a build. `failed` is set if the retry table applies; a build that never started has only a result."""
-        if failed is not None:
-            retried = self._retry(result.recipe, failed)
-            if retried:
-                return retried
-            result = replace(result, failure=self._final(result.recipe, failed))
-        self.results[result.recipe] = result
-        self.estimate = learned(self.estimate, result.peak_bytes)
-        return [RecordBuild(result=result), *self._after_builds()]
+def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
+    """Queue the judge if all builds ended and one succeeded; decide if there is nothing to judge."""
+    item, results = state.item, state.results
+    if len(results) < len(item.builds):
+        return state, actions
+    if item.before is not None and all(results[recipe].failure is not None for recipe in item.missed):
+        return _decided(state, item.before, actions)
+    if any(result.failure is None for result in results.values()):
+        return replace(state, phase=Phase.BUILT), (*actions, QueueTask(recipe=None))
+    return _decided(state, failed_outcome(item, results), actions)
 
-    def judge_ended(self, result: JudgeResult, failed: TaskFailure | None = None, gone: tuple[str, ...] = ()) -> list[ItemAction]:
-        """Take the end of the judge; `failed` as for a build. `gone` lists recipes whose candidate was damaged and removed."""
-        item = self.item
-        if failed is not None:
-            rebuild = decide(failed.kind, failed.failure.code).rebuild
-            again = self._rebuild(failed, gone) if rebuild else self._retry(None, failed)
-            if again:
-                return again
-            final = self._final(None, failed)
-            result = replace(result, reason=final.message, failure=final)
-        outcome = outcome_of(item, result, self.results)
-        if item.before is not None and outcome.verdict in ("failed", "unstable"):
-            text = f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous result"
-            return [ShowNote(text=text), *self.decided(item.before)]
-        return self.decided(outcome)
 
-    def decided(self, outcome: Outcome) -> list[ItemAction]:
-        """Take the outcome: the judge's, or one of an earlier campaign or of one that runs at the same time."""
-        self.outcome = outcome
-        return [Decide(outcome=outcome)]
+def _after_judge(state: ItemState, event: JudgeEnded) -> Step:
+    item, result, failed = state.item, event.result, event.failed
+    if failed is not None:
+        rebuild = decide(failed.kind, failed.failure.code).rebuild
+        again = _rebuild(state, failed, event.gone) if rebuild else _retry(state, None, failed)
+        if again is not None:
+            return again
+        final = _final(failed, state.attempts_of(None))
+        result = replace(result, reason=final.message, failure=final)
+    outcome = outcome_of(item, result, state.results)
+    if item.before is not None and outcome.verdict in ("failed", "unstable"):
+        text = f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous result"
+        return _decided(state, item.before, (ShowNote(text=text),))
+    return _decided(state, outcome)
 
-    def _after_builds(self) -> list[ItemAction]:
-        """Queue the judge if all builds ended and one succeeded; decide if there is nothing to judge."""
-        item, results = self.item, self.results
-        if len(results) < len(item.builds):
-            return []
-        if item.before is not None and all(results[recipe].failure is not None for recipe in item.missed):
-            return self.decided(item.before)
-        if any(result.failure is None for result in results.values()):
-            return [QueueTask(recipe=None)]
-        return self.decided(failed_outcome(item, results))
 
-    def _rebuild(self, failed: TaskFailure, gone: tuple[str, ...]) -> list[ItemAction]:
-        """Build removed candidates again, with all attempts, if the policy allows it."""
-        self.num_damages += 1
-        if not gone or not attempts_left([failed.kind] * self.num_damages, failed.kind, failed.failure.code):
-            return []
-        for recipe in gone:
-            del self.results[recipe]
-        for task in (None, *gone):
-            self.attempts.pop(task, None)
-        text = f"{self.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
-        return [ShowNote(text=text), *(QueueTask(recipe=recipe) for recipe in gone)]
+def _decided(state: ItemState, outcome: Outcome, actions: tuple[ItemAction, ...] = ()) -> Step:
+    return replace(state, phase=Phase.DECIDED, outcome=outcome), (*actions, Decide(outcome=outcome))
 
-    def _retry(self, recipe: str | None, failed: TaskFailure) -> list[ItemAction]:
-        """Queue a failed build or judge for another attempt, if the policy allows one."""
-        before = self.attempts_of(recipe)
-        failures = (*before.failures, failed.kind)
-        left = attempts_left(failures, failed.kind, failed.failure.code)
-        if not left:
-            return []
-        decision, how = decide(failed.kind, failed.failure.code), ""
-        avoid, memory_bytes = before.avoid, before.memory_bytes
-        if decision.elsewhere and failed.node_id is not None:
-            avoid, how = avoid | {failed.node_id}, ", on another node if there is one"
-        if decision.more_memory:
-            used_bytes = max(failed.peak_bytes, failed.failure.tried_bytes or 0)  # 0 if Ray killed the worker
-            memory_bytes = 2 * max(self.demand_of(recipe).asked, used_bytes)
-            how = f", with {memory_bytes / 1e9:.1f} GB kept free"
-        self.attempts[recipe] = Attempts(failures=failures, avoid=avoid, memory_bytes=memory_bytes)
-        number = len(failures) + 1
-        what = f"{self.item.label(recipe)}: {failed.failure.kind}: {failed.failure.message}"
-        return [
-            ShowNote(text=f"{what}; attempt {number} of {number - 1 + left}{how}"),
-            QueueTask(recipe=recipe, first=not decision.later),
-        ]
 
-    def _final(self, recipe: str | None, failed: TaskFailure) -> Failure:
-        """The failure that is not retried; its message contains the number of attempts."""
-        more = final_sentence(failed.kind, failed.failure.code, len(self.attempts_of(recipe).failures) + 1)
-        return replace(failed.failure, message=f"{failed.failure.message}; {more}") if more else failed.failure
+def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> Step | None:
+    """Build removed candidates again, with all attempts, if the policy allows it."""
+    num_damages = state.num_damages + 1
+    if not gone or not attempts_left([failed.kind] * num_damages, failed.kind, failed.failure.code):
+        return None
+    state = replace(
+        state,
+        phase=Phase.BUILDING,
+        num_damages=num_damages,
+        results={recipe: result for recipe, result in state.results.items() if recipe not in gone},
+        attempts={recipe: attempts for recipe, attempts in state.attempts.items() if recipe is not None and recipe not in gone},
+    )
+    text = f"{state.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
+    return state, (ShowNote(text=text), *(QueueTask(recipe=recipe) for recipe in gone))
+
+
+def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | None:
+    """Queue a failed build or judge for another attempt, if the policy allows one."""
+    before = state.attempts_of(recipe)
+    failures = (*before.failures, failed.kind)
+    left = attempts_left(failures, failed.kind, failed.failure.code)
+    if not left:
+        return None
+    decision, how = decide(failed.kind, failed.failure.code), ""
+    avoid, memory_bytes = before.avoid, before.memory_bytes
+    if decision.elsewhere and failed.node_id is not None:
+        avoid, how = avoid | {failed.node_id}, ", on another node if there is one"
+    if decision.more_memory:
+        used_bytes = max(failed.peak_bytes, failed.failure.tried_bytes or 0)  # 0 if Ray killed the worker
+        memory_bytes = 2 * max(state.demand_of(recipe).asked, used_bytes)
+        how = f", with {memory_bytes / 1e9:.1f} GB kept free"
+    attempts = Attempts(failures=failures, avoid=avoid, memory_bytes=memory_bytes)
+    number = len(failures) + 1
+    what = f"{state.item.label(recipe)}: {failed.failure.kind}: {failed.failure.message}"
+    state = replace(state, phase=Phase.BUILDING if recipe else Phase.BUILT, attempts={**state.attempts, recipe: attempts})
+    return state, (
+        ShowNote(text=f"{what}; attempt {number} of {number - 1 + left}{how}"),
+        QueueTask(recipe=recipe, first=not decision.later),
+    )
+
+
+def _final(failed: TaskFailure, before: Attempts) -> Failure:
+    """The failure that is not retried; its message contains the number of attempts."""
+    more = final_sentence(failed.kind, failed.failure.code, len(before.failures) + 1)
+    return replace(failed.failure, message=f"{failed.failure.message}; {more}") if more else failed.failure
 
 
 # Outcomes

@@ -37,17 +37,25 @@ LOOK_AHEAD = 32
 
 
 @dataclass(kw_only=True, eq=False)
+class Progress:
+    """The current state of an item; `index` is its position in the plan."""
+
+    state: ItemState
+    index: int
+
+
+@dataclass(kw_only=True, eq=False)
 class Task:
     """A queued or running build, or a judge if `recipe` is None; `node` is where it was started last."""
 
-    state: ItemState
+    progress: Progress
     recipe: str | None
     node: Node | None = None
 
     @property
     def item(self) -> Item:
         """Its item."""
-        return self.state.item
+        return self.progress.state.item
 
     @property
     def device_class(self) -> str:
@@ -67,12 +75,12 @@ class Task:
     @property
     def avoid(self) -> Collection[str]:
         """Ids of nodes where it failed."""
-        return self.state.attempts_of(self.recipe).avoid
+        return self.progress.state.attempts_of(self.recipe).avoid
 
     @property
     def demand(self) -> Demand:
         """Memory to request from a node."""
-        return self.state.demand_of(self.recipe)
+        return self.progress.state.demand_of(self.recipe)
 
     @property
     def label(self) -> str:
@@ -205,7 +213,7 @@ class Queue:
         """
         serving = {name: sum(name in node.classes for node in nodes) for name in slot.node.classes}
         lines = [(name, line) for name in slot.node.classes if (line := self._lines.get(name)) and slot.takes(name)]
-        lines.sort(key=lambda item: (item[1][0].state.index // WINDOW, serving[item[0]], item[0] != slot.last_class))
+        lines.sort(key=lambda item: (item[1][0].progress.index // WINDOW, serving[item[0]], item[0] != slot.last_class))
         for _, line in lines:
             for place, task in enumerate(islice(line, LOOK_AHEAD)):
                 if fits(task, slot.node, nodes):

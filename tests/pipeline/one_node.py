@@ -15,7 +15,7 @@ from pipeline.planning.plan import Item
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import Attempts, ItemState
-from pipeline.scheduling.queue import Task
+from pipeline.scheduling.queue import Progress, Task
 from tests.steps import HERE
 
 NODE = Node(node_id="n1", num_cpus=2, classes=(HERE, "portable"))
@@ -34,9 +34,9 @@ def waiting(
     demand: Demand = DEMAND,
 ) -> Task:
     """A build, or a judge if `recipe` is None, that waits for a node."""
-    state = ItemState(item=item_of(device_class, num_threads=judge_cpus), index=index, estimate=demand)
-    state.attempts[recipe] = Attempts(avoid=frozenset(avoid))
-    return Task(state=state, recipe=recipe)
+    attempts = {recipe: Attempts(avoid=frozenset(avoid))}
+    state = ItemState(item=item_of(device_class, num_threads=judge_cpus), estimate=demand, attempts=attempts)
+    return Task(progress=Progress(state=state, index=index), recipe=recipe)
 
 
 def item_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, decide
 from pipeline.records.outcome import Failure, Outcome
-from pipeline.scheduling.item_state import Decide, ItemAction, ItemState, QueueTask, RecordBuild, TaskFailure
+from pipeline.scheduling.item_state import (
+    BuildEnded,
+    Decide,
+    ItemEvent,
+    ItemState,
+    JudgeEnded,
+    JudgeStarted,
+    OutcomeKnown,
+    Phase,
+    QueueTask,
+    RecordBuild,
+    Start,
+    TaskFailure,
+    VersionPublished,
+    advance,
+    may_publish,
+)
 from pipeline.worker.requests import BuildResult, JudgeResult
 from tests.pipeline.one_node import item_of
 
@@ -52,13 +69,16 @@ class LifeOfAModel(RuleBasedStateMachine):
     def reset(self) -> None:
         self.states: dict[str, ItemState] = {}
         self.queued: list[Name] = []
+        self.judging: list[Name] = []
         self.starts: Counter[Name] = Counter()
         self.allowed: Counter[Name] = Counter()
         self.recorded: Counter[Name] = Counter()
         self.rebuilds: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
 
-    def perform(self, device_class: str, actions: Sequence[ItemAction]) -> None:
+    def step(self, device_class: str, event: ItemEvent) -> None:
+        before = self.states[device_class]
+        self.states[device_class], actions = advance(before, event)
         for action in actions:
             match action:
                 case QueueTask(recipe=recipe):
@@ -72,7 +92,7 @@ class LifeOfAModel(RuleBasedStateMachine):
                     self.outcomes[device_class] += 1
                     assert outcome == self.states[device_class].outcome
 
-    @precondition(lambda self: all(state.outcome is not None for state in self.states.values()))
+    @precondition(lambda self: all(state.phase == Phase.PUBLISHED for state in self.states.values()))
     @rule(data=st.data())
     def the_next_model_is_planned(self, data: st.DataObject) -> None:
         self.reset()
@@ -81,9 +101,9 @@ class LifeOfAModel(RuleBasedStateMachine):
             finished = data.draw(subset(recipes))
             missed = tuple(data.draw(subset([recipe for recipe in recipes if recipe not in finished])))
             before = outcome_of_earlier(name) if missed else None
-            state = self.states[name] = ItemState(item=item_of(name, recipes, missed=missed, before=before))
+            self.states[name] = ItemState(item=item_of(name, recipes, missed=missed, before=before))
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
-            self.perform(name, state.start({recipe: self.built(name, recipe) for recipe in finished}))
+            self.step(name, Start(finished={recipe: self.built(name, recipe) for recipe in finished}))
 
     def built(self, device_class: str, recipe: str, failure: str | None = None) -> BuildResult:
         return BuildResult(
@@ -95,69 +115,74 @@ class LifeOfAModel(RuleBasedStateMachine):
     def take(self, data: st.DataObject) -> Name:
         return self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1)))
 
-    def take_judge(self) -> ItemState:
-        name = next(name for name in self.queued if name[1] is None)
-        self.queued.remove(name)
-        return self.states[name[0]]
-
     @precondition(lambda self: self.queued)
     @rule(data=st.data(), failed=st.none() | st.sampled_from(FAILURES))
     def a_task_ends(self, data: st.DataObject, failed: tuple[str, str] | None) -> None:
         device_class, recipe = name = self.take(data)
-        failure = None
+        found = failed and Failure(kind=failed[0], code=failed[1], message="so it was")
+        failure = found and TaskFailure(kind=found.kind, failure=found, node_id="n1")
         if failed is not None:
-            found = Failure(kind=failed[0], code=failed[1], message="so it was")
-            failure = TaskFailure(kind=found.kind, failure=found, node_id="n1")
             self.allowed[name] += decide(*failed).attempts > 1
-        state = self.states[device_class]
         if recipe is not None:
-            self.perform(device_class, state.build_ended(self.built(device_class, recipe), failure))
+            self.step(device_class, BuildEnded(result=self.built(device_class, recipe), failed=failure or None))
             return
+        self.step(device_class, JudgeStarted())
         verdict = data.draw(st.sampled_from(["published", "rejected", "unstable"]))
         result = JudgeResult(key="j", verdict="failed" if failure else verdict, reason="because")
-        self.perform(device_class, state.judge_ended(result, failure))
+        self.step(device_class, JudgeEnded(result=result, failed=failure or None))
 
     @precondition(lambda self: self.queued)
     @rule(data=st.data())
     def a_task_is_given_up(self, data: st.DataObject) -> None:
         device_class, recipe = self.take(data)
-        state = self.states[device_class]
         if recipe is not None:
-            self.perform(device_class, state.build_ended(self.built(device_class, recipe, "infrastructure")))
+            self.step(device_class, BuildEnded(result=self.built(device_class, recipe, "infrastructure")))
         else:
-            self.perform(device_class, state.judge_ended(JudgeResult.of_failure("j", Failure(kind="infrastructure"))))
+            self.step(device_class, JudgeEnded(result=JudgeResult.of_failure("j", Failure(kind="infrastructure"))))
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule(data=st.data())
     def a_judge_finds_damage(self, data: st.DataObject) -> None:
-        state = self.take_judge()
-        name = state.item.device_class
-        gone = tuple(data.draw(subset([recipe for recipe, result in state.results.items() if result.failure is None])))
-        self.allowed.update({(name, recipe): 1 for recipe in (*gone, None)})
+        name = next(name for name in self.queued if name[1] is None)
+        self.queued.remove(name)
+        state = self.states[name[0]]
+        good = [recipe for recipe, result in state.results.items() if result.failure is None]
+        gone = tuple(data.draw(subset(good)))
+        self.step(name[0], JudgeStarted())
+        self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
         found = Failure(kind="disk", code="CP-INTEGRITY", message="a byte differs")
-        failure = TaskFailure(kind="damage", failure=found)
-        self.perform(name, state.judge_ended(JudgeResult.of_failure("j", found), failure, gone))
-        self.rebuilds[name] += state.outcome is None
-        assert self.rebuilds[name] < MOST_DAMAGES
+        failure, result = TaskFailure(kind="damage", failure=found), JudgeResult.of_failure("j", found)
+        self.step(name[0], JudgeEnded(result=result, failed=failure, gone=gone))
+        self.rebuilds[name[0]] += self.states[name[0]].phase == Phase.BUILDING
+        assert self.rebuilds[name[0]] < MOST_DAMAGES
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule()
     def another_campaign_was_faster(self) -> None:
-        state = self.take_judge()
-        self.perform(state.item.device_class, state.decided(outcome_of_earlier(state.item.device_class)))
+        name = next(name for name in self.queued if name[1] is None)
+        self.queued.remove(name)
+        self.step(name[0], OutcomeKnown(outcome=outcome_of_earlier(name[0])))
+
+    @precondition(lambda self: self.states and may_publish(self.states.values()))
+    @rule()
+    def a_version_is_published(self) -> None:
+        for name, state in self.states.items():
+            assert state.outcome is not None
+            self.step(name, VersionPublished(outcome=state.outcome))
 
     @invariant()
     def a_queued_judge_has_all_builds(self) -> None:
         for device_class, recipe in self.queued:
             state = self.states[device_class]
             if recipe is None:
+                assert state.phase == Phase.BUILT
                 assert set(state.results) == set(state.item.builds)
                 assert any(result.failure is None for result in state.results.values())
 
     @invariant()
     def every_undecided_item_has_work(self) -> None:
         for device_class, state in self.states.items():
-            decided = state.outcome is not None
+            decided = state.phase in (Phase.DECIDED, Phase.PUBLISHED)
             assert decided != any(name == device_class for name, _ in self.queued)
             assert self.outcomes[device_class] == decided, "exactly one outcome"
 
@@ -167,15 +192,17 @@ class LifeOfAModel(RuleBasedStateMachine):
             assert num <= min(self.allowed[name], MOST_ATTEMPTS * MOST_DAMAGES)
             assert self.recorded[name] <= MOST_DAMAGES
 
+    @invariant()
+    def nothing_is_published_before_all_classes_are_decided(self) -> None:
+        phases = {state.phase for state in self.states.values()}
+        assert Phase.PUBLISHED not in phases or phases == {Phase.PUBLISHED}
+
     def teardown(self) -> None:
-        """Give everything up; every item then has one outcome."""
+        """Give everything up; every item then has one outcome, and the model can be published."""
         while self.queued:
             device_class, recipe = self.queued.pop()
-            state = self.states[device_class]
-            if recipe is not None:
-                self.perform(device_class, state.build_ended(self.built(device_class, recipe, "error")))
-            else:
-                self.perform(device_class, state.judge_ended(JudgeResult(key="j", verdict="rejected", reason="r")))
+            event: Any = BuildEnded(result=self.built(device_class, recipe, "error")) if recipe else None
+            self.step(device_class, event or JudgeEnded(result=JudgeResult(key="j", verdict="rejected", reason="r")))
         assert all(self.outcomes[name] == 1 for name in self.states)
 
 
