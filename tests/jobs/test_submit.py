@@ -120,20 +120,6 @@ def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: i
     assert job.verdict == verdict
 
 
-@pytest.mark.parametrize(
-    "spellings",
-    [
-        ("/s/t", "/s/t/", "/s/./t", "file:///s/t/", "file://localhost/s/%74"),
-        ("s3://b/p", "s3://b/p/", "s3://b/p?region=eu-west-1"),
-    ],
-)
-def test_spellings_of_a_store_share_a_prefix(spellings: tuple[str, ...]) -> None:
-    prefixes = {job_prefix("c", spelling) for spelling in spellings}
-    assert len(prefixes) == 1
-    others = {job_prefix("c", other) for other in ("/s", "s3://b", "s3://b/pp", "gs://b", "s3://b/p?endpoint_override=h:2")}
-    assert prefixes.isdisjoint({*others, job_prefix("d", spellings[0])})
-
-
 # Status
 
 

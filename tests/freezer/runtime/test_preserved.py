@@ -194,16 +194,6 @@ def test_methods_run_with_the_payloads_threads(tmp_path: Path) -> None:
 # Lowering
 
 
-@pytest.mark.parametrize("recipe", ["torchscript-exact", "torchscript-frozen"])
-def test_preserved_methods_are_optimized(recipe: str, tmp_path: Path) -> None:
-    model = served(seeded(Versioned), X, ("encode",), recipe, tmp_path)
-    module = model.preserved._module
-    folded = recipe == "torchscript-frozen"
-    assert ("batch_norm" not in str(module.forward.graph)) is folded
-    assert ("batch_norm" not in str(module.encode.graph)) is folded
-    assert list(module.parameters()) == []
-
-
 def test_optimizing_at_load_keeps_preserved_names(tmp_path: Path) -> None:
     model = served(seeded(Versioned), X, ("encode", "version", "sub.version"), "torchscript-optimized", tmp_path)
     assert (model.version, model.sub.version) == (1, 3)

@@ -65,13 +65,6 @@ def test_exceptions_of_ray_have_kinds(error: Exception, kind: str) -> None:
     assert kind_of_ray(error) == kind
 
 
-def test_exceptions_of_tasks_have_kinds() -> None:
-    error = ray.exceptions.RayTaskError("f", "traceback", ValueError("x"))
-    assert kind_of_ray(error, error.cause) == "task"
-    assert kind_of_ray(error, OSError(28, "No space left on device")) == "disk"
-    assert kind_of_ray(error, MemoryError()) == "node-memory"
-
-
 def test_attempts_are_limited() -> None:
     assert [attempts_left(["node"] * n, "node") for n in (1, 2, 3, 4)] == [2, 1, 0, 0]
     assert attempts_left(["crash"], "crash") == 1

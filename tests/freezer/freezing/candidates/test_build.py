@@ -124,16 +124,6 @@ def programs() -> int:
     return sum(type(item) is torch.export.ExportedProgram for item in gc.get_objects())
 
 
-def test_errors_of_ways_release_programs(tmp_path: Path) -> None:
-    before = programs()
-    only_export = replace(RECIPES["portable"], ways=(("export", "exported"), ("export-strict", "exported")))
-    with pytest.raises(CaptureError, match="the exported program differs from the model on the second call") as caught:
-        built(AttributeCounter(), only_export, tmp_path / "candidate")
-    assert programs() == before
-    lines = [line.name for error in all_errors(caught.value) for line in traceback.extract_tb(error.__traceback__)]
-    assert {"_make", "check_answers"} <= set(lines), "tracebacks print as before"
-
-
 def test_unfit_ways_are_the_reason(whatever_works: Recipe, tmp_path: Path) -> None:
     only_torchscript = replace(whatever_works, ways=whatever_works.ways[1:3])
     with pytest.raises(CaptureError, match=r"^convert: the source is not TorchScript; as-is: the source is not TorchScript$"):
