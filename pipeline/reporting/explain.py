@@ -9,7 +9,7 @@ from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import Display
 from pipeline.scheduling.executor import BuildRecords
-from pipeline.scheduling.item_state import Decide, ItemState, QueueTask
+from pipeline.scheduling.item_state import Decide, ItemState, QueueTask, Start, advance
 
 
 def explain_plan(plan: Plan, skipped: Sequence[Outcome], records: BuildRecords, display: Display) -> None:
@@ -32,7 +32,7 @@ def _work_of(item: Item, records: BuildRecords) -> str:
     if item.finished:
         return "unchanged"
     finished = records.finished(item)
-    actions = ItemState(item=item).start(finished)
+    _, actions = advance(ItemState(item=item), Start(finished=finished))
     for action in actions:
         if isinstance(action, Decide):
             return f"nothing to build or judge; {action.outcome.verdict}: {action.outcome.coded_reason}"
