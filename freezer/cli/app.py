@@ -28,5 +28,7 @@ def main() -> None:
         app()
     except ColdpressError as error:
         Console(stderr=True).print(error.coded, style="red", markup=False, highlight=False, soft_wrap=True)
+        for note in getattr(error, "__notes__", ()):
+            Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
         codes = {StoreUnreachableError: UNREACHABLE, UsageError: USAGE}
         sys.exit(next((code for kind, code in codes.items() if isinstance(error, kind)), REFUSED))

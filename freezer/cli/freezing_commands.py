@@ -6,13 +6,14 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from freezer.cli.arguments import REFUSED, ClassOption, console, say, table
-from freezer.errors import UsageError
+from freezer.errors import FreezeError, UsageError
 from freezer.files.paths import check_folder
 from freezer.hardware.device_classes import device_class
 from freezer.spec.parse import declared_spec
@@ -54,7 +55,7 @@ def freeze(
         os.environ.update(device_class(device_class_).limits)  # must be set before torch is imported below
     if debug and not source.startswith("torchscript:"):  # needs the JIT to load
         os.environ["PYTORCH_JIT"] = "0"
-    from freezer.freezing.freeze import FreezeOptions, freeze_source, load_subject
+    from freezer.freezing.freeze import FreezeOptions, evidence_of, freeze_source, load_subject
     from freezer.freezing.models.sources import fetched, parse_source
     from freezer.runtime.devices import CPU
 
@@ -87,22 +88,27 @@ def freeze(
         if out is None or debug:
             _debug(load_subject(found, name, spec, samples, options.for_subject(CPU)))
             return
-        result = freeze_source(found, spec=spec, samples=samples, out=out, options=options)
-    _print_result(result, out)
+        try:
+            result = freeze_source(found, spec=spec, samples=samples, out=out, options=options)
+        except FreezeError as error:
+            errors = evidence_of(out) / "errors.txt"
+            errors.parent.mkdir(parents=True, exist_ok=True)
+            errors.write_text("".join(traceback.format_exception(error)))
+            error.add_note(f"full error: {errors}")
+            raise
+    _print_result(result)
     if result.artifact is None:
         sys.exit(REFUSED)
 
 
-def _print_result(result: FreezeResult, out: Path) -> None:
-    """Print the verdict and the failures, and write full errors beside `out`."""
-    for failed, why in result.failures.items():
-        say(f"{failed} was not built: {why}")
+def _print_result(result: FreezeResult) -> None:
+    """Print the verdict, the failures, and what was written."""
+    if result.verdict != "failed":  # whose reason has them
+        for failed, why in result.failures.items():
+            say(f"{failed} was not built: {why}")
     say(f"{result.verdict}: {result.reason}")
-    if result.tracebacks:
-        errors = out.with_name(f"{out.name}.errors.txt")
-        errors.parent.mkdir(parents=True, exist_ok=True)
-        errors.write_text("\n".join(f"{failed}\n{text}" for failed, text in result.tracebacks.items()))
-        say(f"full errors: {errors}")
+    if result.evidence is not None:
+        say(f"evidence and full errors: {result.evidence}")
     if result.artifact is not None:
         say(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}")
 

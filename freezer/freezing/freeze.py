@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import traceback
@@ -33,6 +34,7 @@ from freezer.freezing.models.sources import Source
 from freezer.freezing.models.subject import Subject, SubjectOptions, placed, prepare
 from freezer.freezing.models.weights import let_go, weights_digest
 from freezer.freezing.packaging.assemble import assemble
+from freezer.freezing.packaging.evidence import write_refused
 from freezer.freezing.recipes.recipes import KEPT_EAGER, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
 from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
@@ -95,6 +97,7 @@ class FreezeResult:
         judgement: for the device class; None if no candidate was built.
         failures: the error message of each recipe that made no candidate.
         tracebacks: the full tracebacks of those errors.
+        evidence: folder `OUT.evidence`, with a folder for each class that got no artifact or has failures; None if there is none.
     """
 
     verdict: str
@@ -103,6 +106,7 @@ class FreezeResult:
     judgement: Judgement | None = None
     failures: Mapping[str, str] = field(default_factory=dict)
     tracebacks: Mapping[str, str] = field(default_factory=dict)
+    evidence: Path | None = None
 
 
 def freeze(
@@ -119,7 +123,8 @@ def freeze(
         model: an `nn.Module` in eval mode. It is copied, never changed.
         example_inputs: inputs by parameter name, or positional: a tensor or a sequence. A value may be a tuple, list or dict of
             values. Constants (None, numbers, strings) are baked in.
-        out: the folder to write; new or empty.
+        out: the folder to write; new or empty. `OUT.evidence` beside it is replaced: it gets the measurements, code and errors of
+            what is not in the artifact.
         dims: the dims that may vary, by input and axis: `{"x": {0: Dim(name="batch", min=1, max=16)}}`. A tensor within another
             value is named by its path, `state.0`.
         options: see `FreezeOptions`.
@@ -197,6 +202,7 @@ def _freeze_subject(
     counts = thread_budget(torch.get_num_threads()) if options.num_threads is None else options.num_threads
     target = target_here(device_class, counts, device if device.type == "cuda" else None)
     provenance = {"source": source, "weights": weights_digest(subject.model)}
+    shutil.rmtree(evidence_of(out), ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
         subject = placed(subject, target.device)
         result = _freeze_for(subject, target, Path(work), out, options, provenance)
@@ -221,6 +227,7 @@ def _freeze_subject(
             artifact=portable.artifact,
             failures={**result.failures, **portable.failures},
             tracebacks={**result.tracebacks, **portable.tracebacks},
+            evidence=result.evidence or portable.evidence,
         )
 
 
@@ -229,20 +236,44 @@ def _freeze_for(
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
     candidates, errors = build_all(subject, target, options.recipes, work)
+    tracebacks = {recipe: "".join(traceback.format_exception(error)) for recipe, error in errors.items()}
     result = FreezeResult(
         verdict="kept-eager",
         reason="no recipe other than eager was requested",
         failures={recipe: str(error) for recipe, error in errors.items()},
-        tracebacks={recipe: "".join(traceback.format_exception(error)) for recipe, error in errors.items()},
+        tracebacks=tracebacks,
     )
+
+    def with_evidence(result: FreezeResult) -> FreezeResult:
+        if result.artifact is not None and not tracebacks:
+            return result
+        name, dest = target.device_class.name, evidence_of(out)
+        builds = {folder.name.removeprefix(f"{name}-"): folder for folder in work.glob(f"{name}-*")}
+        stage = Path(tempfile.mkdtemp(dir=work))
+        write_refused(None if result.artifact else result.judgement, builds, tracebacks, stage, dest / name)
+        return replace(result, evidence=dest)
+
     if not candidates:
         reason = "; ".join(f"{recipe}: {why}" for recipe, why in result.failures.items())
-        return replace(result, verdict="failed", reason=reason) if errors else result
-    judgement = judge(subject, candidates, target, limits=options.limits, policy=options.policy, task_metric=options.task_metric)
+        return with_evidence(replace(result, verdict="failed", reason=reason)) if errors else result
+    try:
+        judgement = judge(
+            subject, candidates, target, limits=options.limits, policy=options.policy, task_metric=options.task_metric
+        )
+    except FreezeError:
+        with_evidence(result)
+        raise
     artifact = None
     if judgement.winner is not None:
         artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)
-    return replace(result, verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement)
+    return with_evidence(
+        replace(result, verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement)
+    )
+
+
+def evidence_of(out: Path) -> Path:
+    """The folder beside an artifact folder for the evidence of what was not frozen."""
+    return out.with_name(f"{out.name}.evidence")
 
 
 def keep_eager(

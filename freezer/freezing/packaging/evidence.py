@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,31 @@ def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
     for source in texts:
         (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
     return tuple(f"{EVIDENCE}/{source.name}" for source in texts)
+
+
+def write_refused(
+    judgement: Judgement | None, builds: Mapping[str, Path], tracebacks: Mapping[str, str], work: Path, dest: Path
+) -> None:
+    """Write the evidence of a class for which no artifact is written.
+
+    Args:
+        judgement: of the candidates; None if there was none.
+        builds: folder of each recipe's build, also of those that failed; their texts are copied to `dest/RECIPE`.
+        tracebacks: by recipe; written to `dest/errors.txt`.
+        work: an existing folder for files in progress.
+        dest: a new folder.
+    """
+    dest.mkdir(parents=True)
+    if judgement is not None:
+        write_evidence(judgement, work)
+        for table in (work / EVIDENCE).iterdir():
+            shutil.copy(table, dest / table.name)
+    for recipe, folder in builds.items():
+        for text in sorted((folder / EVIDENCE).glob("*.txt")):
+            (dest / recipe).mkdir(exist_ok=True)
+            (dest / recipe / text.name).write_bytes(_cut(text.read_bytes()))
+    if tracebacks:
+        (dest / "errors.txt").write_text("\n".join(f"{name}\n{text}" for name, text in tracebacks.items()))
 
 
 def _cut(data: bytes) -> bytes:

@@ -31,6 +31,9 @@ from freezer.numerics import (
 STRIDES = "strides "
 """Start of the problem of a row whose strides differ."""
 
+MAX_ADVISED_RATIO = 30.0
+"""Largest `error_ratio_max` that a message recommends: a candidate that is further off computes another function."""
+
 CallKind = Literal["single", "sequence", "after-reset"]
 
 
@@ -255,7 +258,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _nearest_miss(rows: Sequence[DriftRow], gate: Gate) -> str | None:
-    """The worst row in one sentence, with the smallest limit that would have passed; None if all rows passed."""
+    """The worst row in one sentence, with the limit that would have passed, up to MAX_ADVISED_RATIO; None if all rows passed."""
     if not rows:
         return "no output was compared"
     failed = [row for row in rows if row.problem]
@@ -266,6 +269,6 @@ def _nearest_miss(rows: Sequence[DriftRow], gate: Gate) -> str | None:
     run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads" if several else worst.kind
     where = f"output {worst.output!r}, input set {worst.set_index} ({run}): {worst.problem}"
     ratio = worst.error_ratio
-    if ratio is None or worst.bound is None or not gate.error_ratio_max < ratio < math.inf:
-        return where  # no error_ratio_max would have passed
+    if ratio is None or worst.bound is None or not gate.error_ratio_max < ratio <= MAX_ADVISED_RATIO:
+        return where  # no error_ratio_max would have passed, or one that accepts another function
     return f"{where}; limits.error_ratio_max: {math.ceil(ratio)} would have passed"

@@ -117,11 +117,18 @@ class Late(AttributeCounter):
         return x if self.calls < 3 else -x
 
 
-def test_rejected_model_writes_nothing(tmp_path: Path) -> None:
+def test_rejected_model_leaves_evidence_alone(tmp_path: Path) -> None:
     model = Late().eval()
     result = quickly(model, {"x": X}, tmp_path / "out", device_class="portable")
     assert (result.verdict, result.artifact) == ("rejected", None)
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.evidence"]
+    evidence = tmp_path / "out.evidence"
+    assert result.evidence == evidence
+    assert result.judgement is not None
+    assert result.judgement.trials[0].drift is not None
+    rows = pq.read_table(evidence / "portable" / "drift.parquet").to_pylist()
+    assert [row["problem"] for row in rows] == [row.problem for row in result.judgement.trials[0].drift.rows]
+    assert list((evidence / "portable" / "portable").glob("*.txt")), "the captured code"
     assert model.calls == 0
 
 

@@ -203,6 +203,8 @@ def test_nearest_miss_names_the_sufficient_limit() -> None:
     assert report.nearest_miss == (
         "output 'out', input set 1 (single): error_ratio 6.25 > 3; limits.error_ratio_max: 7 would have passed"
     )
+    far = drift(call(*rounded(2000, 1e-3, 31e-3)))
+    assert far.nearest_miss == "output 'out', input set 0 (single): error_ratio 31 > 3", "no limit is recommended"
     assert drift(*calls, limit=7.0).passed
     assert not drift(*calls, limit=6.0).passed
 

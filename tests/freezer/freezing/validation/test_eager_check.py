@@ -114,11 +114,16 @@ def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
     (tmp_path / "scripted_model.py").write_text(SCRIPTED)
     done = coldpress(tmp_path, "python:scripted_model:listing", "--out", "out", "--recipe", "torchscript-frozen")
     assert done.returncode == 1
-    assert "full errors: out.errors.txt" in done.stdout
-    text = (tmp_path / "out.errors.txt").read_text()
+    [folder] = (tmp_path / "out.evidence").iterdir()
+    assert "evidence and full errors: out.evidence" in done.stdout
+    assert done.stdout.count("torchscript-frozen: ") == 1, "printed once"
+    text = (folder / "errors.txt").read_text()
     assert "torchscript-frozen" in text
     assert "Traceback (most recent call last)" in text
     assert "scripted_model.py" in text
+    done = coldpress(tmp_path, "python:scripted_model:missing", "--out", "out")
+    assert (done.returncode, "full error: out.evidence/errors.txt" in done.stderr) == (1, True), done.stderr
+    assert "Traceback (most recent call last)" in (tmp_path / "out.evidence" / "errors.txt").read_text()
     done = coldpress(tmp_path, "python:scripted_model:listing")
     assert done.returncode == 2
     assert "--out is missing: name the folder to write, or --debug to write nothing" in done.stderr
