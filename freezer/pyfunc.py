@@ -10,6 +10,7 @@ raise ContractError.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from freezer.artifact.folder import MANIFEST, Artifact
+from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact
+from freezer.artifact.manifest import Payload
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
 from freezer.spec.items import TensorSpec, take_apart
+from freezer.store.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,22 +62,19 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     if not pointer.is_file():
         return PyfuncModel(load(folder, threads=threads, limit_isa=limit_isa, device=device))
     place = read_record(StorePointer, pointer.read_bytes(), origin=str(pointer))
-    model = load(
-        f"{place.model}:{place.version}",
-        store=place.store,
-        device_class=place.device_class,
-        threads=threads,
-        limit_isa=limit_isa,
-        device=device,
+    store, registered = Store.open(place.store), Artifact.read(folder).manifest
+    version = store.version(f"{place.model}:{place.version}")
+    needed = [
+        item.path for item in registered.contents if isinstance(item, Payload) or item.path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)
+    ]
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+        found = store.materialize(version, place.device_class, Path(scratch), paths=needed)
+        if replace(found.manifest, version=None) == replace(registered, version=None):  # before a payload is opened
+            return PyfuncModel(load(found.folder, threads=threads, limit_isa=limit_isa, device=device))
+    raise IntegrityError(
+        f"store {place.store} has another {place.model}:{place.version} for {place.device_class} than was "
+        f"registered ({MANIFEST} differs); register it again"
     )
-    assert model.manifest is not None
-    registered = Artifact.read(folder).manifest
-    if replace(model.manifest, version=None).to_bytes() != replace(registered, version=None).to_bytes():
-        raise IntegrityError(
-            f"store {place.store} has another {place.model}:{place.version} for {place.device_class} than was "
-            f"registered ({MANIFEST} differs); register it again"
-        )
-    return PyfuncModel(model)
 
 
 class PyfuncModel:

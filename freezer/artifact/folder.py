@@ -7,6 +7,10 @@ its digest; files are opened only after their digest was verified.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +66,37 @@ class Artifact:
         """
         for item in self.manifest.contents if items is None else items:
             verify_file(self.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
+
+    def held(self, paths: Collection[str], stack: ExitStack, *, private: bool = False) -> Artifact:
+        """This artifact with some files that were verified and cannot be exchanged afterwards, in a temporary folder.
+
+        Args:
+            paths: the files.
+            stack: owns the folder.
+            private: copy the files, so that they cannot be overwritten either. Otherwise the folder links to the open files, and
+                processes that map the same file share its memory.
+
+        Raises:
+            IntegrityError: a file is missing or differs.
+        """
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-")))
+        for item in self.manifest.contents:
+            if item.path in paths:
+                origin, link = self.folder / item.path, folder / item.path
+                try:
+                    opened = os.open(origin, os.O_RDONLY | os.O_CLOEXEC)
+                except (FileNotFoundError, NotADirectoryError):
+                    raise IntegrityError(f"{origin} is missing; pull the artifact again") from None
+                except OSError as error:
+                    raise IntegrityError(f"{origin} cannot be read: {error.strerror}; pull the artifact again") from None
+                stack.callback(os.close, opened)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if private:
+                    shutil.copyfile(f"/proc/self/fd/{opened}", link)
+                else:
+                    link.symlink_to(f"/proc/self/fd/{opened}")
+                verify_file(link, digest=item.digest, size_bytes=item.size_bytes, origin=str(origin))
+        return Artifact(folder=folder, manifest=self.manifest)
 
     def file(self, path: str) -> FileRef:
         """The record of a file.

@@ -129,7 +129,7 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
     Args:
         artifact: serves this machine.
         num_threads: that calls may use; payloads for this count are opened, else those for the largest count below it.
-        options: `threads`, `canary`, `device` and `cuda_graphs` apply.
+        options: `threads`, `canary`, `device` and `cuda_graphs` apply; with `trusted_keys` private copies are opened.
         ladder: of the model.
 
     Raises:
@@ -143,11 +143,11 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
     payloads = set_within(manifest.payloads, num_threads)
     if options.cuda_graphs:
         check_graphs(manifest, payloads, device)
-    artifact.verify((*payloads, *(artifact.file(path) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary)))
+    golden = [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)] if options.canary else []
     counts = counts_of(payloads)
     serving = max(counts, default=num_threads if options.threads is not None else own_count())
 
-    def opened() -> FrozenModel:
+    def opened(artifact: Artifact) -> FrozenModel:
         with with_threads(serving), current(device):  # some loaders pack weights
             runners = [_opened(artifact, payload, options, device) for payload in payloads]
         return FrozenModel(
@@ -165,11 +165,13 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
             ),
         )
 
-    model = opened()
-    if options.canary:
-        run_canary(artifact, model)
-        if manifest.stateful:
-            model = opened()
+    with ExitStack() as stack:
+        held = artifact.held([*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys))
+        model = opened(held)
+        if options.canary:
+            run_canary(held, model)
+            if manifest.stateful:
+                model = opened(held)
     if counts and serving != num_threads:
         logger.info(
             "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",

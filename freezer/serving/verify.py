@@ -86,8 +86,8 @@ def verify(
         base = None
         if speed and image.device_class != PORTABLE:
             base = portable_of(reference, image.manifest(), store=store, portable=portable, stack=stack)
-        artifact = image.fetch(None)
-        artifact.verify()
+        fetched = image.fetch(None)
+        artifact = fetched.held([item.path for item in fetched.manifest.contents], stack, private=bool(keys))
         try:
             model = open_artifact(artifact, process.num_threads, options)
             figures = tuple(run_canary(artifact, model))

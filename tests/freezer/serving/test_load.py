@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
 from freezer.artifact.sections import Needs
 from freezer.errors import IncompatibleError, NotPublishedError, StoreUnreachableError, UsageError
-from freezer.files.digest import digest_file
+from freezer.files.digest import digest_file, verify_file
 from freezer.hardware.machine import detect
 from freezer.store.store import Store
 from tests.conftest import Frozen
+from tests.freezer.artifact.test_signatures import make_pair
 from tests.models import mlp
 from tests.steps import HERE, copy_of, flip_a_byte, python, random_inputs, rewritten
 
@@ -245,3 +247,47 @@ print([name for name in sys.modules if name.startswith(("torch._inductor.codecac
     env = {"PATH": "/nonexistent", "HOME": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(cache), "TMPDIR": str(scratch)}
     assert python(code, inductor.artifact.folder, THREADS, env=env).splitlines() == ["(1, 10)", "(3, 10)", "[]"]
     assert list(cache.iterdir()) == []
+
+
+def exchanged(path: Path) -> None:
+    """Put another file in the place of one."""
+    other = path.with_name(f"{path.name}-other")
+    other.write_bytes(b"another file")
+    other.replace(path)
+
+
+def overwritten(path: Path) -> None:
+    """Write other bytes into a file."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.write(b"other bytes")
+
+
+@pytest.mark.parametrize("which", ["store", "folder"])
+@pytest.mark.parametrize("attack", [exchanged, overwritten])
+@pytest.mark.parametrize("step", range(3))
+def test_what_is_verified_is_what_is_opened(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, attack: Callable[[Path], None], step: int
+) -> None:
+    """All files change right after the first, second or third file was verified, while `load` runs."""
+    private, public = make_pair(tmp_path, "own")
+    version = store.version("mlp")
+    store.sign(version, HERE, private)
+    folder = store.pull(version, HERE, tmp_path / "pulled").folder
+    needed = [item for item in manifest_here(store).contents if item.path.startswith(("payloads/", "golden/"))]
+    assert len(needed) == 3
+    verified = []
+
+    def verify_and_attack(path: Path, **kwargs: Any) -> None:
+        verify_file(path, **kwargs)
+        verified.append(path.name)
+        if len(verified) == step + 1:
+            for item in needed:
+                if Path(item.path).name in verified:
+                    attack(blob(store, item.digest) if which == "store" else folder / item.path)
+
+    monkeypatch.setattr("freezer.artifact.folder.verify_file", verify_and_attack)
+    keys = [public] if attack is overwritten else []
+    model = freezer.load("mlp" if which == "store" else folder, store=str(store.root), device_class=HERE, trusted_keys=keys)
+    assert len(verified) == 3
+    torch.testing.assert_close(model(X), mlp()(X))
