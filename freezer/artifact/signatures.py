@@ -8,7 +8,7 @@ the image `sha256:HEX` as an image with the tag `sha256-HEX.sig`; a pulled folde
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ MEDIA_SIGNATURE = "application/vnd.dev.cosign.simplesigning.v1+json"
 ANNOTATION = "dev.cosignproject.cosign/signature"
 _TYPE = "cosign container image signature"
 _CURVE = "secp256r1"
+_VERSION = "dev.coldpress.version"
+_CLASS = "dev.coldpress.device-class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,25 @@ class Signatures:
             raise IntegrityError(f"{path} cannot be read: {error}; pull the artifact again") from None
 
 
-def signed_with(key: Path, *, image_digest: str, model: str) -> Signed:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claims:
+    """What a signature vouches for besides the image: that it is the artifact of a class in a version of a model."""
+
+    model: str
+    version: int
+    device_class: str
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.version} for {self.device_class}"
+
+
+def signed_with(key: Path, *, image_digest: str, claims: Claims) -> Signed:
     """Sign an image.
 
     Args:
         key: file of a private EC key on P-256, PEM without a password.
         image_digest: `sha256:` and hex, of the image manifest.
-        model: its name, for people.
+        claims: where it is published.
 
     Raises:
         UsageError: the key cannot be read, or is of another kind.
@@ -84,27 +98,44 @@ def signed_with(key: Path, *, image_digest: str, model: str) -> Signed:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    critical = {"identity": {"docker-reference": model}, "image": {"docker-manifest-digest": image_digest}, "type": _TYPE}
-    payload = json.dumps({"critical": critical, "optional": None}, separators=(",", ":"), sort_keys=True).encode()
+    critical = {"identity": {"docker-reference": claims.model}, "image": {"docker-manifest-digest": image_digest}, "type": _TYPE}
+    optional = {_VERSION: str(claims.version), _CLASS: claims.device_class}
+    payload = json.dumps({"critical": critical, "optional": optional}, separators=(",", ":"), sort_keys=True).encode()
     return Signed(payload, private.sign(payload, ec.ECDSA(SHA256())))
 
 
-def problem_of(signatures: Signatures | None, manifest_bytes: bytes, trusted: Sequence[EllipticCurvePublicKey]) -> str | None:
-    """Why no signature by a trusted key covers manifest.json, in a few words; None if one does."""
+def problem_of(
+    signatures: Signatures | None, manifest_bytes: bytes, trusted: Sequence[EllipticCurvePublicKey], asked: Claims | None
+) -> str | None:
+    """Why no signature by a trusted key covers manifest.json, in a few words; None if one does.
+
+    Args:
+        asked: what it must vouch for; None for a folder, which is not asked for by model or version.
+    """
     if signatures is None or not signatures.signed:
         return "no signature"
     vouching = [one for one in signatures.signed if any(_made(key, one) for key in trusted)]
     if not vouching:
         return "signatures by other keys"
     try:
-        critical = [read_json(one.payload, origin="a signature")["critical"] for one in vouching]
-        images = {part["image"]["docker-manifest-digest"] for part in critical if part["type"] == _TYPE}
-        if digest_bytes(signatures.image) not in images:
+        payloads = [read_json(one.payload, origin="a signature") for one in vouching]
+        image = digest_bytes(signatures.image)
+        ours = [part for part in payloads if part["critical"]["image"]["docker-manifest-digest"] == image]
+        ours = [part for part in ours if part["critical"]["type"] == _TYPE]
+        if not ours:
             return "a signature of another artifact"
+        places = [_place(part["critical"]["identity"]["docker-reference"], part["optional"] or {}) for part in ours]
+        if asked is not None and str(asked) not in places:
+            return f"a signature of {' and '.join(places)}"
         config = read_json(signatures.image, origin="the image")["config"]["digest"]
-    except (IntegrityError, KeyError, TypeError):
+    except (IntegrityError, KeyError, TypeError, AttributeError):
         return "a signature of something else"
     return None if config == digest_bytes(manifest_bytes) else "a signature of another manifest.json"
+
+
+def _place(model: str, optional: Mapping[str, str]) -> str:
+    """The claims of a signed payload, as text."""
+    return f"{model}:{optional.get(_VERSION, 'no version')} for {optional.get(_CLASS, 'no class')}"
 
 
 def read_keys(paths: Iterable[str | Path]) -> list[EllipticCurvePublicKey]:

@@ -19,7 +19,7 @@ import torch
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
 from freezer.artifact.manifest import Manifest, Payload, counts_of, is_exact, set_within
-from freezer.artifact.signatures import Signatures, read_keys
+from freezer.artifact.signatures import Claims, Signatures, read_keys
 from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
 from freezer.hardware.cgroups import thread_budget
 from freezer.hardware.device_classes import CudaHere
@@ -51,6 +51,7 @@ def load(
     device: str | None = None,
     cuda_graphs: bool = False,
     trusted_keys: Sequence[str | Path] = (),
+    min_version: int = 0,
 ) -> FrozenModel:
     """Load the frozen model for this machine.
 
@@ -70,7 +71,9 @@ def load(
         cuda_graphs: on a GPU, capture each call of a payload for one size, and replay it from then on; calls of one size run one
             after the other. Not for models that change state or draw random numbers.
         trusted_keys: PEM files of public keys, one of which must have signed the artifact (`coldpress sign`). Empty: no signature
-            is required.
+            is required. A signature names model, version and class, and is valid for these only.
+        min_version: refuse an older version, which a store may offer as its latest. Ignored for a folder. To refuse `portable` if a
+            better artifact is missing, name `device_class`.
 
     Raises:
         CudaGraphsError: calls of the selected artifact cannot be captured.
@@ -87,6 +90,7 @@ def load(
         device=None if device is None else str(with_index(device)),
         cuda_graphs=cuda_graphs,
         trusted_keys=read_keys(trusted_keys),
+        min_version=min_version,
     )
     with ExitStack() as stack:
         images = resolve_images(reference, store, stack)
@@ -225,6 +229,7 @@ def _store_image(store: Store, version: Version, name: str, stack: ExitStack) ->
         manifest_bytes=partial(store.manifest_bytes, version, name),
         signatures=partial(store.signatures, version, name),
         fetch=fetch,
+        asked=Claims(model=version.model, version=version.number, device_class=name),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
-from freezer.artifact.signatures import Signatures, problem_of
+from freezer.artifact.signatures import Claims, Signatures, problem_of
 from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, Refusal, StoreUnreachableError, last_line
 from freezer.hardware.device_classes import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
@@ -45,6 +45,7 @@ class LoadOptions:
     device: str | None = None
     cuda_graphs: bool = False
     trusted_keys: Sequence[EllipticCurvePublicKey] = ()
+    min_version: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +78,7 @@ class Image:
         manifest: reads the manifest.
         manifest_bytes: reads manifest.json byte for byte.
         signatures: reads the signatures.
+        asked: what a signature must vouch for; None for a folder.
         fetch: makes files available locally: those at some paths, or all.
     """
 
@@ -85,17 +87,19 @@ class Image:
     manifest_bytes: Callable[[], bytes]
     signatures: Callable[[], Signatures | None]
     fetch: Callable[[Collection[str] | None], Artifact]
+    asked: Claims | None = None
 
     def unsigned(self, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
         """Why no trusted key vouches for the artifact; None where one does."""
         manifest_bytes = self.manifest_bytes()
         try:
-            problem = problem_of(self.signatures(), manifest_bytes, keys)
+            problem = problem_of(self.signatures(), manifest_bytes, keys, self.asked)
         except IntegrityError as error:
             problem = str(error)
         if problem is None:
             return None
-        expected = f"one by {'the trusted key' if len(keys) == 1 else f'any of {len(keys)} trusted keys'}"
+        of = f" of {self.asked}" if self.asked is not None else ""
+        expected = f"one{of} by {'the trusted key' if len(keys) == 1 else f'any of {len(keys)} trusted keys'}"
         return Refusal(rung=self.device_class, reason="unsigned", got=problem, expected=expected)
 
 
@@ -178,6 +182,9 @@ def _refusal(image: Image, process: ServingProcess, options: LoadOptions) -> Ref
     """Why an artifact does not serve a process; None where it does, if need be under the limits that `limit_isa` allows."""
     limits = class_named(image.device_class).limits if options.limit_isa else {}
     try:
+        if image.asked is not None and image.asked.version < options.min_version:
+            got, expected = f"version {image.asked.version}", f"version {options.min_version} or later"
+            return Refusal(rung=image.device_class, reason="rolled_back", got=got, expected=expected)
         if options.trusted_keys and (unsigned := image.unsigned(options.trusted_keys)):
             return unsigned
         manifest = image.manifest()

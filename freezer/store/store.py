@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlparse
 
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import FileRef, Manifest, Payload
-from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Signatures, Signed, is_by, signed_with
+from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Claims, Signatures, Signed, is_by, signed_with
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.atomic import make_folder, move, write_whole
@@ -155,6 +155,8 @@ class Store:
         ):
             where = f"{self.uri}: the index of {reference}"
             raise IntegrityError(f"{where} lacks {VERSION}, {SOURCE_KEY} or a {DEVICE_CLASS}; the store was changed or damaged")
+        if NUMBER.fullmatch(tag) and number != tag:
+            raise IntegrityError(f"{self.uri}: version {tag} of {model} is the index of version {number}; the store was changed")
         images = {image.annotations[DEVICE_CLASS]: image for image in index.manifests}
         return Version(model=model, number=int(number), source_key=source_key, images=images)
 
@@ -257,12 +259,13 @@ class Store:
         for item in self.manifest(version, device_class).contents:
             self.file(version, item)
         image = version.images[device_class]
-        new = signed_with(key, image_digest=image.digest, model=version.model)
+        claims = Claims(model=version.model, version=version.number, device_class=device_class)
+        new = signed_with(key, image_digest=image.digest, claims=claims)
 
         def write() -> bool:
             before = self.signatures(version, device_class)
             signed = before.signed if before is not None else ()
-            if any(is_by(one, key) for one in signed):
+            if any(one.payload == new.payload and is_by(one, key) for one in signed):
                 return False
             layout.write_tags({**layout.tags(), _signature_tag(image): layout.write_signatures((*signed, new))})
             return True

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from typer.testing import CliRunner
 
 import freezer
-from freezer.artifact.signatures import ANNOTATION, SIGNATURE, read_keys, signed_with
+from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Claims, read_keys, signed_with
 from freezer.cli.app import app
 from freezer.errors import IncompatibleError, IntegrityError, UsageError
 from freezer.files.digest import digest_bytes
@@ -61,7 +62,9 @@ def sign_all(store: Store, key: Path) -> list[bool]:
 def test_load_requires_a_trusted_signature(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
     private, public = pair
     where = str(store.root)
-    with pytest.raises(IncompatibleError, match="unsigned: got no signature, expected one by the trusted key") as refused:
+    with pytest.raises(
+        IncompatibleError, match=r"unsigned: got no signature, expected one of mlp:1 for .* by the trusted key"
+    ) as refused:
         freezer.load("mlp", store=where, trusted_keys=[public])
     assert {item.reason for item in refused.value.ladder} == {"unsigned"}
     before = store.version("mlp")
@@ -73,9 +76,39 @@ def test_load_requires_a_trusted_signature(store: Store, pair: tuple[Path, Path]
     assert model.ladder == ()
     torch.testing.assert_close(model(X), mlp()(X))
     _, foreign = make_pair(tmp_path, "foreign")
-    with pytest.raises(IncompatibleError, match="got signatures by other keys, expected one by the trusted key"):
+    with pytest.raises(IncompatibleError, match=r"got signatures by other keys, expected one of mlp:1 for .* by the trusted key"):
         freezer.load("mlp", store=where, trusted_keys=[foreign])
     freezer.load("mlp", store=where, trusted_keys=[foreign, public], canary=False)
+
+
+def test_a_signature_binds_model_version_and_class(store: Store, pair: tuple[Path, Path]) -> None:
+    """A signed model under another name, and a signed artifact in another version or class, are refused."""
+    private, public = pair
+    sign_all(store, private)
+    where, version = str(store.root), store.version("mlp")
+    shutil.copytree(store.root / "mlp", store.root / "digits")
+    with pytest.raises(IncompatibleError, match=f"got a signature of mlp:1 for {HERE}, expected one of digits:1 for {HERE}"):
+        freezer.load("digits", store=where, trusted_keys=[public])
+    swapped = {HERE: replace(version.images["portable"], annotations=version.images[HERE].annotations)}
+    store.publish("mlp", source_key="other", artifacts={}, carried=swapped)
+    with pytest.raises(IncompatibleError, match=f"got a signature of mlp:1 for portable, expected one of mlp:2 for {HERE}"):
+        freezer.load("mlp", store=where, device_class=HERE, trusted_keys=[public])
+
+
+def test_rollback_is_refused(store: Store, pair: tuple[Path, Path]) -> None:
+    private, public = pair
+    where, version = str(store.root), store.version("mlp")
+    second = store.publish("mlp", source_key="other", artifacts={}, carried=version.images)
+    assert [store.sign(item, HERE, private) for item in (version, second, second)] == [True, True, False]
+    path = store.root / "mlp" / "index.json"
+    tags = {item["annotations"]["org.opencontainers.image.ref.name"]: item for item in json.loads(path.read_text())["manifests"]}
+    freezer.load("mlp", store=where, device_class=HERE, trusted_keys=[public], min_version=2, canary=False)
+    text = path.read_text().replace(tags["2"]["digest"], tags["1"]["digest"])  # version 1 as `2` and `latest`
+    path.write_text(text)
+    with pytest.raises(IncompatibleError, match="rolled_back: got version 1, expected version 2 or later"):
+        freezer.load("mlp", store=where, device_class=HERE, trusted_keys=[public], min_version=2, canary=False)
+    with pytest.raises(IntegrityError, match="version 2 of mlp is the index of version 1"):
+        freezer.load("mlp:2", store=where, device_class=HERE, trusted_keys=[public])
 
 
 def test_load_skips_unsigned_artifacts(store: Store, pair: tuple[Path, Path]) -> None:
@@ -198,7 +231,7 @@ def test_bad_keys_are_usage_errors(tmp_path: Path) -> None:
     other = tmp_path / "p384"
     other.write_bytes(private_pem(ec.generate_private_key(ec.SECP384R1())))
     with pytest.raises(UsageError, match="expected a private EC key on P-256, PEM without a password"):
-        signed_with(other, image_digest="sha256:", model="mlp")
+        signed_with(other, image_digest="sha256:", claims=Claims(model="mlp", version=1, device_class=HERE))
 
 
 def test_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None:
