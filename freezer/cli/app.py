@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE
+from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, say
 from freezer.cli.artifact_commands import classes, diff, inspect, pull, run, sign, verify
 from freezer.cli.freezing_commands import freeze
+from freezer.cli.progress import progress
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Freeze PyTorch models for the hardware that serves them.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"coldpress {version('coldpress')}, torch {version('torch')}")
+        raise typer.Exit
+
+
+VERSION_HELP = "Print the versions of Coldpress and torch."
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)] = False,
+) -> None:
+    """Freeze PyTorch models for the hardware that serves them."""
+
+
 for command in (freeze, pull, sign, verify, diff, inspect, run, classes):
     app.command()(command)
 
@@ -25,7 +45,8 @@ for command in (freeze, pull, sign, verify, diff, inspect, run, classes):
 def main() -> None:
     """Run the command; print errors as one line on stderr and map them to exit codes."""
     try:
-        app()
+        with progress():
+            app()
     except ColdpressError as error:
         Console(stderr=True).print(error.coded, style="red", markup=False, highlight=False, soft_wrap=True)
         for note in getattr(error, "__notes__", ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,11 @@ from freezer.store.store import Store, Version
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+INPUT_HELP = "Tensors by input name: .safetensors or .npz; .npy for one input; - for any of them on stdin."
+
+STARTS = {b"\x93NUMPY": ".npy", b"PK": ".npz"}
+"""First bytes of files on stdin, and their suffixes."""
 
 
 def pull(
@@ -157,46 +163,80 @@ def inspect(
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(help="An artifact folder.")],
-    input_: Annotated[Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")],
-    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
+    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    input_: Annotated[str, typer.Option("--input", help=INPUT_HELP)],
+    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz; .npy for one output.")],
+    store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
+    device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     key: KeysOption = None,
 ) -> None:
     """Run a frozen model on a file of inputs."""
-    if output.suffix not in (".safetensors", ".npz"):
-        raise UsageError(f"--output {output}: expected a .safetensors or .npz file")
+    if output.suffix not in (".safetensors", ".npz", ".npy"):
+        raise UsageError(f"--output {output}: expected a .safetensors, .npz or .npy file")
     check_file(output, "--output")
     from freezer.runtime.devices import tensors_on
     from freezer.runtime.pytree import leaves_of
-    from freezer.runtime.tensors import read_samples, save_tensors
+    from freezer.runtime.tensors import save_tensors
     from freezer.serving.load import load
 
-    model = load(folder, threads=threads, strict=True, device=device, trusted_keys=key or ())
-    sets = read_samples(input_)
+    is_folder = folder_of(reference) is not None
+    model = load(
+        reference,
+        store=store,
+        device_class=device_class_,
+        threads=threads,
+        strict=is_folder,
+        device=device,
+        trusted_keys=key or (),
+    )
+    sets = _inputs(input_, [spec.name for spec in model.inputs.tensors])
     tensors: dict[str, Tensor] = {}
     for index, given in enumerate(sets):
         prefix = f"{index}/" if len(sets) > 1 else ""
         leaves = [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
         tensors |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, leaves, strict=True)}
+    if output.suffix == ".npy" and len(tensors) != 1:
+        raise UsageError(f"--output {output}: a .npy file has one tensor, and there are {', '.join(tensors)}; use .npz")
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output, None) as partial:
         if output.suffix == ".safetensors":
             save_tensors(tensors, partial)
         else:
-            _save_npz(tensors, partial)
+            _save_numpy(tensors, partial, one=output.suffix == ".npy")
     say(f"wrote {', '.join(tensors)} to {output}")
 
 
-def _save_npz(tensors: dict[str, Tensor], path: Path) -> None:
+def _inputs(given: str, names: Sequence[str]) -> list[dict[str, Tensor]]:
+    """The input sets of --input: of a file, or of stdin in any of the formats."""
+    from freezer.runtime.tensors import read_array, read_samples
+
+    if given == "-":
+        data = sys.stdin.buffer.read()
+        suffix = next((suffix for start, suffix in STARTS.items() if data.startswith(start)), ".safetensors")
+        with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+            path = Path(scratch) / f"stdin{suffix}"
+            path.write_bytes(data)
+            return _inputs(str(path), names)
+    if not given.endswith(".npy"):
+        return read_samples(Path(given))
+    if len(names) != 1:
+        raise UsageError(f"--input {given}: a .npy file has one tensor, and the model takes {', '.join(names)}; use .npz")
+    return [{names[0]: read_array(Path(given))}]
+
+
+def _save_numpy(tensors: dict[str, Tensor], path: Path, *, one: bool) -> None:
     """Save tensors for numpy, which lacks bfloat16: those become float32."""
     import numpy as np
     import torch
 
     arrays = {name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy() for name, tensor in tensors.items()}
     with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        if one:
+            np.save(file, next(iter(arrays.values())))
+        else:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def classes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

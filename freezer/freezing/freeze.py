@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import tempfile
@@ -43,6 +44,8 @@ from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
 from freezer.spec.inputs import InputSpec
+
+logger = logging.getLogger("coldpress")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,6 +326,7 @@ def build_all(
     for recipe in select(recipes, portable=target.device_class.name == PORTABLE):
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
+        logger.info("building %s for %s", recipe.name, target.device_class.name)
         try:
             candidates.append(build(subject, recipe, target, folder))
         except FreezeError as error:

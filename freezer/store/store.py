@@ -123,7 +123,7 @@ class Store:
         except OSError as error:
             raise StoreUnreachableError(f"store {uri!r} cannot be made: {error}; name a writable folder") from error
         if not root.is_dir():
-            raise StoreUnreachableError(f"store {uri!r} is not there; run `python -m jobs.optimize` first, or fix --store")
+            raise StoreUnreachableError(f"store {uri!r} is not there; expected the folder that models were published to")
         return cls(root)
 
     def models(self) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 from rich import box
 from rich.console import Console
@@ -163,14 +166,21 @@ def _summary(report: CampaignReport) -> str:
 
 
 def print_next_steps(outcomes: Sequence[Outcome], console: Console, *, store: str, tracking_uri: str) -> None:
-    """Print three commands to try next: browse, pull, load."""
+    """Print three commands to try next, as they run in this environment: browse, pull, load."""
     published = [outcome for outcome in outcomes if outcome.version is not None]
     if not published:
         return
     model = published[0].model
-    location = "" if store == "./store" else f" --store {store}"
-    argument = f'"{model}"' if store == "./store" else f'"{model}", store="{store}"'
-    console.print("\n[bold]Try next[/bold] (in the environment: . .venv/bin/activate)", highlight=False)
-    console.print(f"  browse   mlflow ui --backend-store-uri {tracking_uri}", highlight=False, soft_wrap=True)
-    console.print(f"  pull     coldpress pull {model}{location} --dest pulled/{model}", highlight=False, soft_wrap=True)
-    console.print(f"  load     python -c 'import freezer; print(freezer.load({argument}))'", highlight=False, soft_wrap=True)
+    location = () if store == "./store" else ("--store", store)
+    argument = json.dumps(model) + ("" if store == "./store" else f", store={json.dumps(store)}")
+    activate = Path(sys.prefix) / "bin" / "activate"
+    remote = urlparse(tracking_uri).scheme in ("http", "https")
+    lines = [
+        *([f"  activate {shlex.join(['.', str(activate)])}"] if activate.is_file() else []),
+        f"  browse   {tracking_uri if remote else shlex.join(['mlflow', 'ui', '--backend-store-uri', tracking_uri])}",
+        f"  pull     {shlex.join(['coldpress', 'pull', model, *location, '--dest', f'pulled/{model}'])}",
+        f"  load     {shlex.join(['python', '-c', f'import freezer; print(freezer.load({argument}))'])}",
+    ]
+    console.print("\n[bold]Try next[/bold]", highlight=False)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
+import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
+from freezer.cli.progress import progress
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import detect
 from freezer.store.store import Store
@@ -118,7 +123,7 @@ def test_exit_code_2_usage(coldpress: Run, published: Store, scripted: Frozen, t
         ((*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"), "unknown recipe 'none'"),
         (freeze, "does not declare its inputs"),
         (("verify", scripted.artifact.folder, "--speed"), "the portable artifact is not in this folder"),
-        (("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"), "expected a .safetensors or .npz file"),
+        (("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"), "expected a .safetensors, .npz or .npy file"),
         (("freeze", "python:tests.models:broken", "--out", tmp_path / "full"), f"--out {tmp_path}/full is not empty"),
         (("freeze", "python:tests.models:broken", "--out", "."), "--out . is the working directory"),
     ):
@@ -165,6 +170,35 @@ def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suf
     assert sorted(path.name for path in tmp_path.rglob(f"*{suffix}")) == sorted(
         f"{name}{part}{suffix}" for name in ("one", "two") for part in ("", "-out")
     )
+
+
+def test_run_takes_a_name_and_stdin(coldpress: Run, published: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x = random_inputs(2, 4)
+    np.save(tmp_path / "x.npy", x.numpy())
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    for given in ("x.npy", "x.safetensors", "-"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "x.npy").read_bytes())))
+        source = given if given == "-" else tmp_path / given
+        code, _, err = coldpress("run", "mlp", "--store", published.root, "--input", source, "--output", tmp_path / "y.npy")
+        assert code == 0, err
+        torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "y.npy")), mlp()(x).detach())
+    (tmp_path / "x.npy").write_bytes(b"no array")
+    code, _, err = coldpress("run", "mlp", "--store", published.root, "--input", tmp_path / "x.npy", "--output", tmp_path / "y.npy")
+    assert (code, "CP-SAMPLES" in err) == (2, True), err
+
+
+def test_version(coldpress: Run) -> None:
+    code, out, _ = coldpress("--version")
+    assert (code, out) == (0, f"coldpress {version('coldpress')}, torch {version('torch')}\n")
+
+
+def test_long_command_shows_its_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("freezer.cli.progress.FIRST_S", 0.05)
+    with progress():
+        logging.getLogger("coldpress").info("building all")
+        time.sleep(0.3)
+        logging.getLogger("coldpress").warning("careful")
+    assert capsys.readouterr().err == "0 s: building all\ncareful\n"
 
 
 def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:

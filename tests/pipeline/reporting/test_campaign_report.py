@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,6 +162,12 @@ def test_next_steps_name_a_published_model() -> None:
     assert "coldpress pull resnet50 --dest pulled/resnet50" in text
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
     assert 'freezer.load("resnet50")' in text
+    assert f". {sys.prefix}/bin/activate" in text, "the environment that runs it"
+    print_next_steps([PUBLISHED], console, store="/my models", tracking_uri="http://mlflow:5000")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "browse   http://mlflow:5000\n" in text
+    assert "coldpress pull resnet50 --store '/my models' --dest" in text
+    assert 'freezer.load("resnet50", store="/my models")' in text
 
 
 def test_line_display_prints_one_line_per_event() -> None:
