@@ -218,8 +218,8 @@ DEVICE_CLASSES: Mapping[str, DeviceClass] = {
     )
 }
 
-_AUTO = ("cpu-neoverse-v2", "cpu-neoverse-v1", "cpu-aarch64", "cpu-x86-64-v4", "cpu-x86-64-v3")
-"""The CPU classes that `auto` chooses from, best first."""
+_LEVELS = ("cpu-x86-64-v3", "cpu-x86-64-v4")
+"""The x86-64 classes that `auto` chooses from, lowest first."""
 
 
 def device_class(name: str) -> DeviceClass:
@@ -245,7 +245,8 @@ def can_run(artifact: str, machine: str) -> bool:
 
 def best_level(classes: Collection[str]) -> str | None:
     """The CPU class that `auto` selects from a machine's classes: the best x86-64 level, or the most specific Arm class."""
-    return next((name for name in _AUTO if name in classes), None)
+    arm = (name for name in DEVICE_CLASSES if DEVICE_CLASSES[name].machine == "aarch64")
+    return next((name for name in (*reversed(_LEVELS), *reversed(tuple(arm))) if name in classes), None)
 
 
 def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:

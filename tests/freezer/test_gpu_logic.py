@@ -42,7 +42,7 @@ from tests.steps import BATCH, captured_by, manifest_of, random_inputs, subject_
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)
 TARGET = Target(device_class=SM90, num_threads=4, device=GPU)
-FIXED = Payload(path="payloads/one.pt2", digest="sha256:0", size_bytes=1, kind="inductor", num_threads=None)
+FIXED = Payload(path="payloads/one.pt2", digest="sha256:" + 64 * "0", size_bytes=1, kind="inductor", num_threads=None)
 RANGED = replace(FIXED, path="payloads/all.pt2", dims=(BATCH,))
 
 

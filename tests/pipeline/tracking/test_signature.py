@@ -18,7 +18,7 @@ from freezer.spec.parse import declared_spec
 from pipeline.tracking.registry import DATA, _signature, _write_model_files
 from tests.steps import QUICK, manifest_of
 
-PAYLOAD = Payload(path="payloads/all.pt2", digest="sha256:0", size_bytes=0, kind="exported", num_threads=None)
+PAYLOAD = Payload(path="payloads/all.pt2", digest="sha256:" + 64 * "0", size_bytes=0, kind="exported", num_threads=None)
 
 
 def manifest_with(dtype: str) -> Manifest:
