@@ -1,11 +1,13 @@
 """Compare tensors: equality, errors of an output against its reference, and the gate formula.
 
-The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`; docs/measuring.md explains the figures.
+The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse` to the groups of `parts`.
+docs/measuring.md explains the figures.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,8 +21,15 @@ POOL_BELOW = 64
 SMALL_TENSOR = 1000
 """Elements below which dynamo's `same()` applies the larger multiplier."""
 
-GAP = 0.1
-"""Share of the tolerance of the large values above which the small values would be lost in it; see `parts`."""
+SCALES_APART = 500.0
+"""Values at least this many times the rms of all smaller ones are judged apart; see `Magnitudes`. The power of two below them
+is compared, so values 1,000 times as large always are."""
+
+HALF_SCALES_APART = 50.0
+"""The same for half precision, whose tolerance is wider."""
+
+DIGITS = 0.1
+"""Relative error of the eager model from which its values have no correct digits: they are zero but for rounding."""
 
 EAGER_REFERENCE_TOL = 1e-3
 """Relative error allowed where the reference is eager: OpenVINO's bound for float32. Lower precisions use their eps."""
@@ -113,14 +122,14 @@ def structure_problem(r: Tensor, c: Tensor) -> str | None:
     return None
 
 
-def exact_problem(r: Tensor, c: Tensor) -> str | None:
-    """Like `structure_problem`, and also a difference of fill values beyond rounding."""
+def exact_problem(r: Tensor, c: Tensor, limits: Sequence[float] = ()) -> str | None:
+    """Like `structure_problem`, and also a difference of the groups of large values beyond rounding."""
     if (problem := structure_problem(r, c)) or not comparable(r):
         return problem
-    for one, other in parts(r, c, dtype=r.dtype)[1:]:
-        fill = OutputError(rmse=rms(other - one), native_rmse=0.0, rms=rms(one), dtype=r.dtype, num_elements=one.numel())
-        if not fill.rmse <= judge_rmse(fill, error_ratio_max=3.0)[1]:
-            return f"the greatest values, of {fill.rms:.3g}, are off by {fill.rmse:.3g}"
+    for one, other in parts(r, c, limits=limits)[1:]:
+        error, size = rms(other - one), rms(one)
+        if not error <= max(EAGER_REFERENCE_TOL, 4 * torch.finfo(r.dtype).eps) * size:
+            return f"the greatest values, of {size:.3g}, are off by {error:.3g}"
     return None
 
 
@@ -150,19 +159,19 @@ def finite_difference(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return difference[finite], wide[finite]
 
 
-def rms_errors(r: Tensor, c: Tensor) -> tuple[float, float, float]:
-    """Rmse and rms of the reference without fill values, and the largest absolute error, over finite elements."""
-    found = parts(r, c, dtype=c.dtype)
+def rms_errors(r: Tensor, c: Tensor, limits: Sequence[float] = ()) -> tuple[float, float, float]:
+    """Rmse and rms of the group of small values, and the largest absolute error of all, over finite elements."""
+    found = parts(r, c, limits=limits)
     r64, c64 = found[0]
     worst = max((float((other - one).abs().max()) for one, other in found if one.numel()), default=0.0)
     return rms(c64 - r64), rms(r64), worst
 
 
-def pooled(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
+def pooled(expected: Sequence[Tensor], got: Sequence[Tensor], limits: Sequence[float] = ()) -> tuple[float, float]:
     """Rmse and rms of one output over several input sets; an infinite rmse where a set cannot be compared."""
-    if any(exact_problem(r, c) or not comparable(r) for r, c in zip(expected, got, strict=True)):
+    if any(exact_problem(r, c, limits) or not comparable(r) for r, c in zip(expected, got, strict=True)):
         return math.inf, 0.0
-    rmse, size, _ = rms_errors(torch.cat([r.flatten() for r in expected]), torch.cat([c.flatten() for c in got]))
+    rmse, size, _ = rms_errors(torch.cat([r.flatten() for r in expected]), torch.cat([c.flatten() for c in got]), limits)
     return rmse, size
 
 
@@ -187,50 +196,69 @@ def error_figures(r: Tensor, c: Tensor, *, eps: float) -> ErrorFigures:
 # Groups of elements
 
 
-def parts(r: Tensor, *others: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
-    """The groups of elements of an output that are judged apart, each by its own rms.
+class Magnitudes:
+    """Histogram of the magnitudes of one output over its input sets, by powers of two, which decides the groups to judge apart.
 
-    This is the only place that decides the groups; the drift gate, the canary, `coldpress diff` and the C++ example follow it.
+    An output may mix scales, for example a mask's -1e9 among logits of 10. The rms of the whole output is then the rms of the large
+    values, and hides errors of the others.
+    """
+
+    def __init__(self) -> None:
+        self._bins: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        """Count, sum of squares, and sum of the eager model's squared errors, by b: 2 ** (b - 1) <= size < 2 ** b."""
+        self._total = 0
+        self._eager = False
+
+    def add(self, r: Tensor, e: Tensor | None = None) -> None:
+        """Count the finite elements of a reference that are not 0, with the errors of eager unless it is the reference."""
+        self._eager = e is not None
+        finite = r.isfinite() & (r != 0) & (True if e is None else e.isfinite())
+        wide = in_double(r[finite])
+        error = torch.zeros_like(wide).real if e is None else (in_double(e[finite]) - wide).abs() ** 2
+        sizes = wide.abs()
+        self._total += sizes.numel()
+        binades = torch.frexp(sizes).exponent.long()
+        lowest = int(binades.min()) if binades.numel() else 0
+        sums = [torch.bincount(binades - lowest, weights=weight) for weight in (torch.ones_like(sizes), sizes**2, error)]
+        for place, row in enumerate(torch.stack(sums, 1).tolist()):
+            if row[0]:
+                self._bins[place + lowest] = [one + other for one, other in zip(self._bins[place + lowest], row, strict=True)]
+
+    def limits(self, dtype: torch.dtype) -> tuple[float, ...]:
+        """Magnitudes from which values of an output of a dtype are judged apart from all smaller ones, ascending.
+
+        The smaller values must be at least two, and the eager model must have correct digits there: values that are zero but for
+        rounding do not form a group. Where eager is the reference, they must be at least 64 or a tenth of all instead.
+        """
+        apart = HALF_SCALES_APART if dtype in _HALVES else SCALES_APART
+        least = 2 if self._eager else max(2, min(POOL_BELOW, math.ceil(self._total / 10)))
+        found: list[float] = []
+        num, power, errors = 0.0, 0.0, 0.0
+        for binade, (count, squares, wrong) in sorted(self._bins.items()):
+            if num >= least and errors <= DIGITS**2 * power and 2.0 ** (binade - 1) >= apart * math.sqrt(power / num):
+                found.append(2.0 ** (binade - 1))
+            num, power, errors = num + count, power + squares, errors + wrong
+        return tuple(found)
+
+
+def parts(r: Tensor, *others: Tensor, limits: Sequence[float] = ()) -> list[tuple[Tensor, ...]]:
+    """The groups of elements of an output that are judged apart, each by its own rms.
 
     Args:
         r: the reference.
         others: outputs of the same shape.
-        dtype: of the output.
+        limits: of `Magnitudes`, over all input sets.
 
     Returns:
-        For each group the elements of `r` and of `others`, flat and in double precision, the group of small values first. Elements
-        that are not finite in all of them belong to no group.
+        For each group the elements of `r` and of `others`, flat and in double precision, the group of small values first. A group
+        may be empty. Elements that are not finite in all of them belong to no group.
     """
     finite = torch.stack([tensor.isfinite() for tensor in (r, *others)]).all(0)
     wide = [in_double(tensor)[finite] for tensor in (r, *others)]
-    return [tuple(tensor[chosen] for tensor in wide) for chosen in _masks(wide[0], dtype)]
-
-
-def _masks(r: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Masks of the elements to judge apart: one mask of all, or one of the small and one of the large magnitudes.
-
-    An output may hold fill values, for example a mask's -1e9 among logits of 10. The rms of the whole output is then the rms of the
-    fill values, and hides errors of the other elements. Magnitudes are split where the gap is so wide that the tolerance of the
-    whole, a share of its rms, is a tenth of the small values. The small values must be at least two, and at least 64 or a tenth of
-    all elements, so that values that are zero but for rounding do not form a part.
-
-    Args:
-        r: the reference, flat and finite.
-        dtype: of the output.
-    """
-    sizes = r.abs()
-    binades = torch.frexp(sizes[sizes > 0]).exponent  # 2 ** (b - 1) <= size < 2 ** b
-    lowest = int(binades.min()) if binades.numel() else 0
-    counts = torch.bincount((binades - lowest).long()).tolist()
-    least = max(2, min(POOL_BELOW, math.ceil(binades.numel() / 10)))
-    wide = math.ceil(math.log2(GAP / (_tolerance(dtype) / 10)))
-    below = empty = 0
-    for place, count in enumerate(counts):
-        if count and empty >= wide and below >= least:
-            large = sizes >= 2.0 ** (lowest + place - 1)
-            return [~large, large]
-        below, empty = below + count, 0 if count else empty + 1
-    return [torch.ones_like(sizes, dtype=torch.bool)]
+    if not limits:
+        return [tuple(wide)]
+    group = torch.bucketize(wide[0].abs(), torch.tensor(limits, dtype=torch.float64), right=True)
+    return [tuple(tensor[group == index] for tensor in wide) for index in range(len(limits) + 1)]
 
 
 # The gate
@@ -257,7 +285,7 @@ def golden_bound(error: OutputError, gate: GoldenGate) -> tuple[float, float]:
     return ratio, bound
 
 
-def golden_problem(r: Tensor, c: Tensor, error: OutputError, gate: GoldenGate) -> str | None:
+def golden_problem(r: Tensor, c: Tensor, error: OutputError, gate: GoldenGate, limits: Sequence[float] = ()) -> str | None:
     """Why an output does not pass the gate against a golden output; None where it passes.
 
     Where the reference is eager, meeting OpenVINO's bounds is enough.
@@ -265,12 +293,13 @@ def golden_problem(r: Tensor, c: Tensor, error: OutputError, gate: GoldenGate) -
     Args:
         r, c: golden output and output, without an `exact_problem`.
         error: of `c` against `r`, pooled where they are small.
+        limits: see `parts`.
     """
     ratio, bound = golden_bound(error, gate)
     if error.rmse <= bound:
         return None
     if gate.reference == "eager":
-        figures = error_figures(*parts(r, c, dtype=r.dtype)[0], eps=torch.finfo(r.dtype).eps)
+        figures = error_figures(*parts(r, c, limits=limits)[0], eps=torch.finfo(r.dtype).eps)
         if openvino_problem(figures, r.dtype) is None:
             return None
     return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"

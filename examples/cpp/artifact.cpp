@@ -59,7 +59,9 @@ Manifest manifest_from(const json& data) {
   for (const auto& item : data.at("payloads")) manifest.payloads.push_back(payload_from(item));
   for (const auto& item : data.at("files")) manifest.files.emplace(item.at("path"), file_from(item));
   for (const auto& item : data.at("outputs")) manifest.outputs.push_back(item.at("name"));
-  for (const auto& item : data.at("golden")) manifest.golden.push_back({item.at("point"), item.at("native_rmse")});
+  for (const auto& item : data.at("golden")) {
+    manifest.golden.push_back({item.at("point"), item.at("native_rmse"), item.value("scales", decltype(GoldenSet::scales){})});
+  }
   return manifest;
 }
 

@@ -50,6 +50,7 @@ struct Payload {
 struct GoldenSet {
   Point point;
   std::map<std::string, double> native_rmse;  // by output
+  std::map<std::string, std::vector<double>> scales;  // by output: magnitudes from which values are judged apart
 };
 
 struct Manifest {

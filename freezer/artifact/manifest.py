@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, LatencyRecord, Needs, RecipeRecord
-from freezer.codec import decode, encode, keyed_by, read_json
+from freezer.codec import decode, encode, keyed_by, read_json, written_if
 from freezer.errors import IntegrityError
 from freezer.files.digest import check_digest
 from freezer.spec.inputs import Dim, InputSpec
@@ -78,10 +78,13 @@ class GoldenSet:
         point: sizes of the named dims.
         native_rmse: by output, root-mean-square distance of the eager model from the float64 reference, or from itself if it draws
             random numbers; pooled over all judged sets then, and for outputs of fewer than 64 elements.
+        scales: by output that mixes scales, the magnitudes from which values are judged apart from all smaller ones, ascending; the
+            same in every set. `native_rmse` is then that of the smallest values.
     """
 
     point: Mapping[str, int]
     native_rmse: Mapping[str, float]
+    scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=written_if(lambda item: bool(item.scales)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

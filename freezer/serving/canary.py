@@ -69,15 +69,16 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
     figures = []
     for spec, got in zip(manifest.outputs, zip(*answers, strict=True), strict=True):
         expected = [outputs[spec.name] for outputs in golden[:num_sets]]
-        whole = pooled(expected, got)
+        limits = manifest.golden[0].scales.get(spec.name, ())
+        whole = pooled(expected, got, limits)
         for index, (r, c) in enumerate(zip(expected, got, strict=True)):
-            ratio, worst, problem = None, 0.0, exact_problem(r, c)
+            ratio, worst, problem = None, 0.0, exact_problem(r, c, limits)
             if problem is None and comparable(r):
-                rmse, rms, worst = rms_errors(r, c)
+                rmse, rms, worst = rms_errors(r, c, limits)
                 if r.numel() < POOL_BELOW:
                     rmse, rms = whole
                 native = manifest.golden[index].native_rmse.get(spec.name) or 0.0
                 error = OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=r.dtype, num_elements=r.numel())
-                ratio, problem = golden_bound(error, gate)[0], golden_problem(r, c, error, gate)
+                ratio, problem = golden_bound(error, gate)[0], golden_problem(r, c, error, gate, limits)
             figures.append(CanaryFigure(set_index=index, output=spec.name, error_ratio=ratio, max_abs_err=worst, problem=problem))
     return figures

@@ -247,18 +247,22 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
     sides = [one] if other is None else [one, other]
     draws = any(not side.manifest.drift.deterministic for side in sides)
     references = [one.reference(key, output) for key in found]
-    whole = pooled([b for _, b in found.values()], [a for a, _ in found.values()])[0], pooled(references, references)[1]
+    limits = one.manifest.golden[0].scales.get(output, ())
+    whole = (
+        pooled([b for _, b in found.values()], [a for a, _ in found.values()], limits)[0],
+        pooled(references, references, limits)[1],
+    )
     rows = []
     for key, r in zip(found, references, strict=True):
         a, b = found[key]
         row = DiffRow(output=output, set_index=keys.index(key), num_elements=a.numel())
-        problem = exact_problem(b, a)
+        problem = exact_problem(b, a, limits)
         if problem or not comparable(a):
             num_differing = int((a != b).sum()) if not comparable(a) and a.shape == b.shape else 0
             rows.append(replace(row, num_differing=num_differing, problem=problem))
             continue
-        rmse, _, worst = rms_errors(b, a)
-        rms = rms_errors(r, r)[1]
+        rmse, _, worst = rms_errors(b, a, limits)
+        rms = rms_errors(r, r, limits)[1]
         if draws or a.numel() < POOL_BELOW:
             rmse, rms = whole
         error = OutputError(rmse=rmse, native_rmse=0.0, rms=rms, dtype=r.dtype, num_elements=r.numel())

@@ -24,7 +24,7 @@ from freezer.files.digest import digest_file
 from freezer.freezing.models.samples import Dims
 from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware.device_classes import DEVICE_CLASSES
-from freezer.numerics import EAGER_REFERENCE_TOL, GAP, POOL_BELOW, SMALL_TENSOR
+from freezer.numerics import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.canary import canary_figures
@@ -211,7 +211,6 @@ def test_its_constants_are_the_librarys() -> None:
         "PoolBelow": POOL_BELOW,
         "SmallTensor": SMALL_TENSOR,
         "EagerReferenceTol": EAGER_REFERENCE_TOL,
-        "Gap": GAP,
     }
     for level in ("cpu-x86-64-v3", "cpu-x86-64-v4"):
         assert " ".join(f"{name}={value}" for name, value in DEVICE_CLASSES[level].limits.items()) in text

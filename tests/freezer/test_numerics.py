@@ -10,6 +10,9 @@ from torch import Tensor
 from freezer.numerics import GoldenGate, OutputError, exact_problem, golden_problem, pooled, rms_errors
 from tests.steps import random_inputs
 
+APART = (2.0**29,)
+"""The scales of `masked` outputs."""
+
 
 def masked(fill: float = -1e9) -> Tensor:
     x = random_inputs(8, 16)
@@ -17,25 +20,25 @@ def masked(fill: float = -1e9) -> Tensor:
 
 
 def problem(r: Tensor, c: Tensor, reference: Literal["float64", "eager"]) -> str | None:
-    rmse, rms, _ = rms_errors(r, c)
+    rmse, rms, _ = rms_errors(r, c, APART)
     error = OutputError(rmse=rmse, native_rmse=1e-8, rms=rms, dtype=r.dtype, num_elements=r.numel())
-    return golden_problem(r, c, error, GoldenGate(error_ratio_max=3.0, reference=reference))
+    return golden_problem(r, c, error, GoldenGate(error_ratio_max=3.0, reference=reference), APART)
 
 
 def test_fill_values_do_not_hide_other_errors() -> None:
     r = masked()
     wrong = torch.where(r > -1e8, r * 1.01, r)
-    assert exact_problem(r, wrong) is None
+    assert exact_problem(r, wrong, APART) is None
     assert problem(r, r, "float64") is None
     assert "error_ratio" in str(problem(r, wrong, "float64"))
     assert "error_ratio" in str(problem(r, wrong, "eager"))
-    assert pooled([r, r], [r, wrong])[0] > 1e-3
+    assert pooled([r, r], [r, wrong], APART)[0] > 1e-3
 
 
 def test_fill_values_may_differ_by_rounding() -> None:
     r = masked()
-    assert exact_problem(r, torch.where(r < -1e8, r + 64, r)) is None
-    assert exact_problem(r, torch.where(r < -1e8, r * 0.9, r)) == "the greatest values, of 1e+09, are off by 1e+08"
+    assert exact_problem(r, torch.where(r < -1e8, r + 64, r), APART) is None
+    assert exact_problem(r, torch.where(r < -1e8, r * 0.9, r), APART) == "the greatest values, of 1e+09, are off by 1e+08"
 
 
 def test_bounds_with_an_eager_reference() -> None:

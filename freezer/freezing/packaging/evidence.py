@@ -20,7 +20,7 @@ from freezer.artifact.folder import DRIFT_EVIDENCE, GOLDEN_INPUTS, GOLDEN_OUTPUT
 from freezer.artifact.manifest import GoldenSet, counts_of, serving, set_for
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.validation.drift import DriftReport, DriftRow
+from freezer.freezing.validation.drift import DriftReport, DriftRow, scales_of
 from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.reference import Reference
 from freezer.numerics import comparable
@@ -167,13 +167,15 @@ def write_golden(
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     sets: list[GoldenSet] = []
+    scales = {name: scales_of(reference.calls, place, float64=reference.float64) for place, name in enumerate(names)}
+    scales = {name: limits for name, limits in scales.items() if limits}
     for position, index in enumerate(indices):
         call = reference.singles[index]
         inputs |= {f"{position}/{name}": tensor for name, tensor in subject.on_host.sets[index].tensors.items()}
         for name, r, e in zip(names, call.reference, call.eager, strict=True):
             outputs[f"{position}/{name}"] = r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
         known = {name: rmse for set_index, name, rmse in native if set_index == index and rmse is not None}
-        sets.append(GoldenSet(point=dict(subject.sets[index].point), native_rmse=known))
+        sets.append(GoldenSet(point=dict(subject.sets[index].point), native_rmse=known, scales=scales))
     save_tensors(inputs, folder / GOLDEN_INPUTS)
     save_tensors(outputs, folder / GOLDEN_OUTPUTS)
     return tuple(sets)

@@ -1,8 +1,9 @@
 """Drift: distance of a candidate's outputs from the float64 reference, relative to the eager model's own.
 
-docs/measuring.md defines the figures and the gate. `freezer.numerics` has the formula (`judge_rmse`), and decides which elements of
-an output are judged apart (`parts`). Outputs with fewer than 64 elements, and those of models that draw random numbers, are pooled
-over all input sets. An output without figures does not pass.
+docs/measuring.md defines the figures and the gate. `freezer.numerics` has the formula (`judge_rmse`), and decides which magnitudes
+of an output are judged apart (`Magnitudes`). Every slice along a dim but the first is also judged by its own rms. Outputs with
+fewer than 64 elements, and those of models that draw random numbers, are pooled over all input sets. An output without figures does
+not pass.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor
 
 from freezer.numerics import (
+    DIGITS,
     POOL_BELOW,
+    Magnitudes,
     OutputError,
     comparable,
     error_figures,
+    in_double,
     judge_rmse,
     openvino_problem,
     parts,
@@ -130,21 +134,33 @@ def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate)
     rows: list[DriftRow] = []
     for index, name in enumerate(names):
         eager = [call.eager[index] for call in calls]
-        pools = _pools(calls, index)
+        limits = scales_of(calls, index, float64=gate.float64)
+        pools = _pools(calls, index, limits)
         found = [
             _judged(
                 DriftRow(recipe=recipe, kind=call.kind, set_index=call.set_index, output=name, num_elements=e.numel()),
                 call,
                 index,
                 pools,
+                limits,
                 gate,
             )
             for call, e in zip(calls, eager, strict=True)
         ]
         if all(comparable(e) and not e.isfinite().any() for e in eager) and any(e.numel() for e in eager):
             found[0] = replace(found[0], problem="eager returns only NaN or Inf, no output was compared; fix the model")
-        rows += found
+        rows += _with_slices(found, calls, index, limits, gate)
     return rows
+
+
+def scales_of(calls: Sequence[Call], index: int, *, float64: bool) -> tuple[float, ...]:
+    """The magnitudes from which values of an output are judged apart, over all calls; see `Magnitudes`."""
+    if not calls or not comparable(calls[0].eager[index]):
+        return ()
+    magnitudes = Magnitudes()
+    for call in calls:
+        magnitudes.add(call.reference[index], call.eager[index] if float64 else None)
+    return magnitudes.limits(calls[0].eager[index].dtype)
 
 
 class _Pool:
@@ -172,22 +188,22 @@ _Pools = Mapping[tuple[str, int], _Pool]
 """By kind of call and part."""
 
 
-def _pools(calls: Sequence[Call], index: int) -> _Pools:
+def _pools(calls: Sequence[Call], index: int, limits: Sequence[float]) -> _Pools:
     pools: defaultdict[tuple[str, int], _Pool] = defaultdict(_Pool)
     for call in calls:
         e = call.eager[index]
         if len(call.candidate) == len(call.eager) and comparable(e) and call.candidate[index].shape == e.shape:
-            for part, (r64, e64, c64) in enumerate(_parts(call, index)):
+            for part, (r64, e64, c64) in enumerate(_parts(call, index, limits)):
                 pools[call.kind, part].add(r64, e64, c64, call.noise_rmse[index])
     return pools
 
 
-def _parts(call: Call, index: int) -> list[tuple[Tensor, ...]]:
+def _parts(call: Call, index: int, limits: Sequence[float]) -> list[tuple[Tensor, ...]]:
     """The parts of reference, eager and candidate."""
-    return parts(call.reference[index], call.eager[index], call.candidate[index], dtype=call.eager[index].dtype)
+    return parts(call.reference[index], call.eager[index], call.candidate[index], limits=limits)
 
 
-def _judged(row: DriftRow, call: Call, index: int, pools: _Pools, gate: Gate) -> DriftRow:
+def _judged(row: DriftRow, call: Call, index: int, pools: _Pools, limits: Sequence[float], gate: Gate) -> DriftRow:
     """Add the figures, the bound and the problem of the first part that does not pass, or else of the first part."""
     if len(call.candidate) != len(call.eager):
         return replace(row, num_elements=0, problem=f"{len(call.candidate)} outputs, eager gives {len(call.eager)}")
@@ -201,9 +217,10 @@ def _judged(row: DriftRow, call: Call, index: int, pools: _Pools, gate: Gate) ->
     noise_rmse = call.noise_rmse[index]
     judged = [
         _part_judged(row, values, pools[row.kind, part], noise_rmse, e.dtype, gate)
-        for part, values in enumerate(_parts(call, index))
+        for part, values in enumerate(_parts(call, index, limits))
+        if values[0].numel() or not limits
     ]
-    return next((item for item in judged if item.problem), judged[0])
+    return next((item for item in judged if item.problem), judged[0] if judged else row)
 
 
 def _part_judged(
@@ -224,6 +241,53 @@ def _part_judged(
     if not gate.float64 and not pool.noisy:
         return replace(row, bound=None, problem=openvino_problem(figures, dtype))
     return row if rmse <= bound else replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
+
+
+MIN_SLICE = 8
+"""Elements that a slice must have over all input sets; the ratio of two errors of fewer is chance."""
+
+SLICE_FACTOR = 3.0
+"""Factor on the eager model's error in a slice: an output has many slices, of few elements each."""
+
+
+def _with_slices(rows: list[DriftRow], calls: Sequence[Call], index: int, limits: Sequence[float], gate: Gate) -> list[DriftRow]:
+    """Judge every slice along each dim but the first by its own rms, over the single calls; the first row gets the problem.
+
+    Boxes in pixels beside class probabilities of 1e-4 have one rms, which hides the probabilities. Slices where eager has no
+    correct digits are not judged, so neither are those of a model without a float64 reference or with random numbers.
+    """
+    singles = [call for call in calls if call.kind == "single"]
+    first = singles[0].eager[index] if singles else None
+    if not gate.float64 or first is None or not comparable(first) or any(row.problem for row in rows):
+        return rows
+    if any(call.noise_rmse[index] > 0 or call.eager[index].dim() != first.dim() for call in singles):
+        return rows
+    sums: dict[int, Tensor] = {}
+    for call in singles:
+        r, e, c = (in_double(outputs[index]) for outputs in (call.reference, call.eager, call.candidate))
+        used = r.isfinite() & e.isfinite() & c.isfinite() & (r.abs() < (limits[-1] if limits else math.inf))
+        squares = [torch.where(used, values.abs() ** 2, 0.0) for values in (c - r, e - r, r)]
+        for axis in range(1, first.dim()):
+            others = [dim for dim in range(first.dim()) if dim != axis]
+            found = torch.stack([values.sum(others) for values in (*squares, used.double())])
+            known = sums.get(axis, found.new_zeros(4, 0))
+            width = max(known.shape[1], found.shape[1])
+            sums[axis] = sum(
+                (torch.nn.functional.pad(one, (0, width - one.shape[1])) for one in (known, found)), found.new_zeros(())
+            )
+    eps = torch.finfo(first.dtype).eps
+    for axis, (wrong, native, power, num) in sums.items():
+        large = (num >= MIN_SLICE) & (power > 0) & (native <= DIGITS**2 * power) & (wrong > (SLICE_FACTOR * eps) ** 2 * power)
+        for place in large.nonzero().flatten().tolist():
+            count = int(num[place])
+            rmse, own, size = (math.sqrt(float(values[place]) / count) for values in (wrong, native, power))
+            error = OutputError(rmse=rmse, native_rmse=SLICE_FACTOR * own, rms=size, dtype=first.dtype, num_elements=count)
+            ratio, bound = judge_rmse(error, gate.error_ratio_max)
+            if not rmse <= bound:
+                problem = f"values at {place} of dim {axis}, of {size:.3g}, are off by {rmse:.3g}"
+                failed = replace(rows[0], rmse=rmse, native_rmse=own, rms=size, error_ratio=ratio, bound=bound, problem=problem)
+                return [failed, *rows[1:]]
+    return rows
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.numerics import comparable, rms_errors, same_tensors
+from freezer.numerics import Magnitudes, comparable, rms_errors, same_tensors
 from freezer.spec.items import OutputSpec
 
 
@@ -82,7 +82,11 @@ def debug(subject: Subject) -> Debugged:
 def _figure(subject: Subject, set_index: int, output: OutputSpec, e: Tensor, r: Tensor | None) -> EagerFigure:
     finite = torch.isfinite(e)
     ordered = e[finite] if e.dtype != torch.bool and not e.is_complex() else e.new_empty(0)
-    rmse, size, _ = rms_errors(r, e) if r is not None and comparable(e) else (0.0, 0.0, 0.0)
+    rmse = size = 0.0
+    if r is not None and comparable(e):
+        magnitudes = Magnitudes()
+        magnitudes.add(r, e)
+        rmse, size, _ = rms_errors(r, e, magnitudes.limits(e.dtype))
     return EagerFigure(
         set_index=set_index,
         point=dict(subject.sets[set_index].point),

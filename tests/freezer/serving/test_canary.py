@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from freezer.serving.canary import canary_figures, run_canary
 from freezer.serving.load import open_artifact
 from freezer.serving.selection import LoadOptions
 from tests.conftest import Frozen
-from tests.steps import copy_of, rewritten
+from tests.steps import QUICK_OPTIONS, copy_of, random_inputs, rewritten
 
 
 def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> Artifact:
@@ -68,6 +69,24 @@ def test_only_small_differences_pass(portable: Frozen) -> None:
         run_canary(portable.artifact, answering(portable.artifact, factor=1 + 1e-3))
     with pytest.raises(CanaryError):
         run_canary(portable.artifact, answering(portable.artifact, change=1e-3))
+
+
+class TopTwo(torch.nn.Module):
+    """All scores but the best two are masked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, places = x.topk(2, -1)
+        return torch.full_like(x, -1e9).scatter(-1, places, best)
+
+
+def test_few_values_below_fill_values_are_compared(tmp_path: Path) -> None:
+    """The artifact records the scales that the gate found, and the canary judges them apart."""
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
+    result = freezer.freeze(TopTwo().eval(), [random_inputs(2, 40)], out=tmp_path / "made", options=options)
+    assert result.artifact is not None
+    run_canary(result.artifact, answering(result.artifact))
+    with pytest.raises(CanaryError):
+        run_canary(result.artifact, answering(result.artifact, change=0.1))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
