@@ -111,7 +111,7 @@ def main(
                 say(errors, problem.coded)
             raise
     if not explain:
-        print_report(report, console)
+        print_report(report, console, store)
         print_next_steps(report.outcomes, console, store=store, tracking_uri=tracking_uri)
     if json is not None:
         with exiting(errors):

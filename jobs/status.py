@@ -1,4 +1,4 @@
-"""`python -m jobs.status CAMPAIGN`: progress of a campaign. See docs/run-a-fleet.md."""
+"""`python -m jobs.status [CAMPAIGN]`: progress of a campaign, or a list of all. See docs/run-a-fleet.md."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from freezer.errors import UsageError
 from freezer.store.store import Store
 from jobs.exits import exiting, say
-from pipeline.reporting.campaign_status import campaign_status, in_words, iso, status_if_known
+from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words, iso, status_if_known
 
 if TYPE_CHECKING:
     from pipeline.cluster.jobs_api import Job
@@ -21,7 +22,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    campaign: Annotated[str, typer.Argument(help="Name of the campaign.")],
+    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign. Default: list all campaigns of the store.")] = None,
     store: Annotated[str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")] = "./store",
     address: Annotated[str | None, typer.Option(help="Dashboard of the head, http://HEAD:8265, to show the job.")] = None,
     ca: Annotated[str | None, typer.Option(help="Certificates to verify an https:// address.")] = None,
@@ -34,6 +35,12 @@ def main(
         say(errors, text, "dim")
 
     with exiting(errors):
+        if campaign is None:
+            if json or address is not None:
+                raise UsageError("--json and --address need the name of a campaign; without options, all campaigns are listed")
+            for line in campaigns_in_words(Store.open(store), tell):
+                out.print(line)
+            return
         job = None if address is None else _newest_job(campaign, store, address, ca)
         # A job may wait for nodes, or die, before it records anything.
         status = status_if_known(store, campaign, tell) if job else campaign_status(Store.open(store), campaign, tell)

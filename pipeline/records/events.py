@@ -39,6 +39,6 @@ def verdict_text(outcome: Outcome) -> str:
         words.append(f"{figures.speedup:.2f}x")
         if figures.speedup_ci:
             words.append(f"({figures.speedup_ci[0]:.2f} to {figures.speedup_ci[1]:.2f})")
-    if outcome.failed and outcome.reason:
-        words.append(f"- {outcome.coded_reason}")
+    if outcome.code is not None:  # the report has the reason
+        words.append(outcome.code)
     return " ".join(words)

@@ -20,9 +20,12 @@ from rich.text import Text
 
 from freezer.errors import InfrastructureError
 from freezer.files.atomic import write_whole
+from freezer.files.buckets import SCHEMES
+from freezer.store.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
 from pipeline.records.outcome import Outcome
+from pipeline.workspace.workspace import log_place
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain them."""
@@ -90,14 +93,22 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def print_report(report: CampaignReport, console: Console) -> None:
-    """Print the table of verdicts, and the reasons of those that are not published."""
+def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
+    """Print the table of verdicts, and the reasons of those that are not published, with the logs of failures.
+
+    Args:
+        report: to print.
+        console: to print on.
+        store: URI of the store, which has the logs.
+    """
     console.print(_table(report, console))
     for (model, reason), alike in _reasons(report.outcomes).items():
         classes = ", ".join(outcome.device_class for outcome in alike)
         console.print(Text.assemble((f"{model} {classes}: ", "bold"), reason), soft_wrap=True)
         if alike[0].log_tail and alike[0].failure_kind in UNEXPLAINED:
             console.print(Text(_indented(alike[0].log_tail), style="dim"), soft_wrap=True)
+        for log in dict.fromkeys(log for outcome in alike for log in _logs(outcome, store)):
+            console.print(Text(f"    log: {log}"), soft_wrap=True)
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
     console.print(_summary(report), soft_wrap=True)
@@ -110,6 +121,16 @@ def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]
         if outcome.verdict != "published" and outcome.coded_reason:
             found.setdefault((outcome.model, outcome.coded_reason), []).append(outcome)
     return found
+
+
+def _logs(outcome: Outcome, store: str) -> list[str]:
+    """Return where the logs of the tasks are that failed: of builds, or else of the judge. In a folder, only logs that exist."""
+    if outcome.failure is None:
+        return []
+    keys = [report.build_key for report in outcome.candidates if report.failure] or [outcome.judge_key]
+    uri = one_spelling(store)
+    places = [log_place(uri, key) for key in keys if key]
+    return places if urlparse(uri).scheme in SCHEMES else [place for place in places if Path(place).is_file()]
 
 
 def _table(report: CampaignReport, console: Console) -> Table:

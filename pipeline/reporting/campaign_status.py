@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +15,11 @@ from urllib.parse import urlparse
 from freezer.errors import StoreUnreachableError
 from freezer.files.buckets import SCHEMES
 from freezer.store.store import Store, one_spelling
+from pipeline.ledger.campaign_record import CampaignRecord
 from pipeline.ledger.lease import Holder, lease_of, living_holder, read_holder
 from pipeline.ledger.ledger import ledger_folder
 from pipeline.ledger.segments import Kind, read_rows
+from pipeline.records.outcome import Outcome
 from pipeline.tracking.ledger_replay import History
 
 BUILD: Kind = "build"
@@ -47,6 +49,7 @@ class Status:
         built, builds_failed: its own builds since its start.
         verdicts: number of outcomes by verdict.
         failures: the failed and rejected ones.
+        items: `model class` by verdict; `in progress` has a build of this campaign, `waiting` has none.
         started, last_sign, finished: seconds since the epoch; `last_sign` is the newest row or heartbeat.
         exit_code: None until it ended.
         driver: the current or last driver; None without a lease.
@@ -62,6 +65,7 @@ class Status:
     builds_failed: int
     verdicts: dict[str, int]
     failures: tuple[FailedOutcome, ...]
+    items: dict[str, list[str]]
     started: float
     last_sign: float
     finished: float | None
@@ -115,10 +119,12 @@ def _status(store: Store, history: History, campaign: str, tell: Callable[[str],
     reached = [item.outcome for item in history.members(campaign, record)]
     outcomes = [*reached, *record.problems]
     builds = {}
+    begun: set[tuple[str, str]] = set()
     last_sign = max((record.started, *(item.time for item in history.members(campaign, record) if not item.outcome.cached)))
     for row in read_rows(ledger_folder(store), kinds=(BUILD,)):
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row.data["failure"]
+            begun.add((row.model, row.device_class))
             last_sign = max(last_sign, row.time)
     return Status(
         campaign=campaign,
@@ -135,12 +141,47 @@ def _status(store: Store, history: History, campaign: str, tell: Callable[[str],
             for o in outcomes
             if o.failed
         ),
+        items=_items(outcomes, record, begun),
         started=record.started,
         last_sign=max(last_sign, holder.beat_time if holder else 0.0, record.finished or 0.0),
         finished=record.finished,
         exit_code=record.exit_code,
         driver=holder.who if holder else None,
     )
+
+
+def _items(outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the items by state, in the order of the catalog."""
+    found: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.verdict, []).append(f"{outcome.model} {outcome.device_class}")
+    final = {(outcome.model, outcome.device_class) for outcome in outcomes}
+    for member in (*record.members, *record.unreached):
+        item = (member.model, member.device_class)
+        if item not in final:
+            found.setdefault("in progress" if item in begun else "waiting", []).append(" ".join(item))
+    return found
+
+
+def campaigns_in_words(store: Store, tell: Callable[[str], None] = lambda _: None) -> list[str]:
+    """Return a line for each campaign of a store, oldest first: name, state, outcomes, start.
+
+    Args:
+        store: of the campaigns.
+        tell: as in `campaign_status`.
+
+    Raises:
+        StoreUnreachableError: the ledger cannot be read.
+    """
+    history = History(store)
+    lines = []
+    for name in history.campaigns():
+        record = history.record(name)
+        _, alive = _driver(store, name, tell)
+        state = _state(alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code)
+        reached = len(history.members(name, record)) + len(record.problems)
+        lines.append(f"{name}: {state}, {reached} of {record.num_planned} outcomes, started {iso(record.started)}")
+    return lines or ["the store has no campaigns yet; `python -m jobs.optimize` runs one"]
 
 
 def _driver(store: Store, campaign: str, tell: Callable[[str], None]) -> tuple[Holder | None, bool]:
@@ -181,6 +222,7 @@ def in_words(status: Status, store: str) -> list[str]:
         f"{status.built} built, {status.builds_failed} builds failed",
         f"last sign of life {iso(status.last_sign)}" + (f", {status.driver}" if status.driver else ""),
     ]
+    lines += [f"{name}: {_listed(items)}" for name, items in status.items.items() if name not in ("failed", "rejected", "unstable")]
     lines += [f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}" for item in status.failures]
     if status.state == "running":
         return lines
@@ -189,6 +231,15 @@ def in_words(status: Status, store: str) -> list[str]:
         why = {"dead": "its driver is dead", "interrupted": "it was interrupted", "broken off": "it broke off"}[status.state]
         lines.append(f"{why}: `{again}`, with its original options, continues; finished work is not repeated")
     return lines
+
+
+MAX_LISTED = 20
+"""Items that a line lists; `--json` has all."""
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f", and {len(items) - MAX_LISTED} more (--json lists all)" if len(items) > MAX_LISTED else ""
+    return ", ".join(items[:MAX_LISTED]) + more
 
 
 def _counted(counts: dict[str, int]) -> str:

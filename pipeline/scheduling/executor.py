@@ -47,7 +47,7 @@ from pipeline.scheduling.scheduler import Places
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.tasks import build, judge
-from pipeline.workspace.workspace import build_wall_s, workplace
+from pipeline.workspace.workspace import build_wall_s, log_place, workplace
 
 IDLE_S = 1.0
 """Interval between two checks for tasks that can start while none ends."""
@@ -120,7 +120,8 @@ class Executor:
                 case RecordBuild(result=result):
                     self._records.add(item, result)
                     failure = result.failure
-                    text = f"failed: {failure.kind}: {failure.message}" if failure else f"in {result.wall_s:.1f} s"
+                    log = log_place(self._store.uri, result.key)
+                    text = f"failed ({failure.kind}) {failure.code}; log: {log}" if failure else f"in {result.wall_s:.1f} s"
                     self._show(Event(kind="built", what=item.label(result.recipe), text=text))
                 case ShowNote(text=text):
                     self._show(Event(kind="note", text=text))

@@ -280,6 +280,11 @@ def log_path(store: str, key: str) -> Path:
     return Path(store) / WORK / "logs" / f"{key}.log"
 
 
+def log_place(uri: str, key: str) -> str:
+    """Return where a person finds the log of a build or judge: a path, or a URI in a bucket."""
+    return f"{uri.partition('?')[0].rstrip('/')}/{WORK}/logs/{key}.log"
+
+
 # Digests of candidates
 
 

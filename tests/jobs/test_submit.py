@@ -206,7 +206,7 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
     again = head.submit(tmp_path, "catalog.yaml", "--campaign", "c")
     assert again.returncode == 1, again.stdout + again.stderr
     assert f"submitted {prefix}2" in again.stdout
-    assert "outcome raises portable failed (source) - CP-SOURCE" in again.stdout
+    assert "outcome raises portable failed (source) CP-SOURCE" in again.stdout
     ended = status(*places, environ=head.environ).stdout
     assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
     assert "raises portable: failed: CP-SOURCE: " in ended

@@ -9,7 +9,7 @@ import pytest
 
 from freezer.errors import StoreUnreachableError
 from freezer.store.store import Store
-from pipeline.reporting.campaign_status import campaign_status, in_words
+from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words
 from pipeline.tracking.ledger_replay import History
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged
@@ -39,6 +39,11 @@ def test_stopped_campaign_reports_planned_and_reached(
     found = campaign_status(store, "stopped")
     assert (found.state, found.reached, found.planned) == (state, 3, 7)
     assert any(line.startswith("3 of 7 outcomes: 1 failed, 2 published") for line in in_words(found, "s"))
+    assert found.items["published"] == [f"first {HERE}", "first portable"]
+    assert found.items["waiting"] == [f"kept {HERE}", "kept portable", f"gone {HERE}", "gone portable"]
+    assert f"waiting: kept {HERE}, kept portable, gone {HERE}, gone portable" in in_words(found, "s")
+    [line] = campaigns_in_words(store)
+    assert line.startswith(f"stopped: {state}, 3 of 7 outcomes, started 2023-11-14")
     record = History(store).record("stopped")
     assert [member.model for member in record.members] == ["first", "first"]
     assert [(member.model, member.device_class) for member in record.unreached] == [
