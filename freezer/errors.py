@@ -30,9 +30,17 @@ docs/errors.md lists causes and remedies by code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
+
+
+def expected_names(got: str, names: Iterable[str]) -> str:
+    """Return the part of a message that lists the valid names, and suggests the closest to the one given."""
+    known = list(names)
+    close = get_close_matches(got, known, n=1)
+    return f"expected {', '.join(known) or 'none'}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 class ColdpressError(Exception):

@@ -16,7 +16,7 @@ from typing import Literal
 
 import archspec.cpu
 
-from freezer.errors import UsageError
+from freezer.errors import UsageError, expected_names
 
 _STEPS: Mapping[str, frozenset[str]] = {
     "SSE41": frozenset(),
@@ -231,9 +231,8 @@ def device_class(name: str) -> DeviceClass:
     try:
         return DEVICE_CLASSES[name]
     except KeyError:
-        raise UsageError(
-            f"unknown device class {name!r}; expected one of {', '.join(DEVICE_CLASSES)}", code="CP-DEVICE-CLASS"
-        ) from None
+        message = f"unknown device class {name!r}; {expected_names(name, DEVICE_CLASSES)}"
+        raise UsageError(message, code="CP-DEVICE-CLASS") from None
 
 
 def can_run(artifact: str, machine: str) -> bool:

@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
+from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from freezer.codec import keyed_by, written_if
-from freezer.errors import SpecError
+from freezer.errors import SpecError, expected_names
 from freezer.spec.items import (
     ConstantSpec,
     InputItem,
@@ -86,7 +87,9 @@ class InputSpec:
         used = {size: tensor for tensor in self.tensors for size in tensor.shape if isinstance(size, str)}
         for name, tensor in used.items():
             if name not in bound:
-                raise SpecError(f"input {tensor.name!r}: dim {name!r} is unbound; add `{name}: {{min: 1, max: 8}}` to dims")
+                close = get_close_matches(name, bound, n=1)
+                fix = f"did you mean {close[0]!r}, as in dims?" if close else f"add `{name}: {{min: 1, max: 8}}` to dims"
+                raise SpecError(f"input {tensor.name!r}: dim {name!r} is unbound; {fix}")
         for name in bound:
             if name not in used:
                 raise SpecError(f"dim {name!r} is used by no input; remove it or name it in a shape")
@@ -121,7 +124,7 @@ class InputSpec:
         for named in given:
             for name in named:
                 if name not in least:
-                    raise SpecError(f"point {dict(named)}: {name!r} is not a declared dim; expected {', '.join(least) or 'none'}")
+                    raise SpecError(f"point {dict(named)}: {name!r} is not a declared dim; {expected_names(name, least)}")
             point = {**least, **named}
             for dim in self.dims:
                 size = point[dim.name]

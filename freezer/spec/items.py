@@ -13,7 +13,7 @@ from dataclasses import replace as replaced
 from typing import Any, Literal
 
 from freezer.codec import written_if
-from freezer.errors import ContractError, SpecError
+from freezer.errors import ContractError, SpecError, expected_names
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 COMPLEX = ("complex64", "complex128")
@@ -57,7 +57,7 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise SpecError(f"input {self.name!r}: dtype {self.dtype!r} is unknown; expected one of {', '.join(DTYPES)}")
+            raise SpecError(f"input {self.name!r}: dtype {self.dtype!r} is unknown; {expected_names(self.dtype, DTYPES)}")
         for size in self.shape:
             if isinstance(size, int) and size < 0:
                 raise SpecError(f"input {self.name!r}: got size {size}; expected a size of 0 or more, or the name of a dim")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from freezer.errors import SpecError
+from freezer.errors import SpecError, expected_names
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import ConstantSpec, InputItem, NestedSpec, TensorSpec, check_range
 
@@ -87,6 +87,6 @@ def _check_fields(what: str, item: Any, allowed: set[str], *, required: str) -> 
         raise SpecError(f"{what}: got a {type(item).__name__}, expected a mapping with {', '.join(sorted(allowed))}")
     for key in item:
         if key not in allowed:
-            raise SpecError(f"{what}: field {key!r} is unknown; expected {', '.join(sorted(allowed))}")
+            raise SpecError(f"{what}: field {key!r} is unknown; {expected_names(str(key), sorted(allowed))}")
     if required not in item:
         raise SpecError(f"{what}: field {required!r} is required")

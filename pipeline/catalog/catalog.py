@@ -159,5 +159,4 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
 
 
 def _problem(record: Record, label: str, field: str | None, message: str, code: str) -> CatalogError:
-    place = record.lines.get((field or "").partition(".")[0], record.place)
-    return CatalogError(message, entry=label, field=field, place=place, code=code)
+    return CatalogError(message, entry=label, field=field, place=record.place_of(field or ""), code=code)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from freezer.errors import CatalogError
+from freezer.errors import CatalogError, expected_names
 from pipeline.catalog.schema import EntryModel
 
 if TYPE_CHECKING:
@@ -31,11 +31,25 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One unchecked entry, its place, and those of its fields where they have a line of their own."""
+    """One unchecked entry and its place; its YAML nodes, the entry's before that of the defaults, locate its fields."""
 
     place: str
     value: Any
-    lines: Mapping[str, str] = field(default_factory=dict)
+    file: Path | None = None
+    nodes: tuple[yaml.Node, ...] = ()
+
+    def place_of(self, field: str) -> str:
+        """Return the place of a field in dotted form, or of the innermost part of it that has a line of its own."""
+        name, *parts = field.split(".")
+        pairs = next((pair for node in self.nodes if (pair := _pair(node, name))), None)
+        if self.file is None or pairs is None:
+            return self.place
+        key, value = pairs
+        for part in parts:
+            if (inner := _pair(value, part)) is None:
+                break
+            key, value = inner
+        return _place(key, self.file)
 
 
 def read_file(path: Path) -> list[Record]:
@@ -83,10 +97,13 @@ def _read_yaml(path: Path) -> list[Record]:
         document = None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
+    if document is None:
+        raise CatalogError(f"{path} is empty; expected `models:` with at least one entry", field="models", code="CP-CATALOG-EMPTY")
     if not isinstance(document, dict):
         raise CatalogError(f"{path}: got a {type(document).__name__}, expected a mapping with `models:`", code="CP-CATALOG-FORM")
     for key in set(document) - {"defaults", "models"}:
-        raise CatalogError(f"{path}: the field is unknown; expected defaults and models", field=str(key), code="CP-CATALOG-FORM")
+        message = f"{path}: the field is unknown; {expected_names(str(key), ('defaults', 'models'))}"
+        raise CatalogError(message, field=str(key), code="CP-CATALOG-FORM")
     defaults, models = document.get("defaults") or {}, document.get("models") or []
     for name, value, expected, kind in (
         ("defaults", defaults, "a mapping of fields", dict),
@@ -95,10 +112,11 @@ def _read_yaml(path: Path) -> list[Record]:
         if not isinstance(value, kind):
             got = type(value).__name__
             raise CatalogError(f"{path}: got a {got}, expected {expected}", field=name, code="CP-CATALOG-FORM")
-    nodes: list[yaml.Node] = next((value.value for key, value in root.value if key.value == "models"), [])
+    top: dict[str, yaml.Node] = {key.value: value for key, value in root.value}
+    shared = [top["defaults"]] if defaults else []
     return [
-        Record(place=_place(node, path), value=_merged(defaults, value), lines=_places_of_fields(node, path))
-        for node, value in zip(nodes, models, strict=True)
+        Record(place=_place(node, path), value=_merged(defaults, value), file=path, nodes=(node, *shared))
+        for node, value in zip(top["models"].value if models else (), models, strict=True)
     ]
 
 
@@ -113,7 +131,11 @@ def _merged(defaults: Mapping[str, Any], value: Any) -> Any:
 
 
 def _compose(text: str, path: Path) -> Any:
-    """Parse a YAML text to nodes. Nesting is checked first, since the parser crashes the process on deep nesting."""
+    """Parse a YAML text to nodes.
+
+    Nesting is checked first, since the parser crashes the process on deep nesting. It is checked again with aliases followed: one
+    that contains itself has no end.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -121,15 +143,20 @@ def _compose(text: str, path: Path) -> Any:
             message = f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10"
             raise CatalogError(message, code="CP-CATALOG-EXPLODES")
     root = yaml.compose(text, Loader=_Loader)
-    waiting, checked = [root], set()
+    waiting, deepest = [(root, 1)], dict[int, int]()
     while waiting:
-        node = waiting.pop()
-        if not isinstance(node, yaml.CollectionNode) or id(node) in checked:
+        node, depth = waiting.pop()
+        if not isinstance(node, yaml.CollectionNode) or deepest.get(id(node), 0) >= depth:
             continue
-        checked.add(id(node))
-        if isinstance(node, yaml.MappingNode):
+        if depth > MAX_DEPTH:
+            message = (
+                f"{_place(node, path)}: an alias contains itself, or nests values more than {MAX_DEPTH} deep; write the values out"
+            )
+            raise CatalogError(message, code="CP-CATALOG-EXPLODES")
+        if id(node) not in deepest and isinstance(node, yaml.MappingNode):
             _check_keys(node, path)
-        waiting += [child for pair in node.value for child in (pair if isinstance(pair, tuple) else [pair])]
+        deepest[id(node)] = depth
+        waiting += [(child, depth + 1) for pair in node.value for child in (pair if isinstance(pair, tuple) else [pair])]
     return root
 
 
@@ -149,8 +176,13 @@ def _place(node: yaml.Node, path: Path) -> str:
     return f"{path.name}:{node.start_mark.line + 1}"
 
 
-def _places_of_fields(node: yaml.Node, path: Path) -> dict[str, str]:
-    return {key.value: _place(key, path) for key, _ in node.value} if isinstance(node, yaml.MappingNode) else {}
+def _pair(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """Return the key and the value of a field, or an item of a list twice."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((key, value) for key, value in node.value if key.value == part), None)
+    if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+        return node.value[int(part)], node.value[int(part)]
+    return None
 
 
 def _read_json_lines(path: Path) -> list[Record]:

@@ -123,16 +123,17 @@ def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     return path
 
 
-def _find_files(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[Path, ...]:
-    files: list[Path] = []
+def _find_files(pattern: str, info: ValidationInfo) -> list[Path]:
     folder = _folders(info).base
-    for pattern in patterns:
-        found = sorted(glob.glob(str(folder / pattern), recursive=True))
-        if not found:
-            message = f"{pattern!r} matches nothing in {folder}; write a path or a glob"
-            raise PydanticCustomError("CP-ENTRY-FILES", message)
-        files += (Path(path).resolve() for path in found if Path(path).is_file())
-    return tuple(files)
+    found = sorted(glob.glob(str(folder / pattern), recursive=True))
+    if not found:
+        message = f"{pattern!r} matches nothing in {folder}; write a path or a glob"
+        raise PydanticCustomError("CP-ENTRY-FILES", message)
+    return [Path(path).resolve() for path in found if Path(path).is_file()]
+
+
+def _joined(found: tuple[list[Path], ...]) -> tuple[Path, ...]:
+    return tuple(path for paths in found for path in paths)
 
 
 def _read_task_metric(given: str, info: ValidationInfo) -> str:
@@ -143,25 +144,27 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
     return location
 
 
-def _check_device_classes(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_device_class(name: str) -> str:
     with _as_field_error("CP-ENTRY-CLASS"):
-        for name in names:
-            if name != "auto":
-                device_class(name)
-    return names
+        if name != "auto":
+            device_class(name)
+    return name
 
 
-def _check_recipes(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_recipe(name: str) -> str:
     with _as_field_error("CP-ENTRY-RECIPE"):
-        select(names, portable=False)
-    return names
+        select([name], portable=False)
+    return name
 
 
-def _check_preserve(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            message = f"got {name!r}, expected an attribute or method, or one of a submodule: sub.attr"
-            raise PydanticCustomError("CP-ENTRY-PRESERVE", message)
+def _check_preserved(name: str) -> str:
+    if not all(part.isidentifier() for part in name.split(".")):
+        message = f"got {name!r}, expected an attribute or method, or one of a submodule: sub.attr"
+        raise PydanticCustomError("CP-ENTRY-PRESERVE", message)
+    return name
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
@@ -187,7 +190,17 @@ def _check_points(given: tuple[Mapping[str, int], ...] | None, info: ValidationI
 
 
 _Item = TypeVar("_Item")
+
+
+def _check_not_empty(items: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    """Reject an empty list. min_length of pydantic would count the valid items only."""
+    if not items:
+        raise PydanticCustomError("too_short", "empty")
+    return items
+
+
 _List = Annotated[tuple[_Item, ...], Strict(False)]
+_NonEmpty = Annotated[_List[_Item], AfterValidator(_check_not_empty)]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -227,16 +240,16 @@ class EntryModel(_Strict):
     dims: dict[str, Any] = {}
     inputs: Annotated[Any, AfterValidator(_read_spec)] = None
     samples: Annotated[str | None, AfterValidator(_find_samples)] = None
-    files: Annotated[_List[str], AfterValidator(_find_files)] = ()
+    files: Annotated[_List[Annotated[str, AfterValidator(_find_files)]], AfterValidator(_joined)] = ()
     task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
     limits: Annotated[LimitsModel, AfterValidator(LimitsModel.limits)] = LimitsModel()
-    device_classes: Annotated[_List[str], Field(min_length=1), AfterValidator(_check_device_classes)] = ("auto",)
-    recipes: Annotated[_List[str], Field(min_length=1), AfterValidator(_check_recipes)] = ("auto",)
+    device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
+    recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
     tags: dict[str, str] = {}
-    preserve: Annotated[_List[str], AfterValidator(_check_preserve)] = ()
+    preserve: Annotated[_List[Annotated[str, AfterValidator(_check_preserved)]], AfterValidator(_unique)] = ()
     reset: Annotated[str, AfterValidator(_check_reset)] | None = None
-    threads: Annotated[Annotated[_List[_Count], Field(min_length=1)] | None, AfterValidator(_check_threads)] = None
-    points: Annotated[Annotated[_List[dict[str, _Count]], Field(min_length=1)] | None, AfterValidator(_check_points)] = None
+    threads: Annotated[_NonEmpty[_Count] | None, AfterValidator(_check_threads)] = None
+    points: Annotated[_NonEmpty[dict[str, _Count]] | None, AfterValidator(_check_points)] = None
 
 
 # Errors
@@ -264,7 +277,7 @@ def coded_problem(problem: ErrorDetails) -> tuple[str, str, str]:
     """Return the field in dotted form, the message and the code of an error of EntryModel."""
     location, kind = [str(part) for part in problem["loc"]], problem["type"]
     if kind.startswith("CP-"):
-        return _FIELDS.get(kind, location[0]), problem["msg"], kind
+        return _FIELDS.get(kind, ".".join(location)), problem["msg"], kind
     of_limits = location[0] == "limits"
     code = "CP-ENTRY-LIMITS" if of_limits else "CP-ENTRY-FIELD"
     return ".".join(location), _in_words(problem, LimitsModel if of_limits else EntryModel), code

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from freezer.files.download import fetch, is_url
 Kind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlflow"]
 KINDS: tuple[Kind, ...] = ("python", "torchscript", "export", "pickle", "transformers")
 FILE_KINDS: tuple[Kind, ...] = ("torchscript", "export", "pickle")
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 # How a remedy names a setting, for readers of a catalog and users of the command.
 RELATIVE_TO = "the catalog's folder (with `coldpress freeze`, the working directory)"
@@ -91,8 +94,12 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
         location = str((folder / location).resolve())
         if not Path(location).is_file():
             raise SourceError(f"{location} does not exist; paths are relative to {RELATIVE_TO}")
-    elif kind == "transformers" and (folder / location).is_dir():
-        location = str((folder / location).resolve())
+    elif kind == "transformers":
+        path = (folder / location).resolve()
+        if path.is_dir():
+            location = str(path)
+        elif not _HUB_NAME.fullmatch(location) or ((folder / location).parent != folder and path.parent.is_dir()):
+            raise SourceError(f"{path} is not a folder; paths are relative to {RELATIVE_TO}, hub names are NAME or ORG/NAME")
     return replace(source, location=location)
 
 

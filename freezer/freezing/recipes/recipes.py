@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from freezer.artifact.manifest import PayloadKind
-from freezer.errors import UsageError
+from freezer.errors import UsageError, expected_names
 from freezer.freezing.recipes.inductor_settings import CUDA, recipe_settings
 
 CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "as-is"]
@@ -125,7 +125,7 @@ def select(names: Iterable[str], *, portable: bool) -> tuple[Recipe, ...]:
     """
     wanted = set(names)
     for name in wanted - set(RECIPES) - {"auto", "all", EAGER}:
-        raise UsageError(f"unknown recipe {name!r}; expected auto, all, {EAGER}, {', '.join(RECIPES)}")
+        raise UsageError(f"unknown recipe {name!r}; {expected_names(name, ('auto', 'all', EAGER, *RECIPES))}")
     if portable:
         return tuple(recipe for recipe in RECIPES.values() if recipe.portable)
     return tuple(

@@ -101,20 +101,24 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"args": "{depth: 3}"}, "source", "SOURCE", "good takes no argument 'depth'; it takes width"),
     ({"source": "python:no_models:needs"}, "source", "SOURCE", "needs the argument 'width'; add it to `args:`"),
     ({"source": "torchscript:none.pt"}, "source", "SOURCE", "none.pt does not exist; paths are relative"),
+    ({"source": "transformers:./none"}, "source", "SOURCE", "none is not a folder; paths are relative to"),
+    ({"source": "transformers:here/none"}, "source", "SOURCE", "here/none is not a folder"),
     ({"source": "torchscript:no_models.py", "args": "{a: 1}"}, "source", "SOURCE", "'args' is for python and transformers sources"),
     ({"source": "mlflow:digits"}, "source", "SOURCE", "expected mlflow:models:/NAME@ALIAS or"),
     ({"sha256": "abc"}, "sha256", "FIELD", "64 hexadecimal digits in lower case, as sha256sum prints them"),
     ({"seed": "-1"}, "seed", "FIELD", "got '-1', expected a number of at least 0"),
     ({"inputs": "", "dims": ""}, "inputs", "INPUTS", "got neither `inputs:` nor `samples:`; write `inputs: "),
     ({"dims": ""}, "inputs", "INPUTS", "dim 'batch' is unbound; add"),
+    ({"dims": "{bacth: {max: 8}}"}, "inputs", "INPUTS", "dim 'batch' is unbound; did you mean 'bacth', as in dims"),
+    ({"dims": "{batch: {mx: 8}}"}, "dims", "DIMS", "field 'mx' is unknown; expected max, .*; did you mean 'max'"),
     ({"dims": "{batch: {min: 9, max: 8}}"}, "dims", "DIMS", "expected 1 <= min <= max"),
     ({"samples": "none.npz"}, "samples", "SAMPLES", "none.npz does not exist"),
     ({"samples": "catalog.txt"}, "samples", "SAMPLES", "expected a file that ends in"),
     ({"samples": "other.npz"}, "samples", "SAMPLES", "got tensors \\['y'\\], expected the inputs \\['input_0'\\]"),
-    ({"files": "[none.bin]"}, "files", "FILES", "matches nothing"),
-    ({"recipes": "[fast]"}, "recipes", "RECIPE", "unknown recipe 'fast'"),
+    ({"files": "[none.bin]"}, "files.0", "FILES", "matches nothing"),
+    ({"recipes": "[fast]"}, "recipes.0", "RECIPE", "unknown recipe 'fast'"),
     ({"recipes": "[]"}, "recipes", "FIELD", "expected at least one"),
-    ({"device_classes": "[cpu-z80]"}, "device_classes", "CLASS", "unknown device class 'cpu-z80'"),
+    ({"device_classes": "[cpu-z80]"}, "device_classes.0", "CLASS", "unknown device class 'cpu-z80'"),
     ({"task_metric": "accuracy"}, "task_metric", "SOURCE", "expected python:MODULE:FUNCTION"),
     ({"limits": "{speedup_min: -1}"}, "limits.speedup_min", "LIMITS", "got '-1', expected a number above 0"),
     ({"limits": "{speedup_mim: 1}"}, "limits.speedup_mim", "LIMITS", "did you mean 'speedup_min'"),
@@ -122,11 +126,13 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"colour": "blue"}, "colour", "FIELD", "the field is unknown; expected one of name, args"),
     ({"tags": "{team: 3}"}, "tags.team", "FIELD", "got '3', expected a text"),
     ({"threads": "[]"}, "threads", "FIELD", "expected at least one; remove the field"),
+    ({"threads": "[0]"}, "threads.0", "FIELD", "got '0', expected a number of at least 1"),
     ({"threads": "[1, 0]"}, "threads.1", "FIELD", "got '0', expected a number of at least 1"),
     ({"threads": "[1, 4, 1]"}, "threads", "THREADS", "got \\[1, 4, 1\\], expected each count once; the first decides"),
     ({"points": "[{batch: 1}]", **NO_DIMS}, "points", "POINTS", "'batch' is not a declared dim; expected none"),
+    ({"points": "[{bach: 1}]"}, "points", "POINTS", "'bach' is not a declared dim; expected batch; did you mean 'batch'"),
     ({"points": "[{batch: 1}, {batch: 9}]"}, "points", "POINTS", "got batch 9, expected batch from 1 to 8"),
-    ({"preserve": "[sub.2nd]"}, "preserve", "PRESERVE", "got 'sub.2nd', expected an attribute or method"),
+    ({"preserve": "[sub.2nd]"}, "preserve.0", "PRESERVE", "got 'sub.2nd', expected an attribute or method"),
     ({"reset": "sub.reset"}, "reset", "PRESERVE", "expected the name of a method that takes nothing"),
     ({"trust": "maybe"}, "trust", "FIELD", "got 'maybe', expected true or false"),
 ]
@@ -139,6 +145,7 @@ PICKLE = {"source": "pickle:no_models.py"}
 def folder(tmp_path: Path) -> Path:
     """A folder with what the bad entries name."""
     (tmp_path / "no_models.py").write_text("def needs(width):\n    return width\n")
+    (tmp_path / "here").mkdir()
     (tmp_path / "bad_syntax.py").write_text("\ndef make(:\n")
     np.savez(tmp_path / "other.npz", y=np.zeros((2, 16), np.float32))
     return tmp_path
@@ -194,15 +201,36 @@ def test_bad_field_is_one_error_in_every_format(folder: Path, fields: dict[str, 
 
 
 def test_all_errors_of_an_entry_are_reported(folder: Path) -> None:
-    fields = {"name": "Good", "source": "python:campaign_models:god", "input": "{}", "recipes": "[fast]", "seed": "-1"}
+    fields = {"name": "Good", "source": "python:campaign_models:god", "input": "{}", "recipes": "[fast, portabel]", "seed": "-1"}
     catalog = read_catalog(write(folder, entry(**fields, limits="{speedup_mim: 1, size_mb_max: 0}")))
     found = {str(problem.field): problem for problem in catalog.problems}
-    assert set(found) == {"name", "source", "input", "recipes", "seed", "limits.speedup_mim", "limits.size_mb_max"}
+    assert set(found) == {"name", "source", "input", "recipes.0", "recipes.1", "seed", "limits.speedup_mim", "limits.size_mb_max"}
     assert found["name"].place == "catalog.yaml:3"
     assert found["source"].place == "catalog.yaml:4"
     assert "did you mean 'inputs'" in str(found["input"])
+    assert "did you mean 'portable'" in str(found["recipes.1"])
     with pytest.raises(CatalogError, match="1 bad entry; fix them"):
         refuse_bad_entries(catalog.problems, keep_going=False)
+
+
+def test_every_error_has_its_own_line(tmp_path: Path) -> None:
+    text = """\
+        defaults:
+          seed: -1
+        models:
+          - name: good
+            source: python:campaign_models:good
+            inputs: [{shape: [1, 16]}]
+            limits:
+              timeout_s: 60
+              size_mb_max: 0
+            recipes:
+              - portable
+              - portabel
+        """
+    problems = read_catalog(write(tmp_path, text)).problems
+    places = {problem.field: problem.place for problem in problems}
+    assert places == {"seed": "catalog.yaml:2", "limits.size_mb_max": "catalog.yaml:9", "recipes.1": "catalog.yaml:12"}
 
 
 def test_a_pickle_needs_trust(folder: Path) -> None:
@@ -216,15 +244,18 @@ def test_a_pickle_needs_trust(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        ("", "FORM", "got a NoneType, expected a mapping with `models:`"),
+        ("", "EMPTY", "catalog.yaml is empty; expected `models:` with at least one entry"),
+        ("# models:\n", "EMPTY", "catalog.yaml is empty"),
         ("models: []\n", "EMPTY", "lists no models"),
         ("models: {a: b}\n", "FORM", "got a dict, expected a list of entries"),
-        ("model: []\n", "FORM", "the field is unknown; expected defaults and models"),
+        ("model: []\n", "FORM", "the field is unknown; expected defaults, models; did you mean 'models'"),
         ("defaults: 3\nmodels: [a]\n", "FORM", "got a int, expected a mapping"),
         ("models: [\n", "SYNTAX", "is not YAML: .*line 2"),
         ("models: !!python/object:os.system {}\n", "SYNTAX", "is not YAML: .*could not determine a constructor"),
         ("models:\n  - name: a\n    name: b\n", "SYNTAX", "catalog.yaml:3: 'name' is given twice, first in line 2"),
         (f"models: {'[' * 100_000}\n", "EXPLODES", "nested more than 64 deep"),
+        (entry(args="&a {width: *a}"), "EXPLODES", "catalog.yaml:7: an alias contains itself"),
+        (entry(inputs="&a {x: {tuple: [*a]}}"), "EXPLODES", "catalog.yaml:5: an alias contains itself"),
     ],
 )
 def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str, message: str) -> None:
