@@ -9,10 +9,10 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	@command -v g++ >/dev/null || { echo "g++ is needed to build Inductor payloads: install a C++ compiler (Debian: apt-get install g++)"; exit 1; }
-	@echo "installing coldpress with all extras into .venv (some minutes, once)"
+	@echo "installing coldpress and what campaigns and tests need into .venv (some minutes, once)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --quiet --editable '.[pipeline,stores,dev]' --constraint constraints.txt
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[stores,signing]' --group pipeline --group dev --constraint constraints.txt
 	@touch $@
 
 demo: setup

@@ -35,7 +35,10 @@ VERSION_HELP = "Print the versions of Coldpress and torch."
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)] = False,
 ) -> None:
-    """Freeze PyTorch models for the hardware that serves them."""
+    """Freeze PyTorch models for the hardware that serves them.
+
+    Campaigns over many models run from a checkout of Coldpress: python -m jobs.optimize.
+    """
 
 
 for command in (freeze, pull, sign, verify, diff, inspect, run, classes):

@@ -114,7 +114,7 @@ def _session() -> Any:
         from requests.adapters import HTTPAdapter
         from urllib3.util import Retry
     except ImportError:
-        raise MissingDependencyError("fetching https:// needs requests; pip install 'coldpress[pipeline]'") from None
+        raise MissingDependencyError("fetching https:// needs requests; pip install requests") from None
     session = requests.Session()
     retry = Retry(total=RETRIES, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
     for scheme in HTTP:

@@ -69,7 +69,7 @@ def connect(tracking_uri: str) -> MlflowClient:
     try:
         preload()
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"tracking needs mlflow ({error}); pip install 'coldpress[pipeline]'") from error
+        raise MissingDependencyError(f"tracking needs mlflow ({error}); in the checkout: pip install --group pipeline") from error
     from mlflow import MlflowClient
 
     with reaching(tracking_uri), _initialized_once(tracking_uri):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import venv
@@ -55,7 +56,9 @@ def run(deployed: Path, home: Path, *command: str) -> subprocess.CompletedProces
 def test_the_wheel_holds_only_freezer_and_needs_few_packages(wheel: Path, deployed: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
+        (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     assert {top for top in tops if not top.endswith(".dist-info")} == {"freezer"}
+    assert set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE)) == {"signing", "stores"}, "none for campaigns"
     listed = json.loads(run(deployed, tmp_path, "python", "-m", "pip", "list", "--format=json").stdout)
     names = {item["name"].lower() for item in listed}
     assert {"torch", "safetensors", "archspec", "coldpress"} <= names

@@ -139,7 +139,7 @@ def _load_transformers(source: Source) -> Any:
     try:
         import transformers
     except ImportError:
-        raise MissingDependencyError(f"source {source} needs transformers; pip install 'coldpress[pipeline]'") from None
+        raise MissingDependencyError(f"source {source} needs transformers; pip install transformers") from None
     if source.weights != "random":
         remote_code = {"trust_remote_code": source.trust}
         config = transformers.AutoConfig.from_pretrained(source.location, **remote_code)

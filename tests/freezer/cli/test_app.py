@@ -192,6 +192,10 @@ def test_version(coldpress: Run) -> None:
     assert (code, out) == (0, f"coldpress {version('coldpress')}, torch {version('torch')}\n")
 
 
+def test_help_says_where_campaigns_run(coldpress: Run) -> None:
+    assert "Campaigns over many models run from a checkout of Coldpress" in " ".join(coldpress("--help")[1].split())
+
+
 def test_long_command_shows_its_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("freezer.cli.progress.FIRST_S", 0.05)
     with progress():
