@@ -38,6 +38,9 @@ STRIDES = "strides "
 MAX_ADVISED_RATIO = 30.0
 """Largest `error_ratio_max` that a message recommends: a candidate that is further off computes another function."""
 
+ABSOLUTE = 1e-4
+"""Distance from eager up to which outputs in which eager has no correct digits are judged by the ratio alone: rounded zeros."""
+
 CallKind = Literal["single", "sequence", "after-reset"]
 
 
@@ -240,7 +243,13 @@ def _part_judged(
         return replace(row, problem="the squares of the values overflow, so the error cannot be measured; fix the model")
     if not gate.float64 and not pool.noisy:
         return replace(row, bound=None, problem=openvino_problem(figures, dtype))
-    return row if rmse <= bound else replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
+    if rmse > bound:
+        return replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
+    if native > DIGITS * rms and not pool.noisy:  # such a ratio accepts anything of the right size
+        against = error_figures(e, c, eps=torch.finfo(dtype).eps)
+        if against.max_abs_err > ABSOLUTE and (problem := openvino_problem(against, dtype)):
+            return replace(row, bound=None, problem=f"eager has no correct digits here, and the distance from eager: {problem}")
+    return row
 
 
 MIN_SLICE = 8

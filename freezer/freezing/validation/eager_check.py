@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.numerics import Magnitudes, comparable, rms_errors, same_tensors
+from freezer.numerics import DIGITS, Magnitudes, comparable, rms_errors, same_tensors
 from freezer.spec.items import OutputSpec
 
 
@@ -72,11 +72,18 @@ def debug(subject: Subject) -> Debugged:
         for output, outputs in zip(subject.outputs, zip(*(call.eager for call in singles), strict=True), strict=True)
         if outputs[0].numel() and all(same_tensors(outputs[0], other) for other in outputs[1:])
     ]
-    warnings = [
-        f"output {name!r} is the same for all input sets, so drift in it would not show; check the weights" for name in constant
-    ]
     varied = subject.spec.tensors and len(singles) > 1
-    return Debugged(figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings) if varied else ())
+    warnings = [
+        f"output {name!r} is the same for all input sets, so drift in it would not show; check the weights"
+        for name in constant
+        if varied
+    ]
+    if reference.float64 and reference.deterministic:
+        worst = {figure.output: figure.relative_error for figure in figures if (figure.relative_error or 0.0) > DIGITS}
+        warnings += [
+            f"output {name!r}: eager has no correct digits, its relative error is {error:.2g}" for name, error in worst.items()
+        ]
+    return Debugged(figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings))
 
 
 def _figure(subject: Subject, set_index: int, output: OutputSpec, e: Tensor, r: Tensor | None) -> EagerFigure:

@@ -361,3 +361,14 @@ def test_rounding_noise_is_no_part() -> None:
     r = torch.tensor([1e-9, -2e-9, 3e-9, 1.0, 2.0], dtype=torch.float64)
     assert split(r, eager=r + 1e-9) == [r.tolist()]
     assert split(r, eager=r * (1 + 1e-6)) == [r.tolist()[:3], r.tolist()[3:]]
+
+
+def test_without_correct_digits_eager_is_matched() -> None:
+    """Eager is off by half of the output, as in chaotic models; a candidate three times as far off fails."""
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(2000, dtype=torch.float64, generator=generator)
+    e = (r + torch.randn(2000, dtype=torch.float64, generator=generator) * 0.5).float()
+    assert drift(call(r, e, e * (1 + 1e-4))).passed
+    report = drift(call(r, e, torch.zeros(2000)))
+    assert "eager has no correct digits here" in str(report.nearest_miss)
+    assert drift(call(r * 1e-8, e * 1e-8, r.float() * 2e-8)).passed, "zero but for rounding"

@@ -191,3 +191,19 @@ def test_finfo_min_is_eagers() -> None:
     assert call.reference[0].dtype == torch.float64
     assert (call.reference[0] == torch.finfo(torch.float32).min).any()
     assert call.reference[0].abs().max() <= torch.finfo(torch.float32).max
+
+
+def test_eager_is_the_reference_where_only_float64_is_nan() -> None:
+    def rounded(x: Tensor) -> Tensor:
+        return torch.sqrt(x * 0 - 1e-50) + x  # 1e-50 is 0 in float32
+
+    call = run_reference(subject_of(Calling(rounded), {"x": X})).calls[0]
+    assert torch.equal(call.reference[0], call.eager[0].double())
+
+
+def test_outputs_without_correct_digits_are_named() -> None:
+    def cancelled(x: Tensor) -> dict[str, Tensor]:
+        return {"right": x, "lost": (x * 1e-3 + 1e6) - 1e6}
+
+    found = run_reference(subject_of(Calling(cancelled), {"x": X}))
+    assert found.note == "eager has no correct digits in 'lost' (error above 10%), so the bounds are against eager there"
