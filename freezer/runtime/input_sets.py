@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,22 +59,48 @@ def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[Inp
     """Generate input sets: every point of the spec in turn, from fixed seeds, contiguous, on the CPU.
 
     With a range, values are uniform in it, including both ends of integers. Without one, floats and complex numbers are standard
-    normal, and bools are fair coins. An input without a range that is named a mask has ones followed by zeros along its last dim.
+    normal, and bools are fair coins. An input without a range that is named a mask has ones followed by zeros along its last dim,
+    one set in four zeros followed by ones. Of sets with masks at the largest point, one masks on the right and one on the left. An
+    integer input with a range that is named a length stays within the size of the only dim that it lacks.
 
     Raises:
         SpecError: an integer input has neither a range nor a mask's name.
     """
     points = list(spec.points())
-    return [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(num_sets, len(points)))]
+    sets = [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(num_sets, len(points)))]
+    if any(is_mask(item) for item in spec.tensors) and num_sets > 1:
+        largest = {dim.name: dim.max for dim in spec.dims}
+        found = {_padding(seed) for seed, item in enumerate(sets) if dict(item.point) == largest}
+        missing = [seed for seed in range(len(sets), len(sets) + FULL_MASKS_EVERY) if _padding(seed) not in {*found, "none"}]
+        seeds = {_padding(seed): seed for seed in missing}  # one of each kind
+        sets += [generate_at(spec, largest, seed=seed) for seed in seeds.values()]
+    return sets
+
+
+def _padding(seed: int) -> Literal["right", "left", "none"]:
+    """Where the masks of a generated set mask: after the ones, before them, or nowhere."""
+    place = seed % FULL_MASKS_EVERY
+    return "none" if place == FULL_MASKS_EVERY - 1 else "left" if place == FULL_MASKS_EVERY - 2 else "right"
 
 
 def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
     """Generate one input set at a point; see `generate`."""
-    generator = torch.Generator().manual_seed(seed)
-    full = seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 1
-    return InputSet(
-        point=dict(point), tensors={item.name: _tensor(item, item.at(point), generator, full=full) for item in spec.tensors}
-    )
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for item in spec.tensors:
+        declared = _within_length(item, spec, point)
+        tensors[item.name] = _tensor(declared, item.at(point), generator, full=_padding(seed) == "none")
+        if is_mask(item) and item.shape and _padding(seed) == "left":
+            tensors[item.name] = tensors[item.name].flip(-1)
+    return InputSet(point=dict(point), tensors=tensors)
+
+
+def _within_length(item: TensorSpec, spec: InputSpec, point: Mapping[str, int]) -> TensorSpec:
+    """Lengths, such as [batch] beside inputs of [batch, seq], with a range that ends at the size of the other dim."""
+    others = [dim.name for dim in spec.dims if dim.name not in item.shape]
+    if item.dtype not in INTEGRAL or item.range is None or "length" not in item.name.lower() or len(others) != 1:
+        return item
+    low, high = item.range
+    return replace(item, range=(min(low, point[others[0]]), min(high, point[others[0]])))
 
 
 def distinct_at(spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, int]) -> list[InputSet]:

@@ -57,15 +57,32 @@ def masks_of(name: str, dtype: str, *shape: int) -> list[torch.Tensor]:
 def test_generated_masks_are_ones_then_zeros(name: str, dtype: str) -> None:
     for shape in [(3, 7), (1, 2), (2, 1, 5, 5), (4,)]:
         masks = masks_of(name, dtype, *shape)
-        for mask in masks:
+        for index, mask in enumerate(masks):
             assert mask.dtype == getattr(torch, dtype)
             assert mask.shape == shape
             lengths = mask.to(torch.int64).sum(-1, keepdim=True)
-            assert torch.equal(mask.to(torch.int64), (torch.arange(shape[-1]) < lengths).to(torch.int64)), "ones, then zeros"
+            ones = torch.arange(shape[-1]) < lengths
+            assert torch.equal(mask != 0, ones.flip(-1) if index % 4 == 2 else ones), "ones, then zeros"
             assert lengths.min() >= 1
         whole = [bool((mask != 0).all()) for mask in masks]
         either = dtype == "bool" or name == "key_padding_mask"
         assert whole == [not either and index % 4 == 3 for index in range(8)]
+
+
+@pytest.mark.parametrize("order", [("batch", "seq"), ("seq", "batch")])
+def test_largest_corner_is_padded_on_both_sides(order: tuple[str, str]) -> None:
+    """A candidate that uses row 0's mask for all rows differs there, whatever the order of the dims."""
+    sizes = {"batch": 6, "seq": 9}
+    inputs = {
+        "x": {"shape": ["batch", "seq"]},
+        "attention_mask": {"shape": ["batch", "seq"], "dtype": "int64"},
+        "lengths": {"shape": ["batch"], "dtype": "int64", "range": [1, 9]},
+    }
+    sets = generate(declared_spec(inputs, {name: {"max": sizes[name]} for name in order}))
+    padded = [item.tensors["attention_mask"] for item in sets if item.point == sizes and not item.tensors["attention_mask"].all()]
+    assert all((mask != mask[0]).any() for mask in padded), "rows differ"
+    assert {bool(mask[:, 0].all()) for mask in padded} == {True, False}, "right and left"
+    assert all(int(item.tensors["lengths"].max()) <= item.point["seq"] for item in sets)
 
 
 def test_mask_example_gets_no_range() -> None:
