@@ -75,7 +75,7 @@ def entry(
     *,
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
-    speedup_min: float = 1.05,
+    error_ratio_max: float = 3.0,
 ) -> Entry:
     """An entry with a source of its own."""
     (folder / "mod.py").write_text("def make(): ...\n")
@@ -85,7 +85,7 @@ def entry(
         spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(1, 4)),)),
         samples=None,
         task_metric=None,
-        limits=Limits(speedup_min=speedup_min),
+        limits=Limits(error_ratio_max=error_ratio_max),
         device_classes=(HERE,),
         recipes=("torchscript-frozen",),
         files=(),
@@ -159,7 +159,7 @@ def run_judged(
     after: Callable[[int], None] = lambda _: None,
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
-    speedup_min: float = 1.05,
+    error_ratio_max: float = 3.0,
     apart: bool = False,
 ) -> CampaignReport:
     """Run a campaign to its end.
@@ -169,7 +169,7 @@ def run_judged(
     """
     with Ledger(store, campaign) as ledger:
         digests = FileDigests(store.root / "digests.json")
-        made = {"tags": tags or {}, "registered_name": registered_name, "speedup_min": speedup_min}
+        made = {"tags": tags or {}, "registered_name": registered_name, "error_ratio_max": error_ratio_max}
         entries = [entry(name, store.root.parent, **made) for name in models]  # type: ignore[arg-type]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)

@@ -241,8 +241,8 @@ def test_cached_outcomes_are_shown_for_complete_models(empty: Store, artifacts: 
 def test_replay_all_never_moves_an_alias_back(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
     run_judged(empty, DOWN, "one", artifacts)
     changed = {**artifacts, "portable": stricter(artifacts["portable"])}
-    run_judged(empty, DOWN, "two", changed, speedup_min=1.1)
-    run_judged(empty, DOWN, "three", changed, speedup_min=1.1)
+    run_judged(empty, DOWN, "two", changed, error_ratio_max=2.5)
+    run_judged(empty, DOWN, "three", changed, error_ratio_max=2.5)
     done = replayed(empty, uri, "--all")
     assert (done.exit_code, done.stdout.splitlines()) == (
         0,
