@@ -21,15 +21,19 @@ from jobs import optimize
 from jobs.exits import exiting
 from pipeline.catalog.catalog import is_registry
 from pipeline.cluster.jobs_api import Job, Jobs, job_prefix
-from pipeline.cluster.working_dir import check_absolute, gather, stage
+from pipeline.cluster.working_dir import PACKAGES, Upload, check_absolute, gather, stage
 from pipeline.exit_codes import INTERRUPTED, OK
 from pipeline.ledger.lease import check_campaign
+from pipeline.sources.named_files import named_files
 from pipeline.workspace.staging import temporary_place
 
 OPTIMIZE = "python -m jobs.optimize"
 
 STAGED = "coldpress-job-"
 """Prefix of the temporary folders with uploads."""
+
+NUM_LISTED = 20
+"""Number of files listed after a submission; --dry-run lists all."""
 
 _REFUSED: Any = typer.BadParameter.__bases__[0]
 """Typer's error for invalid options; newer releases bundle their own click."""
@@ -42,6 +46,7 @@ def main(
     context: typer.Context,
     address: Annotated[str, typer.Option(help="Dashboard of the head: http://HEAD:8265.")],
     detach: Annotated[bool, typer.Option("--detach", help="Submit, but do not follow.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files to upload, and submit nothing.")] = False,
     include: Annotated[
         list[str] | None, typer.Option(help="A further file or folder below the current one to upload. Repeatable.")
     ] = None,
@@ -58,6 +63,7 @@ def main(
             arguments=context.args,
             address=address,
             detach=detach,
+            dry_run=dry_run,
             include=include or [],
             environ=_environ(env or []),
             ca=ca,
@@ -73,6 +79,7 @@ class Submission:
     arguments: list[str]
     address: str
     detach: bool
+    dry_run: bool
     include: list[str]
     environ: dict[str, str]
     ca: str | None
@@ -84,21 +91,28 @@ def _submit(request: Submission, out: Console) -> int:
     options = checked_options(request.arguments)
     campaign = options["campaign"] or optimize.campaign_name(options["catalog"])
     check_campaign(campaign)
-    files, catalog = gather(None if is_registry(options["catalog"]) else options["catalog"], request.include, Path.cwd())
-    jobs = Jobs(request.address, ca=request.ca)
-    words = [catalog if word == options["catalog"] and catalog is not None else word for word in request.arguments]
+    given = None if is_registry(options["catalog"]) else options["catalog"]
+    named = named_files(Path(given)) if given is not None and Path(given).is_file() else ()
+    upload = gather(given, request.include, Path.cwd(), named=named)
+    words = [upload.catalog if word == given and upload.catalog is not None else word for word in request.arguments]
     if options["campaign"] is None:
         words += ["--campaign", campaign]
     entrypoint = f"exec {shlex.join([request.python, '-m', 'jobs.optimize', *words])}"
+    if request.dry_run:
+        out.print(f"would submit {_described(upload)}")
+        _list_files(upload, out, limit=None)
+        return OK
+    jobs = Jobs(request.address, ca=request.ca)
     try:
         with tempfile.TemporaryDirectory(prefix=STAGED) as folder:
-            stage(files, Path(folder))
+            stage(upload.files, Path(folder))
             prefix = job_prefix(campaign, options["store"])
             job, submitted = jobs.submit(prefix, entrypoint, working_dir=Path(folder), environ=request.environ)
     except OSError as error:  # of this machine's disks; errors of the cluster are ColdpressErrors already
         raise _upload_error(error) from error
     if submitted:
-        out.print(f"submitted {job.id}: {len(files)} files, {sum(path.stat().st_size for path in files.values()) / 1e6:.1f} MB")
+        out.print(f"submitted {job.id}: {_described(upload)}")
+        _list_files(upload, out, limit=NUM_LISTED)
     else:
         out.print(f"campaign {campaign} is running already as {job.id}; attached to it, nothing was submitted")
         if job.entrypoint != entrypoint:
@@ -108,6 +122,22 @@ def _submit(request: Submission, out: Console) -> int:
         out.print(f"detached; {status}")
         return OK
     return _follow(jobs, job, out, status)
+
+
+def _described(upload: Upload) -> str:
+    return f"{len(upload.files)} files, {upload.size_bytes / 1e6:.1f} MB"
+
+
+def _list_files(upload: Upload, out: Console, *, limit: int | None) -> None:
+    """Print the names of the uploaded files besides Coldpress's own, and of those left out; at most `limit` of each."""
+    own = [name for name in upload.files if name.partition("/")[0] not in PACKAGES]
+    lines = [f"  {name} ({upload.files[name].stat().st_size / 1e3:.1f} kB)" for name in own]
+    out.print(f"  {', '.join(PACKAGES)} ({len(upload.files) - len(own)} files)")
+    for found in (lines, [f"  not sent: {name} ({reason})" for name, reason in upload.left_out.items()]):
+        for line in found[:limit]:
+            out.print(line)
+        if limit is not None and len(found) > limit:
+            out.print(f"  and {len(found) - limit} more; --dry-run lists all")
 
 
 def _upload_error(error: OSError) -> UsageError | InfrastructureError:

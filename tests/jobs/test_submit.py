@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from freezer.errors import UsageError
 from freezer.store.store import Store
-from jobs.submit import checked_options
+from jobs.submit import app, checked_options
 from pipeline.cluster import working_dir
 from pipeline.cluster.jobs_api import Job, job_prefix
 from pipeline.cluster.working_dir import gather, stage
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.ledger import Ledger
+from pipeline.sources.named_files import named_files
 from tests.pipeline.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]
@@ -80,24 +82,89 @@ def test_a_job_rejects_relative_locations(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+def uploaded(folder: Path) -> set[str]:
+    """Return the files of a staged working directory besides Coldpress's own."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in found if name.partition("/")[0] not in working_dir.PACKAGES}
+
+
+def write_files(folder: Path) -> None:
+    """Write what a project's folder has besides its models."""
+    texts = {
+        **dict.fromkeys((".git/config", "store/.coldpress/x", "pushed/m/oci-layout", "env/pyvenv.cfg", "__pycache__/m.pyc"), ""),
+        **dict.fromkeys(("cosign.key", "ca.PEM", "mlflow.db", "mlflow.db-wal", "out/payloads/p.so", "out/manifest.json"), ""),
+        **dict.fromkeys(("data/weights.bin", "data/kept.bin", "data/users.db", "notes/a.txt", "nested/b.log", "nested/c.log"), "x"),
+        "deploy_key": "-----BEGIN OPENSSH PRIVATE KEY-----\n",
+        "cache": "SQLite format 3\0",
+        ".gitignore": "data/\nnotes/\n",
+        ".coldpressignore": "*.log\n!notes/\n",
+        "nested/.gitignore": "!c.log\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 def test_the_working_directory_has_packages_and_catalog(tmp_path: Path) -> None:
     write_catalog(tmp_path / "proj", CATALOG)
-    for name in (".git/config", "store/.coldpress/x", "env/pyvenv.cfg", "__pycache__/m.pyc", "data/weights.bin", ".gitignore"):
-        path = tmp_path / "proj" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("data/\n")
+    write_files(tmp_path / "proj")
     (tmp_path / "more.txt").write_text("more")
-    files, within = gather("proj/catalog.yaml", ["more.txt"], tmp_path)
-    assert within == "proj/catalog.yaml"
-    stage(files, tmp_path / "staged")
-    found = {str(path.relative_to(tmp_path / "staged")) for path in (tmp_path / "staged").rglob("*") if path.is_file()}
-    mine = {name for name in found if not name.startswith(working_dir.PACKAGES)}
-    assert mine == {"proj/catalog.yaml", "proj/campaign_models.py", "proj/data/weights.bin", "more.txt"}
-    assert {"freezer/__init__.py", "pipeline/run.py", "jobs/optimize.py"} <= found
-    assert gather(str(tmp_path / "proj" / "catalog.yaml"), [], tmp_path / "proj" / "data")[1] == "catalog/catalog.yaml"
-    assert gather("/on/the/cluster.yaml", [], tmp_path)[1] == "/on/the/cluster.yaml"
+    upload = gather("proj/catalog.yaml", ["more.txt"], tmp_path)
+    assert upload.catalog == "proj/catalog.yaml"
+    stage(upload.files, tmp_path / "staged")
+    expected = {"catalog.yaml", "campaign_models.py", "notes/a.txt", "nested/c.log"}
+    assert uploaded(tmp_path / "staged") == {*(f"proj/{name}" for name in expected), "more.txt"}
+    assert {"freezer/__init__.py", "pipeline/run.py", "jobs/optimize.py"} <= set(upload.files)
+    assert upload.left_out == {
+        **dict.fromkeys(("proj/cosign.key", "proj/ca.PEM", "proj/deploy_key"), "a key"),
+        **dict.fromkeys(("proj/mlflow.db", "proj/mlflow.db-wal", "proj/cache"), "a database"),
+        **{"proj/store": "a store", "proj/pushed/m": "a store", "proj/out": "an artifact", "proj/env": "an environment"},
+        **{"proj/data": "matches .gitignore", "proj/nested/b.log": "matches .coldpressignore"},
+    }
+    assert gather(str(tmp_path / "proj" / "catalog.yaml"), [], tmp_path / "proj" / "data").catalog == "catalog/catalog.yaml"
+    assert gather("/on/the/cluster.yaml", [], tmp_path).catalog == "/on/the/cluster.yaml"
     with pytest.raises(UsageError, match=r"catalog 'nowhere.yaml' does not exist"):
         gather("nowhere.yaml", [], tmp_path)
+
+
+NAMES = """
+models:
+  - {name: a, source: "torchscript:data/weights.bin", samples: data/x.safetensors}
+  - {name: b, source: "python:campaign_models:raises", files: ["data/u*", "/abs/*"]}
+  - {name: c, source: "transformers:bert/", samples: ../outside.npz}
+  - {name: d, source: "transformers:org/bert", samples: "https://x/y.npz"}
+"""
+
+
+def test_named_and_included_files_are_sent_although_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "proj"
+    catalog = write_catalog(folder, NAMES)
+    write_files(folder)
+    (folder / ".gitignore").write_text("*\n")
+    (folder / ".coldpressignore").unlink()
+    for name in ("bert/config.json", "bert/sub/model.bin", "bert/token.key", "data/x.safetensors", "data/more/z.bin"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    (tmp_path / "outside.npz").write_text("x")
+    monkeypatch.chdir(folder)
+    upload = gather("catalog.yaml", ["data/more", "cosign.key"], folder, named=named_files(catalog))
+    stage(upload.files, tmp_path / "staged")
+    named = {"data/weights.bin", "data/x.safetensors", "bert/config.json", "bert/sub/model.bin"}
+    assert uploaded(tmp_path / "staged") == {*named, "data/more/z.bin", "catalog.yaml", "campaign_models.py"}
+    assert upload.left_out["data/users.db"] == "a database"
+    assert upload.left_out["bert/token.key"] == upload.left_out["cosign.key"] == "a key"
+    assert upload.left_out[str(tmp_path / "outside.npz")] == "outside of the catalog's folder and the current one"
+
+
+def test_a_dry_run_lists_files_and_submits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_catalog(tmp_path, CATALOG)
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["catalog.yaml", *PLACES, "--address", "http://127.0.0.1:9", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"^would submit \d+ files, \d\.\d MB\n  freezer, pipeline, jobs \(\d+ files\)\n", done.output)
+    assert "  catalog.yaml (0.2 kB)\n" in done.output
+    assert "  not sent: cosign.key (a key)\n" in done.output
 
 
 def test_a_large_working_directory_is_rejected(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def wordless() -> Iterator[str]:
 
 
 def test_a_silent_dashboard_is_reported(wordless: str, tmp_path: Path) -> None:
-    (tmp_path / "catalog.yaml").write_text("models: []\n")
+    (tmp_path / "catalog.yaml").write_text("models: [{name: m}]\n")
     places = ["--store", str(tmp_path / "store"), "--address", wordless, "--tracking-uri", "http://127.0.0.1:9"]
     done = CliRunner().invoke(submit.app, [*places, str(tmp_path / "catalog.yaml")])
     assert done.exit_code == 3, done.output
@@ -104,7 +104,7 @@ def test_a_slow_upload_is_not_a_timeout(dashboard: Dashboard, tmp_path: Path, mo
 
 def submitted(folder: Path, address: str) -> list[str]:
     """Write a catalog and a file; return the arguments of its submission."""
-    (folder / "catalog.yaml").write_text("models: []\n")
+    (folder / "catalog.yaml").write_text("models: [{name: m}]\n")
     (folder / "weights.bin").write_bytes(b"weights")
     places = ["--store", str(folder / "store"), "--tracking-uri", "http://127.0.0.1:9"]
     return [str(folder / "catalog.yaml"), *places, "--address", address, "--detach"]
