@@ -24,18 +24,22 @@ def declared_spec(inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapp
     """
     keyword = isinstance(inputs, Mapping)
     named = list(inputs.items()) if isinstance(inputs, Mapping) else [(f"input_{i}", item) for i, item in enumerate(inputs)]
-    bounds = []
-    for name, bound in dims.items():
-        _check_fields(f"dim {name!r}", bound, {"min", "max", "multiple_of"}, required="max")
-        if not all(type(value) is int for value in bound.values()):
-            raise SpecError(f"dim {name!r}: got {dict(bound)}, expected whole numbers")
-        step = bound.get("multiple_of", 1)
-        bounds.append(Dim(name=name, min=bound.get("min", step), max=bound["max"], multiple_of=step))
-    items = tuple(_declared_item(str(name), item, positional=not keyword) for name, item in named)
-    return InputSpec(inputs=items, dims=tuple(bounds), style="keyword" if keyword else "positional")
+    bounds = tuple(declared_dim(name, bound) for name, bound in dims.items())
+    items = tuple(declared_item(str(name), item, positional=not keyword) for name, item in named)
+    return InputSpec(inputs=items, dims=bounds, style="keyword" if keyword else "positional")
 
 
-def _declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
+def declared_dim(name: str, bound: Mapping[str, int]) -> Dim:
+    """Parse the bounds of one dim; see `declared_spec`."""
+    _check_fields(f"dim {name!r}", bound, {"min", "max", "multiple_of"}, required="max")
+    if not all(type(value) is int for value in bound.values()):
+        raise SpecError(f"dim {name!r}: got {dict(bound)}, expected whole numbers")
+    step = bound.get("multiple_of", 1)
+    return Dim(name=name, min=bound.get("min", step), max=bound["max"], multiple_of=step)
+
+
+def declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
+    """Parse one input or a part of one; see `declared_spec`."""
     form = next((key for key in ("value", "tuple", "list", "dict") if isinstance(item, Mapping) and key in item), "shape")
     allowed = {"shape", "dtype", "range"} if form == "shape" else {form}
     _check_fields(f"input {name!r}", item, allowed | ({"name"} if positional else set()), required=form)
@@ -52,7 +56,7 @@ def _declared_item(name: str, item: Any, *, positional: bool = False) -> InputIt
     if form in ("tuple", "list"):
         if not isinstance(item[form], list):
             raise SpecError(f"input {name!r}: got a {form} that is a {type(item[form]).__name__}, expected a list of inputs")
-        parts = tuple(_declared_item(f"{name}.{index}", part) for index, part in enumerate(item[form]))
+        parts = tuple(declared_item(f"{name}.{index}", part) for index, part in enumerate(item[form]))
         return NestedSpec(name=name, kind="tuple" if form == "tuple" else "list", items=parts)
     return _declared_tensor(name, item)
 
@@ -60,7 +64,7 @@ def _declared_item(name: str, item: Any, *, positional: bool = False) -> InputIt
 def _declared_dict(name: str, given: Any) -> NestedSpec:
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise SpecError(f"input {name!r}: got the dict {given!r}, expected inputs by text keys")
-    parts = tuple(_declared_item(f"{name}.{key}", part) for key, part in given.items())
+    parts = tuple(declared_item(f"{name}.{key}", part) for key, part in given.items())
     return NestedSpec(name=name, kind="dict", items=parts, keys=tuple(given))
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from freezer.errors import CatalogError
 from pipeline.catalog.entry import Entry, of_version
 from pipeline.catalog.files import Record, read_file
-from pipeline.catalog.schema import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders, coded_problem
+from pipeline.catalog.schema import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders, coded_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,8 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     try:
         parsed = EntryModel.model_validate(record.value, context=folders)
     except ValidationError as error:
-        raise BadEntriesError([_problem(record, label, *coded_problem(found)) for found in error.errors()]) from None
+        found = [problem for details in error.errors() for problem in coded_problems(details)]
+        raise BadEntriesError([_problem(record, label, *problem) for problem in found]) from None
     except OSError as error:
         raise BadEntriesError([_problem(record, label, None, f"{type(error).__name__}: {error}", "CP-FETCH")]) from error
     fields = {name: value for name, value in parsed if name not in (*SOURCE_SETTINGS, "dims")}

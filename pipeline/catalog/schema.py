@@ -15,14 +15,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from freezer.errors import ColdpressError
+from freezer.errors import ColdpressError, SpecError
 from freezer.files.download import file_name, is_url
 from freezer.freezing.models.sources import Source, module_file, parse_source
 from freezer.freezing.recipes.recipes import select
 from freezer.hardware.device_classes import device_class
 from freezer.limits import Limits
 from freezer.spec.inputs import InputSpec
-from freezer.spec.parse import declared_spec
+from freezer.spec.parse import declared_dim, declared_item, declared_spec
 from freezer.spec.sample_headers import match_headers, read_header
 from freezer.store.store import NAME
 
@@ -61,6 +61,15 @@ def _as_field_error(code: str) -> Iterator[None]:
         raise PydanticCustomError(error.code if error.code == "CP-TRUST" else code, str(error)) from None
 
 
+@contextmanager
+def _collected(problems: list[tuple[str, str, str]], field: str, code: str) -> Iterator[None]:
+    """Add an error of a part of a field to the problems: field, message and code."""
+    try:
+        yield
+    except SpecError as error:
+        problems.append((field, str(error), code))
+
+
 def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         suggested = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -93,6 +102,16 @@ def _read_spec(given: Any, info: ValidationInfo) -> InputSpec | None:
         return None
     if not isinstance(given, dict | list):
         raise PydanticCustomError("CP-ENTRY-INPUTS", f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]")
+    problems: list[tuple[str, str, str]] = []
+    for name, bound in dims.items():
+        with _collected(problems, f"dims.{name}", "CP-ENTRY-DIMS"):
+            declared_dim(name, bound)
+    for key, item in given.items() if isinstance(given, dict) else enumerate(given):
+        name = str(key) if isinstance(given, dict) else f"input_{key}"
+        with _collected(problems, f"inputs.{key}", "CP-ENTRY-INPUTS"):
+            declared_item(name, item, positional=isinstance(given, list))
+    if problems:
+        raise PydanticCustomError("CP-ENTRY-INPUTS", "several problems", {"problems": problems})
     try:
         return declared_spec(given, dims)
     except ColdpressError as error:
@@ -273,14 +292,16 @@ _FIELDS = {"CP-ENTRY-DIMS": "dims", "CP-ENTRY-INPUTS": "inputs"}
 """Fields of errors that are found while another field is checked."""
 
 
-def coded_problem(problem: ErrorDetails) -> tuple[str, str, str]:
-    """Return the field in dotted form, the message and the code of an error of EntryModel."""
+def coded_problems(problem: ErrorDetails) -> list[tuple[str, str, str]]:
+    """Return the field in dotted form, the message and the code of each problem in an error of EntryModel."""
     location, kind = [str(part) for part in problem["loc"]], problem["type"]
+    if several := problem.get("ctx", {}).get("problems"):
+        return list(several)
     if kind.startswith("CP-"):
-        return _FIELDS.get(kind, ".".join(location)), problem["msg"], kind
+        return [(_FIELDS.get(kind, ".".join(location)), problem["msg"], kind)]
     of_limits = location[0] == "limits"
     code = "CP-ENTRY-LIMITS" if of_limits else "CP-ENTRY-FIELD"
-    return ".".join(location), _in_words(problem, LimitsModel if of_limits else EntryModel), code
+    return [(".".join(location), _in_words(problem, LimitsModel if of_limits else EntryModel), code)]
 
 
 def _in_words(problem: ErrorDetails, model: type[BaseModel]) -> str:

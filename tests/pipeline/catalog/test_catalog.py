@@ -110,8 +110,8 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"inputs": "", "dims": ""}, "inputs", "INPUTS", "got neither `inputs:` nor `samples:`; write `inputs: "),
     ({"dims": ""}, "inputs", "INPUTS", "dim 'batch' is unbound; add"),
     ({"dims": "{bacth: {max: 8}}"}, "inputs", "INPUTS", "dim 'batch' is unbound; did you mean 'bacth', as in dims"),
-    ({"dims": "{batch: {mx: 8}}"}, "dims", "DIMS", "field 'mx' is unknown; expected max, .*; did you mean 'max'"),
-    ({"dims": "{batch: {min: 9, max: 8}}"}, "dims", "DIMS", "expected 1 <= min <= max"),
+    ({"dims": "{batch: {mx: 8}}"}, "dims.batch", "DIMS", "field 'mx' is unknown; expected max, .*; did you mean 'max'"),
+    ({"dims": "{batch: {min: 9, max: 8}}"}, "dims.batch", "DIMS", "expected 1 <= min <= max"),
     ({"samples": "none.npz"}, "samples", "SAMPLES", "none.npz does not exist"),
     ({"samples": "catalog.txt"}, "samples", "SAMPLES", "expected a file that ends in"),
     ({"samples": "other.npz"}, "samples", "SAMPLES", "got tensors \\['y'\\], expected the inputs \\['input_0'\\]"),
@@ -220,7 +220,12 @@ def test_every_error_has_its_own_line(tmp_path: Path) -> None:
         models:
           - name: good
             source: python:campaign_models:good
-            inputs: [{shape: [1, 16]}]
+            inputs:
+              - {shape: [1, 16]}
+              - {shap: [1]}
+              - {shape: [1], dtype: flot32}
+            dims:
+              batch: {max: 0}
             limits:
               timeout_s: 60
               size_mb_max: 0
@@ -230,7 +235,8 @@ def test_every_error_has_its_own_line(tmp_path: Path) -> None:
         """
     problems = read_catalog(write(tmp_path, text)).problems
     places = {problem.field: problem.place for problem in problems}
-    assert places == {"seed": "catalog.yaml:2", "limits.size_mb_max": "catalog.yaml:9", "recipes.1": "catalog.yaml:12"}
+    lines = {"seed": 2, "inputs.1": 8, "inputs.2": 9, "dims.batch": 11, "limits.size_mb_max": 14, "recipes.1": 17}
+    assert places == {name: f"catalog.yaml:{line}" for name, line in lines.items()}
 
 
 def test_a_pickle_needs_trust(folder: Path) -> None:
