@@ -106,7 +106,7 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _payload(job: Mapping[str, Any], folder: Path) -> tuple[Callable[[Tensor], Tensor], None]:
-    from freezer.artifact.manifest import set_for
+    from freezer.artifact.payload_selection import set_for
     from freezer.freezing.candidates.candidate import Candidate
     from freezer.runtime.payloads import LOADERS
 

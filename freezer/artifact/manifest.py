@@ -2,15 +2,12 @@
 
 `manifest.json` is the JSON form of `Manifest`. `format_version` increases when old readers would misread it; readers reject
 versions that they do not know.
-
-Weights are packed for one thread count and one shape. An artifact may have a set of payloads for each of several thread counts; a
-set may have payloads for single points besides the one for all sizes. The set is selected at load, the payload at each call.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -186,50 +183,3 @@ def version_tuple(version: str) -> tuple[int, int]:
     """Major and minor of a torch version."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
-
-
-def counts_of(payloads: Iterable[Payload]) -> tuple[int, ...]:
-    """Thread counts that payloads are made for, ascending; payloads for any count do not appear."""
-    return tuple(sorted({payload.num_threads for payload in payloads if payload.num_threads is not None}))
-
-
-def set_for(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...]:
-    """Payloads for exactly this thread count or for any, most specific first."""
-    return tuple(payload for payload in payloads if payload.num_threads in (None, num_threads))
-
-
-def set_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, ...]:
-    """Payloads for a process that may use `budget` threads; empty if all need more.
-
-    Selects the largest thread count within the budget: fewer threads are slow, more would wait for each other.
-    """
-    held = tuple(payloads)
-    below = [count for count in counts_of(held) if count <= budget]
-    return set_for(held, max(below, default=budget))
-
-
-def is_special(payload: Payload, others: Iterable[Payload]) -> bool:
-    """Whether another payload of the same thread count accepts the single sizes of this one too."""
-    return is_exact(payload) and any(
-        other is not payload
-        and other.num_threads == payload.num_threads
-        and not is_exact(other)
-        and other.accepts({dim.name: dim.min for dim in payload.dims})
-        for other in others
-    )
-
-
-def without_special(payloads: Iterable[Payload]) -> tuple[Payload, ...]:
-    """Drop the payloads for which `is_special` holds."""
-    held = tuple(payloads)
-    return tuple(payload for payload in held if not is_special(payload, held))
-
-
-def is_exact(payload: Payload) -> bool:
-    """Whether a payload accepts only one size of every dim."""
-    return all(dim.min == dim.max for dim in payload.dims)
-
-
-def serving(payloads: Iterable[Payload], point: Mapping[str, int]) -> Payload | None:
-    """The most specific payload that accepts these sizes, which is the first; None if there is none."""
-    return next((payload for payload in payloads if payload.accepts(point)), None)

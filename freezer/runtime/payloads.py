@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.artifact.manifest import Payload, PayloadKind, is_exact, serving, set_within
+from freezer.artifact.manifest import Payload, PayloadKind
+from freezer.artifact.payload_selection import is_exact, serving, set_within
 from freezer.errors import ContractError, IntegrityError
 from freezer.runtime.devices import CPU
 from freezer.runtime.inductor_loader import open_inductor

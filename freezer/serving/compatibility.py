@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from freezer.artifact.manifest import Manifest, Payload, PayloadKind, counts_of, set_within, version_tuple
+from freezer.artifact.manifest import Manifest, Payload, PayloadKind, version_tuple
+from freezer.artifact.payload_selection import counts_of, set_within
 from freezer.errors import Refusal
 from freezer.hardware.device_classes import DEVICE_CLASSES, CudaHere, DeviceClass, can_run, cuda_version
 from freezer.hardware.machine import Machine

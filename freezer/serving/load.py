@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
-from freezer.artifact.manifest import Manifest, Payload, counts_of, is_exact, set_within
+from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact.payload_selection import counts_of, is_exact, set_within
 from freezer.artifact.signatures import Claims, Signatures, read_keys
 from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
 from freezer.hardware.cgroups import thread_budget

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.manifest import Payload, set_for
+from freezer.artifact.manifest import Payload
+from freezer.artifact.payload_selection import set_for
 from freezer.artifact.sections import FreezingReport
 from freezer.codec import decode, encode
 from freezer.freezing.models.subject import Subject

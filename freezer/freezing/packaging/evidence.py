@@ -17,7 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from freezer.artifact.folder import DRIFT_EVIDENCE, GOLDEN_INPUTS, GOLDEN_OUTPUTS, LATENCY_EVIDENCE
-from freezer.artifact.manifest import GoldenSet, counts_of, serving, set_for
+from freezer.artifact.manifest import GoldenSet
+from freezer.artifact.payload_selection import counts_of, serving, set_for
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.drift import DriftReport, DriftRow, scales_of

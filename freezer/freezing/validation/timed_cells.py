@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from freezer.artifact.manifest import Payload, is_special, serving, set_for, without_special
+from freezer.artifact.manifest import Payload
+from freezer.artifact.payload_selection import is_special, serving, set_for, without_special
 from freezer.artifact.sections import Dropped, PointFigures
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject

@@ -8,7 +8,8 @@ from functools import partial
 
 from torch import Tensor
 
-from freezer.artifact.manifest import Payload, serving, set_for, without_special
+from freezer.artifact.manifest import Payload
+from freezer.artifact.payload_selection import serving, set_for, without_special
 from freezer.artifact.sections import Dropped, PointFigures
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.diagnostics.messages import run_sentence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from freezer.artifact.manifest import Payload, counts_of, is_special, serving, set_for, set_within, without_special
+from freezer.artifact.manifest import Payload
+from freezer.artifact.payload_selection import counts_of, is_special, serving, set_for, set_within, without_special
 from freezer.spec.inputs import Dim
 
 
