@@ -16,6 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -126,8 +127,8 @@ def freeze(
         model: an `nn.Module` in eval mode. It is copied, never changed.
         example_inputs: inputs by parameter name, or positional: a tensor or a sequence. A value may be a tuple, list or dict of
             values. Constants (None, numbers, strings) are baked in.
-        out: the folder to write; new or empty. `OUT.evidence` beside it is replaced: it gets the measurements, code and errors of
-            what is not in the artifact.
+        out: the folder to write; new or empty. `OUT.evidence` beside it gets the measurements, code and errors of what is not in
+            the artifact, in a folder for each class, which is replaced.
         dims: the dims that may vary, by input and axis: `{"x": {0: Dim(name="batch", min=1, max=16)}}`. A tensor within another
             value is named by its path, `state.0`.
         options: see `FreezeOptions`.
@@ -205,7 +206,11 @@ def _freeze_subject(
     counts = thread_budget(torch.get_num_threads()) if options.num_threads is None else options.num_threads
     target = target_here(device_class, counts, device if device.type == "cuda" else None)
     provenance = {"source": source, "weights": weights_digest(subject.model)}
-    shutil.rmtree(evidence_of(out), ignore_errors=True)
+    for name in (target.device_class.name, PORTABLE):  # of an earlier freeze; nothing else in that folder is ours
+        shutil.rmtree(evidence_of(out) / name, ignore_errors=True)
+    (evidence_of(out) / "errors.txt").unlink(missing_ok=True)
+    with suppress(OSError):
+        evidence_of(out).rmdir()
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
         subject = placed(subject, target.device)
         result = _freeze_for(subject, target, Path(work), out, options, provenance)
