@@ -61,7 +61,7 @@ def test_an_artifact_as_fast_as_promised(scripted: Frozen, portable: Frozen) -> 
     found = check_speed(promised(scripted.artifact, 0.01), promised(portable.artifact, 1.0), THREADS, QUICK)
     assert found.expected == 0.01
     assert found.low <= found.measured <= found.high
-    assert found.measured == pytest.approx(found.median_ms["portable"] / found.median_ms[HERE])
+    assert found.measured == pytest.approx(found.median_ms["portable"] / found.median_ms[HERE], rel=0.5), "of rounds, not of calls"
     assert (found.device_class, found.num_threads, found.point, found.num_dropped) == (HERE, THREADS, {"batch": 1}, 0)
     assert f"times as fast as portable here ({found.low:.2f} to " in str(found)
     assert torch.get_num_threads() == THREADS

@@ -58,6 +58,17 @@ def test_the_interval_contains_the_true_ratio() -> None:
     assert sum(found.low > 1.0 for found in intervals) >= 36
 
 
+def test_the_interval_is_of_the_reported_value() -> None:
+    """Eager has two speeds. Its fast blocks have more calls, so that the median of all calls differs from that of the rounds."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        speeds = [1.0 if index < 8 else 3.0 for index in range(30)]
+        eager = [[ms * rng.lognormvariate(0, 0.1) for _ in range(int(60 / ms))] for ms in speeds]
+        candidate = [[0.6 * rng.lognormvariate(0, 0.1) for _ in range(100)] for _ in speeds]
+        found = speedup(sampling_of(eager=eager, candidate=candidate), "candidate", eager="eager", num_candidates=1, policy=ALL)
+        assert found.value not in (found.low, found.high)
+
+
 def test_the_interval_widens_with_more_candidates() -> None:
     one, many = (speedup(noisy(1, 1.5), "candidate", eager="eager", num_candidates=n, policy=ALL) for n in (1, 20))
     assert many.low < one.low
