@@ -2,7 +2,7 @@
 
 OK = 0
 FAILED = 1
-"""An outcome is failed or rejected."""
+"""An outcome is failed, rejected or unstable."""
 
 USAGE = 2
 """The request is invalid; nothing was started."""

@@ -1,8 +1,8 @@
 """The retry policy: what happens after each kind of failure. These tables decide it, and nothing else.
 
 A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError: `capture`, `build`, ...), from a
-judge that finds a candidate damaged (`damage`), or from the cluster (Ray's exceptions, by name). docs/operate.md shows the same
-table; a test compares the two.
+judge that finds a candidate damaged (`damage`) or the machine busy (`unstable`), or from the cluster (Ray's exceptions, by name).
+docs/operate.md shows the same table; a test compares the two.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ POLICY: Mapping[str, Decision] = {
     "disk": Decision(attempts=2, elsewhere=True, later=True),
     "damage": Decision(attempts=2, rebuild=True),
     "infrastructure": Decision(attempts=3, elsewhere=True, later=True),
+    "unstable": Decision(attempts=3, elsewhere=True, later=True),
     # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed: memory`.
     "node": Decision(attempts=3, elsewhere=True),
     "worker": Decision(attempts=3, elsewhere=True),

@@ -246,6 +246,8 @@ def _failure_in(task: Task, done: Done) -> TaskFailure | None:
         code = NODE_MEMORY if kind == "memory" else CODES[kind]
         return TaskFailure(kind=done.kind, failure=Failure(kind=kind, code=code, message=done.failure), node_id=node_id)
     result: BuildResult | JudgeResult = done.value
+    if isinstance(result, JudgeResult) and result.verdict == "unstable":
+        return TaskFailure(kind="unstable", failure=Failure(kind="unstable", message=result.reason), node_id=node_id)
     if result.failure is None:
         return None
     is_damage = task.recipe is None and result.failure.code == IntegrityError.code

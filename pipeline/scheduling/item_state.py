@@ -128,7 +128,11 @@ class JudgeStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeEnded:
-    """The judge ended; `failed` as in BuildEnded. `gone` lists recipes whose candidate was damaged and removed."""
+    """The judge ended; `failed` as in BuildEnded, and also set for the verdict `unstable`.
+
+    Attributes:
+        gone: recipes whose candidate was damaged and removed.
+    """
 
     result: JudgeResult
     failed: TaskFailure | None = None
@@ -245,7 +249,7 @@ def _after_judge(state: ItemState, event: JudgeEnded) -> Step:
         if again is not None:
             return again
         final = _final(failed, state.attempts_of(None))
-        result = replace(result, reason=final.message, failure=final)
+        result = replace(result, reason=final.message, failure=final if result.verdict == "failed" else None)
     outcome = outcome_of(item, result, state.results)
     if item.before is not None and outcome.verdict in ("failed", "unstable"):
         text = f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous result"

@@ -145,6 +145,45 @@ def test_damaged_candidates_are_rebuilt_once(store: Store, ledger: Ledger, times
     assert workers.said == ["build a home", "judge a home", "build a home", "judge a home", "outcome a"]
 
 
+class Disturbed(Workers):
+    """Judges of `a` are disturbed at first."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self._times = times
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        request, (done,) = self._tasks[handles[0]], super().wait(handles, timeout_s)
+        if isinstance(request, JudgeRequest) and request.entry.name == "a" and self._times:
+            self._times -= 1
+            return [replace(done, value=replace(done.value, verdict="unstable", reason="too busy"))]
+        return [done]
+
+
+def test_disturbed_judge_is_repeated_after_the_others(store: Store, ledger: Ledger) -> None:
+    plan, workers = planned(store, ledger, "ab"), Disturbed(times=2)
+    built(plan, store, "ab")
+    found = {item.entry.name: outcome for item, outcome in outcomes(plan, store, ledger, workers, [HOME])}
+    assert workers.said == ["judge a home", "judge b home", "outcome b", "judge a home", "judge a home", "outcome a"]
+    assert (found["a"].verdict, found["a"].reason) == ("rejected", "as it is")
+
+
+def test_disturbed_judge_moves_to_another_node(store: Store, ledger: Ledger) -> None:
+    plan, workers = planned(store, ledger, "a"), Disturbed(times=1)
+    built(plan, store, "a")
+    assert len(list(outcomes(plan, store, ledger, workers, [HOME, AWAY]))) == 1
+    first, second, _ = workers.said
+    assert {first, second} == {"judge a home", "judge a away"}
+
+
+def test_third_disturbed_judge_is_final(store: Store, ledger: Ledger) -> None:
+    plan, workers = planned(store, ledger, "a"), Disturbed(times=5)
+    built(plan, store, "a")
+    ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
+    assert workers.said == [*["judge a home"] * 3, "outcome a"]
+    assert (outcome.verdict, outcome.failure, outcome.reason) == ("unstable", None, "too busy; tried 3 times")
+
+
 def test_outcomes_wait_for_the_turn_of_others(store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     board, clock = DictBoard(), Clock()
     entries = [entry(name, store.root.parent) for name in "ab"]

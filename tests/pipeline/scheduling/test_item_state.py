@@ -91,6 +91,9 @@ class LifeOfAModel(RuleBasedStateMachine):
                 case Decide(outcome=outcome):
                     self.outcomes[device_class] += 1
                     assert outcome == self.states[device_class].outcome
+                    assert (outcome.failure is not None) == (outcome.verdict == "failed")
+                    earlier = before.attempts_of(None).failures
+                    assert outcome.verdict != "unstable" or earlier.count("unstable") == 2 or len(earlier) == MOST_ATTEMPTS - 1
 
     @precondition(lambda self: all(state.phase == Phase.PUBLISHED for state in self.states.values()))
     @rule(data=st.data())
@@ -127,8 +130,10 @@ class LifeOfAModel(RuleBasedStateMachine):
             self.step(device_class, BuildEnded(result=self.built(device_class, recipe), failed=failure or None))
             return
         self.step(device_class, JudgeStarted())
-        verdict = data.draw(st.sampled_from(["published", "rejected", "unstable"]))
-        result = JudgeResult(key="j", verdict="failed" if failure else verdict, reason="because")
+        verdict = data.draw(st.sampled_from(["published", "rejected"]))
+        if found is not None:
+            verdict = "unstable" if found.kind == "unstable" else "failed"
+        result = JudgeResult(key="j", verdict=verdict, reason="because")
         self.step(device_class, JudgeEnded(result=result, failed=failure or None))
 
     @precondition(lambda self: self.queued)
