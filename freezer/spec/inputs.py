@@ -85,14 +85,16 @@ class InputSpec:
             names.add(item.name)
         bound = [dim.name for dim in self.dims]
         used = {size: tensor for tensor in self.tensors for size in tensor.shape if isinstance(size, str)}
+        unbound: list[str] = []
         for name, tensor in used.items():
             if name not in bound:
                 close = get_close_matches(name, bound, n=1)
                 fix = f"did you mean {close[0]!r}, as in dims?" if close else f"add `{name}: {{min: 1, max: 8}}` to dims"
-                raise SpecError(f"input {tensor.name!r}: dim {name!r} is unbound; {fix}")
-        for name in bound:
-            if name not in used:
-                raise SpecError(f"dim {name!r} is used by no input; remove it or name it in a shape")
+                unbound.append(f"input {tensor.name!r}: dim {name!r} is unbound; {fix}")
+        if unbound:
+            raise SpecError("; ".join(unbound))
+        if unused := [name for name in bound if name not in used]:
+            raise SpecError("; ".join(f"dim {name!r} is used by no input; remove it or name it in a shape" for name in unused))
 
     @property
     def items(self) -> Iterator[InputItem]:

@@ -73,6 +73,7 @@ def test_many_dims_give_the_ends_of_each() -> None:
     ("inputs", "dims", "message"),
     [
         ({"x": {"shape": ["n"]}}, {}, "input 'x': dim 'n' is unbound; add `n: {min: 1, max: 8}`"),
+        ({"x": {"shape": ["n", "m"]}}, {}, "dim 'n' is unbound; .*dim 'm' is unbound"),
         ({"x": {"shape": [1]}}, {"n": {"max": 2}}, "dim 'n' is used by no input"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 3, "max": 2}}, "got min 3, max 2; expected 1 <= min <= max"),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 1.5, "max": 2}}, "expected whole numbers"),
