@@ -97,6 +97,17 @@ class Random(nn.Module):
         return x + 0.1 * torch.randn_like(x)
 
 
+class Masking(nn.Module):
+    """Masks its input, with the masks of the first rows only if a number is given."""
+
+    def __init__(self, rows: int | None = None) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x * mask[: self.rows]
+
+
 class Calling(nn.Module):
     """Calls a function."""
 

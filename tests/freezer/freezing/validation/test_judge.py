@@ -20,12 +20,14 @@ from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.target.target import target_here
 from freezer.freezing.validation.judge import _over_limit, _quality, judge
 from freezer.limits import Limits
+from freezer.spec.inputs import Dim
 from freezer.timing.sampling import Speedup
 from tests.models import (
     BakedCounter,
     Branching,
     Calling,
     Counter,
+    Masking,
     Mlp,
     Random,
     mlp,
@@ -64,6 +66,18 @@ def test_lost_branch_is_rejected(tmp_path: Path) -> None:
     assert "error_ratio" in found.reason
     assert found.winner is None
     assert found.sampling is None, "what is wrong is not timed"
+
+
+def test_mask_of_the_first_row_is_rejected(tmp_path: Path) -> None:
+    """At the largest sizes, too: a candidate may take another path there."""
+    inputs, seq = {"x": random_inputs(4, 8), "mask": torch.ones(4, 8)}, Dim(name="seq", min=4, max=8)
+    subject = subject_of(Masking(), inputs, {name: {0: BATCH, 1: seq} for name in inputs})
+    wrong = candidate_of(replace(subject, model=Masking(rows=1)), "portable", tmp_path / "c")
+    found = judgement_of(subject, [wrong])
+    assert found.verdict == "rejected"
+    (drift,) = (trial.drift for trial in found.trials)
+    assert drift is not None
+    assert {"batch": 4, "seq": 8} in [subject.sets[row.set_index].point for row in drift.rows if row.problem]
 
 
 def test_random_model_is_judged_by_its_noise(tmp_path: Path) -> None:
