@@ -161,18 +161,16 @@ def _latency(latency: LatencyRecord) -> Iterator[Row]:
         times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"
         yield "cold start", f"{times}, peak {cold.memory_peak_mb:.0f} MB"
     for item in latency.points if len(latency.points) > 1 else ():
-        sizes = "".join(f", {name} {size}" for name, size in item.point.items())
-        yield "point", f"{item.num_threads} threads{sizes}: {item.payload}, {_speed(item.p50, item.eager_p50, item)}"
+        speed = "calls take too long to measure" if item.verdict == "not measured" else _speed(item.p50, item.eager_p50, item)
+        yield "point", f"{item.place}: {item.payload}, {speed}" + (f", {item.verdict}" if item.speedup and item.verdict else "")
 
 
 def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | PointFigures) -> str:
-    if p50 is None or eager is None:
-        return "too disturbed to measure"
-    text = f"p50 {p50:.3g} ms, eager {eager:.3g} ms"
-    if figures.speedup is None or figures.speedup_ci is None:
-        return text
-    low, high = figures.speedup_ci
-    return f"{text}, {figures.speedup:.2f}x ({low:.2f} to {high:.2f})"
+    parts = [] if p50 is None or eager is None else [f"p50 {p50:.3g} ms", f"eager {eager:.3g} ms"]
+    if figures.speedup is not None and figures.speedup_ci is not None:
+        low, high = figures.speedup_ci
+        parts.append(f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f})")
+    return ", ".join(parts) or "too disturbed to measure"
 
 
 def _report(report: FreezingReport) -> Iterator[Row]:

@@ -7,13 +7,15 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from freezer.codec import stored_as, written_if
 from freezer.hardware.device_classes import CudaNeeds
 from freezer.limits import SamplingPolicy
+
+PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
 
 MAX_LISTED = 100
 """Longest list of names or reasons in a manifest."""
@@ -105,6 +107,8 @@ class PointFigures:
         payload: its path.
         eager_p50: median of eager; the percentiles are the payload's. None: too few samples.
         speedup, speedup_ci: over eager; None where the machine was too disturbed.
+        verdict: `faster` or `slower` than eager if the whole interval is; `unstable` where the machine was too disturbed; None in
+            manifests of earlier releases.
     """
 
     num_threads: int = field(metadata=stored_as("threads"))
@@ -116,6 +120,26 @@ class PointFigures:
     p99: float | None = None
     speedup: float | None
     speedup_ci: tuple[float, float] | None
+    verdict: PointVerdict | None = field(default=None, metadata=written_if(lambda self: self.verdict is not None))
+
+    @property
+    def place(self) -> str:
+        """Thread count and sizes, for people."""
+        return place_text(self.num_threads, self.point)
+
+
+def place_text(num_threads: int, point: Mapping[str, int]) -> str:
+    """Thread count and sizes, for people."""
+    threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
+    return ", ".join([threads, *(f"{name} {size}" for name, size in point.items())])
+
+
+def slower_than_eager(points: Iterable[PointFigures]) -> str:
+    """The places where the payload that serves is slower than eager, with its speedup; empty if there is none."""
+    serving: dict[str, PointFigures] = {}
+    for item in points:
+        serving.setdefault(item.place, item)  # the first of several payloads serves
+    return "; ".join(f"{place} ({item.speedup:.2f})" for place, item in serving.items() if item.verdict == "slower")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

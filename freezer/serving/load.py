@@ -20,10 +20,11 @@ import torch
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.payload_selection import counts_of, is_exact, set_within
+from freezer.artifact.sections import slower_than_eager
 from freezer.artifact.signatures import Claims, Signatures, read_keys
 from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
 from freezer.hardware.cgroups import thread_budget
-from freezer.hardware.device_classes import CudaHere
+from freezer.hardware.device_classes import PORTABLE, CudaHere
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import detect, this_host
 from freezer.runtime.cuda_graphs import check_graphs
@@ -177,6 +178,10 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
             run_canary(held, model)
             if manifest.stateful:
                 model = opened(held)
+    served = {payload.path for payload in payloads}
+    slower = slower_than_eager(item for item in manifest.latency.points if item.payload in served) if manifest.latency else ""
+    if slower and manifest.device_class != PORTABLE:
+        logger.warning("%s for %s was measured slower than eager with %s", manifest.model, manifest.device_class, slower)
     if counts and serving != num_threads:
         logger.info(
             "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",

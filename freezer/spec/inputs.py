@@ -137,6 +137,11 @@ class InputSpec:
             found.append(point)
         return tuple(found) or (least,)
 
+    def further_sizes(self, named: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
+        """The middle and the largest size of every dim, without those among the points that are named."""
+        sizes = ({dim.name: _middle(dim) for dim in self.dims}, {dim.name: dim.max for dim in self.dims})
+        return tuple(point for index, point in enumerate(sizes) if point not in (*sizes[:index], *map(dict, named)))
+
     def points(self) -> Iterator[dict[str, int]]:
         """The corner points of all dims, then the middle, without duplicates.
 
@@ -145,7 +150,7 @@ class InputSpec:
         """
         seen: set[tuple[int, ...]] = set()
         ends = [(dim.min, dim.max) for dim in self.dims]
-        middle = tuple(max(dim.min, math.isqrt(dim.min * dim.max) // dim.multiple_of * dim.multiple_of) for dim in self.dims)
+        middle = tuple(map(_middle, self.dims))
         corners: Iterable[tuple[int, ...]] = product(*(dict.fromkeys(sizes) for sizes in ends))
         if 2 ** sum(low < high for low, high in ends) > MAX_CORNERS:
             beside = [(*middle[:axis], end, *middle[axis + 1 :]) for axis, sizes in enumerate(ends) for end in sizes]
@@ -166,6 +171,11 @@ class InputSpec:
             with_tensors(item, lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))) for item in self.inputs
         )
         return replaced(self, inputs=changed)
+
+
+def _middle(dim: Dim) -> int:
+    """The size between the least and the largest, by ratio."""
+    return max(dim.min, math.isqrt(dim.min * dim.max) // dim.multiple_of * dim.multiple_of)
 
 
 def bind(spec: InputSpec, tensors: Mapping[str, Tensor]) -> tuple[list[Any], dict[str, Any]]:

@@ -168,11 +168,15 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
 
 
 def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy) -> Key:
-    """Return the key of one judge. Default points are not part of it; source and class are if there are no builds."""
+    """Return the key of one judge. Default points are not part of it; source and class are if there are no builds.
+
+    `sizes` are timed besides the points; judges of earlier releases timed none.
+    """
     alone = {} if builds else {"source": source.digest, "device_class": target.device_class}
     return make_key(
         {
             **_points(entry),
+            **_sizes(entry),
             **alone,
             "builds": sorted(build.digest for build in builds),
             "limits": {name: getattr(entry.limits, name) for name in JUDGED_LIMITS},
@@ -194,6 +198,14 @@ def _points(entry: Entry) -> dict[str, Any]:
         return {"points": [dict(point) for point in entry.points]} if entry.points else {}
     named = entry.spec.named_points(entry.points)
     return {} if named == (entry.spec.first_point(),) else {"points": [dict(point) for point in named]}
+
+
+def _sizes(entry: Entry) -> dict[str, Any]:
+    """The sizes that a judge times besides the points, if dims vary or are not known yet."""
+    if entry.spec is None:
+        return {"sizes": "middle, largest"}
+    sizes = entry.spec.further_sizes(entry.spec.named_points(entry.points))
+    return {"sizes": list(sizes)} if sizes else {}
 
 
 def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from freezer.artifact.sections import Migration
+from freezer.artifact.sections import Migration, slower_than_eager
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject, placed
@@ -20,7 +20,7 @@ from freezer.freezing.target.target import Target
 from freezer.freezing.validation.drift import Gate
 from freezer.freezing.validation.migration import compare
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, without_grad
+from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
 from freezer.freezing.validation.trials import Trial, run_trial
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
@@ -116,8 +116,14 @@ def judge(
             eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
         if cells:
             trials = [_measured(trial, subject, cells, len(passing), limits, policy, task_metric) for trial in trials]
-    by_drift = on_drift_alone or target.device_class.name == PORTABLE
-    verdict, reason, best = _decide(trials, cells, limits, on_drift_alone=by_drift)
+        by_drift = on_drift_alone or target.device_class.name == PORTABLE
+        verdict, reason, best = _decide(trials, cells, limits, on_drift_alone=by_drift)
+        if verdict == "published":
+            sizes = time_sizes(subject, best.candidate, target, policy)
+            timed = replace(best, points=(*best.points, *figures_of(best.candidate, sizes, policy, 1)))
+            trials, cells, best = [timed if trial is best else trial for trial in trials], (*cells, *sizes), timed
+            slower = slower_than_eager(best.points)
+            reason += f"; slower than eager with {slower}" if slower and not by_drift else ""
     return Judgement(
         verdict=verdict,
         reason=reason,

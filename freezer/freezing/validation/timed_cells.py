@@ -1,5 +1,7 @@
 """Cells: time eager and the candidates at each thread count and point, and select the payloads worth keeping.
 
+The winner is also timed at the middle and the largest sizes, to know where it is slower than eager.
+
 The first cell decides the verdict; its payload is always kept. Any other payload is kept only if it gains:
 
     for a single point, it must be faster there than the payload that would otherwise serve the point
@@ -20,7 +22,7 @@ from torch import nn
 
 from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import is_special, serving, set_for, without_special
-from freezer.artifact.sections import Dropped, PointFigures
+from freezer.artifact.sections import Dropped, PointFigures, PointVerdict, place_text
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import EAGER
@@ -59,8 +61,7 @@ class Cell:
         return speedup(self.sampling, name, eager=other, num_candidates=num_candidates, policy=policy)
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{name} {size}" for name, size in self.point.items())
-        return f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}" + (f", {sizes}" if sizes else "")
+        return place_text(self.num_threads, self.point)
 
 
 def general(recipe: str) -> str:
@@ -75,13 +76,27 @@ def time_cells(subject: Subject, candidates: Sequence[Candidate], target: Target
         subject: the model and its points.
         candidates: the candidates that passed the drift gate; without any, no cell is timed.
         target: the thread counts.
-        policy: the sampling policy; the cells share its time limit.
+        policy: the sampling policy; the cells share its time limit with `time_sizes`.
     """
     if not candidates:
         return ()
     places = [(count, point) for count in target.thread_counts for point in subject.points]
-    policies = shared_out(policy, len(places))
-    return tuple(_time_cell(subject, candidates, *place, each) for place, each in zip(places, policies, strict=True))
+    policies = shared_out(policy, len(places) + len(_further_sizes(subject)))
+    return tuple(_time_cell(subject, candidates, *place, each) for place, each in zip(places, policies, strict=False))
+
+
+def time_sizes(subject: Subject, winner: Candidate, target: Target, policy: SamplingPolicy) -> tuple[Cell, ...]:
+    """Time eager and the winner at the middle and the largest sizes, at the first thread count.
+
+    A size at which the least number of rounds takes longer than the whole time limit is not measured: its cell has no samples.
+    """
+    sizes = _further_sizes(subject)
+    shared = shared_out(policy, len(target.thread_counts) * len(subject.points) + len(sizes))[-1]
+    return tuple(_time_cell(subject, [winner], target.num_threads, size, shared, most_s=policy.time_limit_s) for size in sizes)
+
+
+def _further_sizes(subject: Subject) -> tuple[Mapping[str, int], ...]:
+    return subject.spec.further_sizes(subject.points)
 
 
 def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
@@ -94,9 +109,14 @@ def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
 
 
 def _time_cell(
-    subject: Subject, candidates: Sequence[Candidate], num_threads: int, point: Mapping[str, int], policy: SamplingPolicy
+    subject: Subject,
+    candidates: Sequence[Candidate],
+    num_threads: int,
+    point: Mapping[str, int],
+    policy: SamplingPolicy,
+    most_s: float | None = None,
 ) -> Cell:
-    """Time one cell with freshly opened payloads."""
+    """Time one cell with freshly opened payloads; `most_s` as in `_time_at`."""
     serve: dict[str, tuple[Candidate, Payload]] = {}
     for candidate in candidates:
         held = set_for(candidate.payloads, num_threads)
@@ -107,13 +127,19 @@ def _time_cell(
             serve[general(candidate.recipe)] = candidate, other
     with threads(num_threads):
         models = {name: candidate.open(subject, [payload]) for name, (candidate, payload) in serve.items()}
-        sampling = _time_at(point, subject, models, policy)
+        sampling = _time_at(point, subject, models, policy, most_s)
     paths = {name: payload.path for name, (_, payload) in serve.items()}
     return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
 
 
-def _time_at(point: Mapping[str, int], subject: Subject, candidates: Mapping[str, FrozenModel], policy: SamplingPolicy) -> Sampling:
-    """Time eager and candidates, interleaved, at a point."""
+def _time_at(
+    point: Mapping[str, int],
+    subject: Subject,
+    candidates: Mapping[str, FrozenModel],
+    policy: SamplingPolicy,
+    most_s: float | None = None,
+) -> Sampling:
+    """Time eager and candidates, interleaved, at a point; there are no samples if the least rounds take more than `most_s`."""
     inputs = [on_device(item, subject.device) for item in distinct_at(subject.spec, subject.on_host.sets, point)]
     eager = subject.fresh()
     for part in eager.modules():
@@ -125,7 +151,14 @@ def _time_at(point: Mapping[str, int], subject: Subject, candidates: Mapping[str
         resets = {name: model.preserved[subject.reset] for name, model in candidates.items()}
         resets[EAGER] = partial(without_grad, getattr(eager, subject.reset))
     with meter_of(subject.device, policy) as meter:
-        return sample({name: _calls(model, subject, inputs) for name, model in models.items()}, policy, resets, meter)
+        calls = {name: _calls(model, subject, inputs) for name, model in models.items()}
+        if most_s is not None:
+            first_ms = {name: [meter.timed_ms(call) for call in (own * 2)[:2]] for name, own in calls.items()}
+            least_s = policy.min_rounds * sum(min(taken) for taken in first_ms.values()) / 1e3
+            if least_s > most_s:
+                return Sampling(samples_ms={name: [] for name in calls}, num_dropped=0, settled=False, stable=False)
+            policy = replace(policy, time_limit_s=max(policy.time_limit_s, least_s))
+        return sample(calls, policy, resets, meter)
 
 
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +187,14 @@ def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPoli
                     **{key: ms.get(key) for key in ("p50", "p90", "p99")},
                     speedup=faster.value if faster else None,
                     speedup_ci=(faster.low, faster.high) if faster else None,
+                    verdict=_verdict(cell.sampling, faster),
                 )
+
+
+def _verdict(sampling: Sampling, faster: Speedup | None) -> PointVerdict:
+    if faster is None:
+        return "unstable" if sampling.num_dropped or sampling.samples_ms[EAGER] else "not measured"
+    return "faster" if faster.low > 1 else "slower" if faster.high < 1 else "not slower"
 
 
 def kept(

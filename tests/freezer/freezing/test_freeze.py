@@ -80,7 +80,9 @@ def test_evidence_has_every_sample_and_row(scripted: Frozen) -> None:
     assert judgement.sampling is not None
     latency = pq.read_table(scripted.artifact.folder / "evidence/latency.parquet").to_pylist()
     for name in ("eager", "torchscript-frozen"):
-        assert [row["latency_ms"] for row in latency if row["entrant"] == name] == judgement.sampling.pooled(name)
+        assert [
+            row["latency_ms"] for row in latency if (row["entrant"], row["point"]) == (name, "batch=1")
+        ] == judgement.sampling.pooled(name)
     drift = pq.read_table(scripted.artifact.folder / "evidence/drift.parquet").to_pylist()
     assert judgement.trials[0].drift is not None
     assert [row["error_ratio"] for row in drift] == [row.error_ratio for row in judgement.trials[0].drift.rows]

@@ -78,8 +78,9 @@ def test_every_payload_is_judged_and_timed(several: Several) -> None:
     assert runs == {(payload.num_threads, payload.path) for payload in several.candidate.payloads}
     by_dynamic = {several.subject.sets[row.set_index].point["batch"] for row in drift.rows if row.payload == PATHS[2]}
     assert by_dynamic >= {1, 3}, "the payload that would serve a point without its own is judged there too"
-    assert [(cell.num_threads, cell.point["batch"]) for cell in cells] == [(2, 1), (2, 3), (1, 1), (1, 3)]
-    for cell in cells:
+    timed = [(cell.num_threads, cell.point["batch"]) for cell in cells]
+    assert timed == [(2, 1), (2, 3), (1, 1), (1, 3), (2, 2), (2, 4)], "the middle and the largest sizes last"
+    for cell in cells[:4]:
         assert set(cell.sampling.samples_ms) == {"eager", "inductor-frozen", general("inductor-frozen")}
         name = f"threads{cell.num_threads}.pt2"
         assert list(cell.payloads.values()) == [f"payloads/batch{cell.point['batch']}-{name}", f"payloads/all-{name}"]
@@ -115,11 +116,12 @@ def test_manifest_and_evidence_have_every_cell(several: Several) -> None:
     manifest = several.artifact.manifest
     assert manifest.latency is not None
     rows = manifest.latency.points
-    assert {(row.num_threads, row.point["batch"]) for row in rows} == {(2, 1), (2, 3), (1, 1), (1, 3)}
+    assert {(row.num_threads, row.point["batch"]) for row in rows} == {(2, 1), (2, 3), (1, 1), (1, 3), (2, 2), (2, 4)}
     assert (manifest.latency.num_threads, manifest.latency.point) == (2, {"batch": 1})
     assert rows[0].speedup_ci == manifest.latency.speedup_ci
     latency = pq.read_table(several.artifact.folder / "evidence/latency.parquet").to_pylist()
-    assert {(row["threads"], row["point"]) for row in latency} == {(2, "batch=1"), (2, "batch=3"), (1, "batch=1"), (1, "batch=3")}
+    timed = {(row.num_threads, f"batch={row.point['batch']}") for row in rows}
+    assert {(row["threads"], row["point"]) for row in latency} == timed
     assert {row["payload"] for row in latency} == {None, *PATHS}
     drift = pq.read_table(several.artifact.folder / "evidence/drift.parquet").to_pylist()
     assert {row["payload"] for row in drift} == set(PATHS)
@@ -131,7 +133,7 @@ def test_manifest_and_evidence_have_every_cell(several: Several) -> None:
 def test_payloads_for_the_exact_thread_count_serve(several: Several, count: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "coldpress"):
         model = freezer.load(several.artifact.folder, threads=count)
-    assert caplog.records == []
+    assert not any("threads, as no payload is made" in record.getMessage() for record in caplog.records)
     assert [model.payload_for({"batch": size}).path for size in (1, 2, 3, 4)] == [
         f"payloads/{name}-threads{count}.pt2" for name in ("batch1", "all", "batch3", "all")
     ]
@@ -144,8 +146,7 @@ def test_payloads_for_the_exact_thread_count_serve(several: Several, count: int,
 def test_largest_smaller_count_serves(several: Several, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     with caplog.at_level(logging.INFO, "coldpress"):
         model = freezer.load(several.artifact.folder, threads=5)
-    (record,) = caplog.records
-    assert "calls run with 2 of 5 threads" in record.getMessage()
+    assert any("calls run with 2 of 5 threads" in record.getMessage() for record in caplog.records)
     assert model.payload_for({"batch": 1}).num_threads == 2
     two = tuple(payload for payload in several.artifact.manifest.payloads if payload.num_threads == 2)
     with pytest.raises(IncompatibleError, match=r"threads_mismatch: got 1 threads, expected 2"):
@@ -206,7 +207,7 @@ def test_command_takes_thread_counts_and_points(tmp_path: Path, monkeypatch: pyt
     assert not done.value.code
     latency = freezer.load(out).manifest.latency  # type: ignore[union-attr]
     assert latency is not None
-    assert [(row.num_threads, row.point) for row in latency.points] == [(1, {"batch": 3}), (1, {"batch": 1})]
+    assert [(row.num_threads, row.point["batch"]) for row in latency.points] == [(1, 3), (1, 1), (1, 2), (1, 4)]
     assert latency.point == {"batch": 3}
     for wrong in ("batch", "batch=x", "batch=1,batch=2"):
         monkeypatch.setattr(sys, "argv", ["coldpress", *arguments, "--point", wrong])

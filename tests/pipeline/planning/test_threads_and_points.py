@@ -63,7 +63,9 @@ def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
     parts = build_of(plain, tmp_path, "inductor-frozen").parts
     assert parts["num_threads"] == 2
     assert set(parts) == {"source", "inputs", "samples", "recipe", "device_class", "num_threads", "toolchain", "format_version"}
-    assert set(judge_of(plain).parts) == {"builds", "limits", "policy", "num_threads", "inputs", "task_metric"}
+    assert set(judge_of(plain).parts) == {"builds", "limits", "policy", "num_threads", "inputs", "task_metric", "sizes"}
+    assert judge_of(plain).parts["sizes"] == [{"batch": 2}, {"batch": 4}], "earlier releases timed only the least sizes"
+    assert "sizes" not in judge_of(several(spec=SPEC.at({"batch": 1}), points=())).parts, "nothing else to time"
 
 
 def test_threads_and_points_change_keys(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
     cells = [(row["threads"], row["point"]["batch"]) for row in candidate.points]
-    assert cells == [(2, 1), (2, 3), (1, 1), (1, 3)]
+    assert cells == [(2, 1), (2, 3), (1, 1), (1, 3), (2, 2), (2, 4)]
     assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
     assert result.figures.speedup == candidate.points[0]["speedup"]
     assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result

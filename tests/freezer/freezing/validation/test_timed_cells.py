@@ -133,11 +133,14 @@ def test_figures_of_kept_payloads() -> None:
         (1, 8, "all-threads1"),
     ]
     first = json.loads(json.dumps(rows[0]))
-    assert set(first) == {"threads", "point", "payload", "eager_p50", "p50", "p90", "p99", "speedup", "speedup_ci"}
+    assert set(first) == {"threads", "point", "payload", "eager_p50", "p50", "p90", "p99", "speedup", "speedup_ci", "verdict"}
     assert (first["eager_p50"], first["p50"]) == (pytest.approx(10.2), pytest.approx(4.08))
     assert first["speedup"] == pytest.approx(2.5)
     torn = [cell(2, 1, eager=10, special=4, dynamic=6, stable=False)]
-    assert [item.speedup_ci for item in figures_of(ALL, torn, POLICY, 1)] == [None, None]
+    assert [(item.speedup_ci, item.verdict) for item in figures_of(ALL, torn, POLICY, 1)] == [(None, "unstable")] * 2
+    speeds = [cell(2, 1, eager=10, special=ms, dynamic=10) for ms in (9, 11)]
+    verdicts = [item.verdict for item in figures_of(ALL, speeds, POLICY, 1)]
+    assert verdicts == ["faster", "not slower", "slower", "not slower"]
 
 
 def test_cells_share_the_time_limit() -> None:
