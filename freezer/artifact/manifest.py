@@ -74,7 +74,8 @@ class GoldenSet:
     Attributes:
         point: sizes of the named dims.
         native_rmse: by output, root-mean-square distance of the eager model from the float64 reference, or from itself if it draws
-            random numbers; pooled over all judged sets then, and for outputs of fewer than 64 elements.
+            random numbers; pooled over all judged sets then, and for outputs of fewer than 64 elements. Integers and bools have one
+            only if the model draws them; they may then differ from the golden ones.
         scales: by output that mixes scales, the magnitudes from which values are judged apart from all smaller ones, ascending; the
             same in every set. `native_rmse` is then that of the smallest values.
     """

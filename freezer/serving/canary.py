@@ -70,9 +70,10 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
     for spec, got in zip(manifest.outputs, zip(*answers, strict=True), strict=True):
         expected = [outputs[spec.name] for outputs in golden[:num_sets]]
         limits = manifest.golden[0].scales.get(spec.name, ())
+        drawn = any(item.native_rmse.get(spec.name) for item in manifest.golden)  # concerns integers and bools alone
         whole = pooled(expected, got, limits)
         for index, (r, c) in enumerate(zip(expected, got, strict=True)):
-            ratio, worst, problem = None, 0.0, exact_problem(r, c, limits)
+            ratio, worst, problem = None, 0.0, exact_problem(r, c, limits, drawn=drawn)
             if problem is None and comparable(r):
                 rmse, rms, worst = rms_errors(r, c, limits)
                 if r.numel() < POOL_BELOW:

@@ -54,9 +54,10 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftRow:
-    """The drift of one output in one call: a row of evidence/drift.parquet. Figures are None for integers and bools.
+    """The drift of one output in one call: a row of evidence/drift.parquet. Most figures are None for integers and bools.
 
     Attributes:
+        native_rmse: of eager against the reference; of integers and bools that eager draws, the difference between its runs.
         bound: limit on rmse; None where OpenVINO's bounds apply.
         problem: what failed, or None.
         num_threads, payload: thread count and payload path of the run.
@@ -139,9 +140,10 @@ def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate)
         eager = [call.eager[index] for call in calls]
         limits = scales_of(calls, index, float64=gate.float64)
         pools = _pools(calls, index, limits)
+        row = DriftRow(recipe=recipe, kind="single", set_index=0, output=name, num_elements=0, native_rmse=_drawn(calls, index))
         found = [
             _judged(
-                DriftRow(recipe=recipe, kind=call.kind, set_index=call.set_index, output=name, num_elements=e.numel()),
+                replace(row, kind=call.kind, set_index=call.set_index, num_elements=e.numel()),
                 call,
                 index,
                 pools,
@@ -154,6 +156,12 @@ def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate)
             found[0] = replace(found[0], problem="eager returns only NaN or Inf, no output was compared; fix the model")
         rows += _with_slices(found, calls, index, limits, gate)
     return rows
+
+
+def _drawn(calls: Sequence[Call], index: int) -> float | None:
+    """The noise of integers or bools that eager draws; None for other outputs."""
+    noise = max((call.noise_rmse[index] for call in calls), default=0.0)
+    return noise if noise > 0 and not comparable(calls[0].eager[index]) else None
 
 
 def scales_of(calls: Sequence[Call], index: int, *, float64: bool) -> tuple[float, ...]:
@@ -211,7 +219,7 @@ def _judged(row: DriftRow, call: Call, index: int, pools: _Pools, limits: Sequen
     if len(call.candidate) != len(call.eager):
         return replace(row, num_elements=0, problem=f"{len(call.candidate)} outputs, eager gives {len(call.eager)}")
     e, c = call.eager[index], call.candidate[index]
-    problem = structure_problem(e, c)
+    problem = structure_problem(e, c, drawn=row.native_rmse is not None)
     if problem is None and _strides(c) != _strides(e):
         problem = f"{STRIDES}{c.stride()}, eager's are {e.stride()}"
     if problem or not comparable(e):

@@ -16,6 +16,7 @@ from freezer.freezing.models.calls import call_source, same_each_time
 from freezer.freezing.models.checks import RESET
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import tensors_of
+from freezer.freezing.validation.distributions import NUM_RUNS, Run, sampled
 from freezer.freezing.validation.drift import Call, CallKind
 from freezer.freezing.validation.float64_mode import Widening, own_dtype, widening
 from freezer.numerics import DIGITS, comparable, finite_difference, in_double, rms, same_tensors, square_sum
@@ -23,9 +24,6 @@ from freezer.runtime.pytree import flatten
 
 SEQUENCE_CALLS = 4
 """Calls on one instance; state that freezing baked in shows only there."""
-
-NUM_RERUNS = 4
-"""Further runs of a model that draws random numbers, to measure its noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +35,7 @@ class Reference:
         stateful: whether a call changes the outputs of later calls.
         deterministic: whether eager repeats its outputs.
         float64: whether the reference ran in float64.
+        runs: what is compared of each run of eager, if it is not deterministic.
         note: why it did not; or else which casts were widened for that, and which roundings of the model remain.
     """
 
@@ -45,6 +44,7 @@ class Reference:
     deterministic: bool
     float64: bool
     note: str | None
+    runs: tuple[Run, ...] = ()
 
     @property
     def singles(self) -> tuple[Call, ...]:
@@ -116,18 +116,30 @@ def run_reference(subject: Subject) -> Reference:
     eagers = run_calls(eager, subject, stateful=stateful)
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
-    reruns = [] if deterministic else [run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RERUNS)]
+    noises = [[0.0] * len(e) for e in eagers]
+    runs = [] if deterministic else [sampled(eagers)]
+    while 0 < len(runs) < NUM_RUNS:
+        rerun = run_calls(eager, subject, stateful=stateful)
+        runs.append(sampled(rerun))
+        noises = [
+            list(map(max, known, map(_rms_difference, e, other))) for known, e, other in zip(noises, eagers, rerun, strict=True)
+        ]
     wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     calls = []
-    for position, ((kind, index), e, r) in enumerate(zip(schedule(subject), eagers, wide or eagers, strict=True)):
-        apart = [[_rms_difference(one, other) for one, other in zip(e, rerun[position], strict=True)] for rerun in reruns]
-        noise = [max(differences) for differences in zip(*apart, strict=True)] if apart else [0.0] * len(e)
+    for (kind, index), e, r, noise in zip(schedule(subject), eagers, wide or eagers, noises, strict=True):
         kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
         calls.append(Call(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
     if wide is not None and deterministic and (names := _without_digits(subject, calls)):
         found = f"eager has no correct digits in {names} (error above {DIGITS:.0%}), so the bounds are against eager there"
         note = f"{note}; {found}" if note else found
-    return Reference(calls=tuple(calls), stateful=stateful, deterministic=deterministic, float64=wide is not None, note=note)
+    return Reference(
+        calls=tuple(calls),
+        stateful=stateful,
+        deterministic=deterministic,
+        float64=wide is not None,
+        note=note,
+        runs=tuple(runs),
+    )
 
 
 def _without_digits(subject: Subject, calls: Sequence[Call]) -> str:
@@ -268,4 +280,4 @@ def _within(reference: Tensor, eager: Tensor) -> Tensor:
 
 
 def _rms_difference(one: Tensor, other: Tensor) -> float:
-    return rms(finite_difference(one, other)[0]) if comparable(one) and one.shape == other.shape else 0.0
+    return rms(finite_difference(one, other)[0]) if one.shape == other.shape else 0.0

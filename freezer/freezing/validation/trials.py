@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from freezer.freezing.diagnostics.messages import run_sentence
 from freezer.freezing.models.calls import baked_in
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.target.target import Target
+from freezer.freezing.validation.distributions import distribution_problem, sampled
 from freezer.freezing.validation.drift import STRIDES, DriftReport, DriftRow, Gate, assess, report
 from freezer.freezing.validation.reference import Reference, Runner, run_calls
 from freezer.runtime.pytree import leaves_of
@@ -61,20 +62,25 @@ def run_trial(
     names = [output.name for output in subject.outputs]
     rows: list[DriftRow] = []
     outputs: list[list[Tensor]] = []
+    random: str | None = None
     try:
         for num_threads, payloads in _ways_to_serve(subject, candidate, target):
+            fresh = partial(_runner, subject, candidate, payloads)
             with threads(num_threads):
-                results = run_calls(partial(_runner, subject, candidate, payloads), subject, stateful=reference.stateful)
+                results = run_calls(fresh, subject, stateful=reference.stateful)
             calls = [replace(call, candidate=leaves) for call, leaves in zip(reference.calls, results, strict=True)]
             served = [serving(payloads, item.point) for item in subject.sets]
             paths = [payload.path if payload else "" for payload in served]
             found = assess(candidate.recipe, names, calls, gate)
             rows += [replace(row, num_threads=num_threads, payload=paths[row.set_index]) for row in found]
             outputs = outputs or results
+            if not reference.deterministic and random is None and not any(row.problem for row in found):
+                with threads(num_threads):
+                    random = _random_problem(subject, reference, fresh, results)
     except Exception as error:  # a payload may raise anything; the others go on
         return Trial(candidate=candidate, drift=None, problem=run_sentence(error)), []
     drift = report(rows, gate)
-    problem = _constant(subject, reference, outputs, candidate) if drift.passed else drift.nearest_miss
+    problem = random if drift.passed else drift.nearest_miss
     answers: list[dict[str, Tensor]] = []
     if problem is None:
         singles = [leaves for call, leaves in zip(reference.calls, outputs, strict=True) if call.kind == "single"]
@@ -105,10 +111,13 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload] 
     return Runner(call=call, reset=None if subject.reset is None else model.preserved[subject.reset])
 
 
-def _constant(subject: Subject, reference: Reference, outputs: Sequence[list[Tensor]], candidate: Candidate) -> str | None:
-    """Detect a candidate with constants in place of a model's random numbers; return the problem or None."""
-    if reference.deterministic:
-        return None
-    again = [(call.eager, leaves) for call, leaves in zip(reference.calls, outputs, strict=True) if call.set_index == 0]
-    ask = partial(_runner(subject, candidate).call, subject.sets[0].tensors)
-    return baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask)
+def _random_problem(
+    subject: Subject, reference: Reference, fresh: Callable[[], Runner], results: Sequence[list[Tensor]]
+) -> str | None:
+    """Detect constants in place of a model's random numbers, and other distributions; return the problem or None."""
+    again = [(call.eager, leaves) for call, leaves in zip(reference.calls, results, strict=True) if call.set_index == 0]
+    ask = partial(fresh().call, subject.sets[0].tensors)
+    if problem := baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask):
+        return problem
+    more = [sampled(run_calls(fresh, subject, stateful=reference.stateful)) for _ in reference.runs[1:]]
+    return distribution_problem([output.name for output in subject.outputs], reference.runs, [sampled(results), *more])
