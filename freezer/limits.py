@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Clock = Literal["wall", "cpu"]
+"""What measured latency: the clock, in undisturbed rounds; or the calling thread's CPU time, in all rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +39,7 @@ class SamplingPolicy:
         warmup_s: longest warm-up of each entrant.
         block_ms: wall time of an entrant's block of calls in a round.
         percentiles: published ones.
-        min_rounds: undisturbed rounds needed for a result.
+        min_rounds: undisturbed rounds needed for a result; slow models are sampled beyond the time limit for them.
         busy_limit: share of CPU time that other processes may use in a round.
         steal_limit: share of CPU time that the hypervisor may take in a round.
         num_bootstrap: resamples of the confidence interval.
@@ -46,7 +50,7 @@ class SamplingPolicy:
     warmup_s: float = 1.5
     block_ms: float = 60.0
     percentiles: tuple[str, ...] = ("p50", "p90", "p99")
-    min_rounds: int = 5
+    min_rounds: int = 10
     busy_limit: float = 0.25
     steal_limit: float = 0.10
     num_bootstrap: int = 1000

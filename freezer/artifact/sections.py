@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from freezer.codec import stored_as, written_if
 from freezer.hardware.device_classes import CudaNeeds
-from freezer.limits import SamplingPolicy
+from freezer.limits import Clock, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
 
@@ -109,6 +109,7 @@ class PointFigures:
         speedup, speedup_ci: over eager; None where the machine was too disturbed.
         verdict: `faster` or `slower` than eager if the whole interval is; `unstable` where the machine was too disturbed; None in
             manifests of earlier releases.
+        clock: as in LatencyRecord.
     """
 
     num_threads: int = field(metadata=stored_as("threads"))
@@ -121,6 +122,7 @@ class PointFigures:
     speedup: float | None
     speedup_ci: tuple[float, float] | None
     verdict: PointVerdict | None = field(default=None, metadata=written_if(lambda self: self.verdict is not None))
+    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
 
     @property
     def place(self) -> str:
@@ -149,6 +151,7 @@ class LatencyRecord:
     Attributes:
         eager_ms, ms: percentiles of eager and of the artifact; None: too few samples.
         speedup, speedup_ci: over eager; None where the machine was too disturbed.
+        clock: which samples decided: `wall` of undisturbed rounds, `cpu` time of all rounds.
         num_samples: by entrant.
         settled: whether sampling ended before its time limit.
         points: figures of every payload wherever it was timed, the deciding place first.
@@ -161,6 +164,7 @@ class LatencyRecord:
     ms: Mapping[str, float | None] = field(default_factory=dict)
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
+    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
     num_samples: Mapping[str, int] = field(default_factory=dict)
     num_dropped_rounds: int = 0
     settled: bool = True

@@ -72,11 +72,10 @@ def check_speed(
         calls = {entrant: _calls(model, inputs) for entrant, model in models.items()}
         resets = {entrant: model.preserved[reset] for entrant, model in models.items()} if reset else {}
         sampling = sample(calls, policy, resets, meter)
-    num_rounds = len(sampling.samples_ms[name])
     if not sampling.stable:
         raise SpeedError(
-            f"{manifest.model} for {name}: only {num_rounds} undisturbed rounds within the time limit ({sampling.num_dropped} "
-            f"dropped), expected at least {policy.min_rounds}; stop other processes on these CPUs, and try again"
+            f"{manifest.model} for {name}: {sampling.problem}, expected at least {policy.min_rounds} rounds; stop other "
+            "processes on these CPUs, and try again"
         )
     ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
     found = SpeedCheck(
@@ -88,7 +87,7 @@ def check_speed(
         num_threads=num_threads,
         point=point,
         median_ms={entrant: statistics.median(sampling.pooled(entrant)) for entrant in sampling.samples_ms},
-        num_rounds=num_rounds,
+        num_rounds=sampling.num_undisturbed,
         num_dropped=sampling.num_dropped,
     )
     if found.measured < LEAST_SHARE * expected:

@@ -2,6 +2,9 @@
 
 On a GPU, device events around a call measure it, including its launches. The meter waits for the device after every call, so that
 calls do not overlap.
+
+CPU time can replace the clock only for calls on a single thread: it leaves out what other processes and the hypervisor took. With
+more threads it counts OpenMP's spinning at barriers, of which a disturbed call has up to 400 times as much as computation.
 """
 
 from __future__ import annotations
@@ -11,13 +14,33 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from freezer.hardware.nvml import NvmlError, Reading, opened, reading
 from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import current, nvml_uuid
+from freezer.timing.processes import cpu_times, most_active
+
+ONE_THREAD = 0.05
+"""CPU time that other threads of this process may use, relative to the one that makes the calls."""
+
+
+class _Times(NamedTuple):
+    """Seconds by the clock, of the CPUs of this process while busy, of them stolen by the hypervisor, used by this process, and
+    used by this thread.
+    """
+
+    elapsed: float
+    busy: float
+    stolen: float
+    own: float
+    thread: float
+
+    def since(self, before: _Times) -> _Times:
+        """The time that passed, of each kind."""
+        return _Times(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class CpuMeter:
@@ -25,7 +48,9 @@ class CpuMeter:
 
     def __init__(self, policy: SamplingPolicy) -> None:
         self._policy = policy
-        self._before = _cpu_times()
+        self._first = self._before = _cpu_times()
+        self._processes = cpu_times()
+        self._calls_s = self._other_threads_s = 0.0
 
     def timed_ms(self, call: Callable[[], Any]) -> float:
         """Time a call, in milliseconds."""
@@ -39,9 +64,23 @@ class CpuMeter:
 
     def disturbed(self, num_rounds: int = 1) -> bool:
         """Whether other processes used the hardware in these rounds more than the policy allows; two clock ticks are ignored."""
-        elapsed, busy, stolen, own = (now - before for now, before in zip(_cpu_times(), self._before, strict=True))
-        available = max(elapsed * len(os.sched_getaffinity(0)), 1e-6)
-        return busy - own - 0.02 > self._policy.busy_limit * available or stolen - 0.01 > self._policy.steal_limit * available
+        passed = _cpu_times().since(self._before)
+        self._calls_s += passed.thread
+        self._other_threads_s += passed.own - passed.thread
+        available = max(passed.elapsed * len(os.sched_getaffinity(0)), 1e-6)
+        by_others = passed.busy - passed.own - 0.02 > self._policy.busy_limit * available
+        return by_others or passed.stolen - 0.01 > self._policy.steal_limit * available
+
+    def single_threaded(self) -> bool:
+        """Whether the calls of all rounds used one thread, so that its CPU time is their latency without disturbance."""
+        return torch.get_num_threads() == 1 and self._other_threads_s <= ONE_THREAD * self._calls_s
+
+    def disturbance(self) -> str:
+        """What used the CPUs since this meter was made, beside this process."""
+        passed, num_cpus = _cpu_times().since(self._first), len(os.sched_getaffinity(0))
+        others, stolen = (100 * used_s / (passed.elapsed * num_cpus) for used_s in (passed.busy - passed.own, passed.stolen))
+        named = most_active(self._processes, cpu_times(), passed.elapsed) or "none that is visible here"
+        return f"other processes used {others:.0f}% of {num_cpus} CPUs, the hypervisor {stolen:.0f}%; most active: {named}"
 
     def facts(self) -> dict[str, Any] | None:
         """State of the hardware over all rounds, for the manifest; None for a CPU, which the judge records."""
@@ -83,6 +122,10 @@ class GpuMeter(CpuMeter):
         self._num_shared += num_rounds * shared
         return shared or super().disturbed()
 
+    def single_threaded(self) -> bool:
+        """False: the device computes."""
+        return False
+
     def facts(self) -> dict[str, Any]:
         """Ranges of clocks and temperatures, throttling reasons, and the number of shared rounds."""
         if self._read is None:
@@ -123,8 +166,7 @@ def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[CpuMeter]
         yield GpuMeter(policy, lambda: torch.cuda.Event(enable_timing=True), read)
 
 
-def _cpu_times() -> tuple[float, float, float, float]:
-    """Seconds by the clock, of the CPUs of this process while busy, of them stolen by the hypervisor, and used by this process."""
+def _cpu_times() -> _Times:
     tick, cpus = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
     busy = steal = 0
     with open("/proc/stat") as file:
@@ -134,4 +176,4 @@ def _cpu_times() -> tuple[float, float, float, float]:
                 user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, fields[:8])
                 busy += user + nice + system + irq + softirq
                 steal += stolen
-    return time.monotonic(), busy / tick, steal / tick, time.process_time()
+    return _Times(time.monotonic(), busy / tick, steal / tick, time.process_time(), time.thread_time())

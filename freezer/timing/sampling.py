@@ -4,6 +4,8 @@ Warm up until stable. Sample in rounds of one block per entrant. Drop and count 
 windows are within 10% of their mean and every percentile has enough samples, or at the time limit. Pool the raw samples. A
 percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
 
+With too few undisturbed rounds, the CPU time of all rounds decides if the calls used one thread and its means are as close.
+
 A block has a duration, not a number of calls: a number found while the machine was busier or quieter would make rounds last a
 millisecond or many seconds. Rounds too short for the kernel's clock ticks are checked for disturbance together, every TELLING_S.
 """
@@ -11,18 +13,21 @@ millisecond or many seconds. Rounds too short for the kernel's clock ticks are c
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from freezer.limits import SamplingPolicy
+from freezer.limits import Clock, SamplingPolicy
 from freezer.timing.meters import CpuMeter
+
+logger = logging.getLogger("coldpress")
 
 WARM_UP_BLOCK = 100
 """Warm-up calls between resets of a state."""
@@ -32,6 +37,12 @@ MOST_CALLS = 1000
 
 TELLING_S = 0.1
 """Least duration of rounds that are checked for disturbance: CPU times have ticks of 10 ms, of which two are ignored."""
+
+OVERTIME = 2
+"""Multiple of the time limit after which a disturbed machine is given up."""
+
+SLOW_OVERTIME = 20
+"""The same for rounds so long that fewer than twice the minimum were tried."""
 
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
@@ -44,7 +55,9 @@ class Sampling:
         samples_ms: latency of each call in milliseconds, by entrant and kept round.
         num_dropped: disturbed rounds.
         settled: whether sampling stopped because the means were stable, not at the time limit.
-        stable: whether there were enough undisturbed rounds.
+        stable: whether there were enough rounds to measure speed.
+        clock: that the samples were taken by; `cpu` includes the disturbed rounds.
+        disturbance: what used the CPUs, if rounds were dropped.
         device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
     """
 
@@ -52,7 +65,20 @@ class Sampling:
     num_dropped: int
     settled: bool
     stable: bool
+    clock: Clock = "wall"
+    disturbance: str = ""
     device: Mapping[str, Any] | None = None
+
+    @property
+    def num_undisturbed(self) -> int:
+        """Number of undisturbed rounds."""
+        return len(next(iter(self.samples_ms.values()))) - (self.num_dropped if self.clock == "cpu" else 0)
+
+    @property
+    def problem(self) -> str:
+        """Why there is no result, if it is not stable."""
+        why = f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few to measure speed"
+        return f"{why}; {self.disturbance}" if self.disturbance else f"{why} of a model as slow as this"
 
     def pooled(self, name: str) -> list[float]:
         """All kept samples of an entrant, in milliseconds."""
@@ -73,6 +99,13 @@ class Speedup:
     high: float
 
 
+class _Block(NamedTuple):
+    """Latencies of consecutive calls, and CPU times of their thread, in milliseconds."""
+
+    wall: list[float]
+    cpu: list[float]
+
+
 def sample(
     entrants: Mapping[str, Sequence[Callable[[], Any]]],
     policy: SamplingPolicy,
@@ -91,38 +124,62 @@ def sample(
     resets, meter = resets or {}, meter or CpuMeter(policy)
     for name, calls in entrants.items():
         _warm_up(calls, policy, resets.get(name), meter)
-    shuffle = random.Random(policy.seed)
-    order, rotating = list(entrants), {name: itertools.cycle(calls) for name, calls in entrants.items()}
-    rounds: list[dict[str, list[float]]] = []
-    num_dropped, settled = 0, False
-    started = time.monotonic()
-    while not settled:
-        passed_s = time.monotonic() - started
-        if passed_s > 2 * policy.time_limit_s or (passed_s > policy.time_limit_s and len(rounds) >= policy.min_rounds):
-            break
-        together: list[dict[str, list[float]]] = []
+    shuffle, rotating = random.Random(policy.seed), {name: itertools.cycle(calls) for name, calls in entrants.items()}
+    order = list(entrants)
+    tried: list[dict[str, _Block]] = []
+    rounds: list[dict[str, list[float]]] = []  # undisturbed
+    settled, started = False, time.monotonic()
+    while not tried or (not settled and _goes_on(time.monotonic() - started, len(rounds), len(tried), policy)):
+        together: list[dict[str, _Block]] = []
         began = time.monotonic()
         meter.begin()
         while not together or time.monotonic() - began < TELLING_S:
             shuffle.shuffle(order)
-            blocks: dict[str, list[float]] = {}
+            blocks: dict[str, _Block] = {}
             for name in order:
                 if name in resets:
                     resets[name]()
                 blocks[name] = _block(rotating[name], policy.block_ms, meter)
-            together.append(blocks)
-        if meter.disturbed(len(together)):
-            num_dropped += len(together)
-        else:
-            rounds += together
-        settled = len(rounds) >= 4 * policy.min_rounds and _settled(rounds, policy)
+            together.append({name: blocks[name] for name in entrants})
+        tried += together
+        if not meter.disturbed(len(together)):
+            rounds += _times("wall", together)
+        settled = len(rounds) >= max(4, 2 * policy.min_rounds) and _has_samples(rounds, policy) and _steady(rounds)
+    return _sampling(tried, rounds, policy, meter, settled=settled)
+
+
+def _sampling(
+    tried: Sequence[Mapping[str, _Block]],
+    rounds: Sequence[Mapping[str, Sequence[float]]],
+    policy: SamplingPolicy,
+    meter: CpuMeter,
+    *,
+    settled: bool,
+) -> Sampling:
+    """Return the undisturbed rounds, or the CPU time of all rounds if that is valid and there are too few."""
+    num_dropped, stable = len(tried) - len(rounds), len(rounds) >= policy.min_rounds
+    clock: Clock = "wall"
+    if not stable and len(tried) >= policy.min_rounds and meter.single_threaded() and _steady(by_cpu := _times("cpu", tried)):
+        clock, stable, rounds = "cpu", True, by_cpu
+    disturbance = meter.disturbance() if num_dropped else ""
+    if disturbance and (not stable or clock == "cpu"):
+        logger.warning("%d of %d rounds were disturbed; %s", num_dropped, len(tried), disturbance)
     return Sampling(
-        samples_ms={name: [blocks[name] for blocks in rounds] for name in entrants},
+        samples_ms={name: [blocks[name] for blocks in rounds] for name in tried[0]},
         num_dropped=num_dropped,
         settled=settled,
-        stable=len(rounds) >= policy.min_rounds,
+        stable=stable,
+        clock=clock,
+        disturbance=disturbance,
         device=meter.facts(),
     )
+
+
+def _goes_on(passed_s: float, num_kept: int, num_tried: int, policy: SamplingPolicy) -> bool:
+    """Whether to sample further: until the time limit, and beyond it for enough undisturbed rounds."""
+    if num_kept >= policy.min_rounds:
+        return passed_s <= policy.time_limit_s
+    return passed_s <= policy.time_limit_s * (OVERTIME if num_tried >= 2 * policy.min_rounds else SLOW_OVERTIME)
 
 
 def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy) -> Speedup:
@@ -166,22 +223,32 @@ def _warm_up(
                 break
 
 
-def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter) -> list[float]:
-    """Latencies of one block of calls."""
-    taken: list[float] = []
-    while block_ms > 0 and len(taken) < MOST_CALLS:
-        taken.append(meter.timed_ms(next(calls)))
-        block_ms -= taken[-1]
-    return taken
+def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter) -> _Block:
+    """Times of one block of calls."""
+    block = _Block([], [])
+    while block_ms > 0 and len(block.wall) < MOST_CALLS:
+        used_s = time.thread_time()
+        block.wall.append(meter.timed_ms(next(calls)))
+        block.cpu.append((time.thread_time() - used_s) * 1e3)
+        block_ms -= block.wall[-1]
+    return block
 
 
-def _settled(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
-    """Whether every entrant has enough samples, and the means of its last 3 windows are within 10% of their mean."""
+def _times(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[dict[str, list[float]]]:
+    """The times of rounds by one clock."""
+    return [{name: block.wall if clock == "wall" else block.cpu for name, block in blocks.items()} for blocks in rounds]
+
+
+def _has_samples(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
+    """Whether every entrant has enough samples for all percentiles."""
     needed = max(MIN_SAMPLES[key] for key in policy.percentiles)
+    return all(sum(len(blocks[name]) for blocks in rounds) >= needed for name in rounds[0])
+
+
+def _steady(rounds: Sequence[Mapping[str, Sequence[float]]]) -> bool:
+    """Whether the means of every entrant's last 3 windows are within 10% of their mean."""
     window = max(1, len(rounds) // 4)
     for name in rounds[0]:
-        if sum(len(blocks[name]) for blocks in rounds) < needed:
-            return False
         last = [rounds[len(rounds) - (i + 1) * window : len(rounds) - i * window] for i in range(3)]
         means = [statistics.fmean(s for blocks in part for s in blocks[name]) for part in last]
         overall = statistics.fmean(means)

@@ -146,6 +146,7 @@ def _latency(judgement: Judgement, winner: Trial, cold_start: ColdStart) -> Late
         ms=winner.latency_ms or {},
         speedup=faster.value if faster else None,
         speedup_ci=(faster.low, faster.high) if faster else None,
+        clock=sampling.clock,
         num_samples={name: len(sampling.pooled(name)) for name in sampling.samples_ms},
         num_dropped_rounds=sampling.num_dropped,
         settled=sampling.settled,

@@ -199,21 +199,19 @@ def _decide(trials: Sequence[Trial], cells: Sequence[Cell], limits: Limits, *, o
         return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0]
     sampling = cells[0].sampling
     if not sampling.stable:
-        num_kept = len(sampling.samples_ms[EAGER])
-        reason = (
-            f"only {num_kept} undisturbed rounds within the time limit ({sampling.num_dropped} dropped); too few to measure speed"
-        )
+        reason = sampling.problem
         if sampling.device and (shared := sampling.device.get("num_rounds_shared")):
             reason += f"; in {shared} of them another process used the GPU"
         return "unstable", reason, passing[0]
     measured = [(trial, trial.speedup) for trial in passing if trial.speedup]
     ranked = sorted(measured, key=lambda pair: -pair[1].value)
+    how = f"; by CPU time, since {sampling.disturbance}" if sampling.clock == "cpu" else ""
     for trial, faster in ranked:
         if _over_limit(trial, faster, limits) is None:
             reason = f"{trial.candidate.recipe} is {faster.value:.2f} times as fast as eager (at least {faster.low:.2f})"
-            return "published", reason, trial
+            return "published", f"{reason}{how}", trial
     fastest, faster = ranked[0]
-    return "kept-eager", f"{fastest.candidate.recipe}: {_over_limit(fastest, faster, limits)}", fastest
+    return "kept-eager", f"{fastest.candidate.recipe}: {_over_limit(fastest, faster, limits)}{how}", fastest
 
 
 def _over_limit(trial: Trial, faster: Speedup, limits: Limits) -> str | None:

@@ -88,11 +88,11 @@ def time_cells(subject: Subject, candidates: Sequence[Candidate], target: Target
 def time_sizes(subject: Subject, winner: Candidate, target: Target, policy: SamplingPolicy) -> tuple[Cell, ...]:
     """Time eager and the winner at the middle and the largest sizes, at the first thread count.
 
-    A size at which the least number of rounds takes longer than the whole time limit is not measured: its cell has no samples.
+    A size at which the least number of rounds takes longer than twice the time limit is not measured: its cell has no samples.
     """
     sizes = _further_sizes(subject)
     shared = shared_out(policy, len(target.thread_counts) * len(subject.points) + len(sizes))[-1]
-    return tuple(_time_cell(subject, [winner], target.num_threads, size, shared, most_s=policy.time_limit_s) for size in sizes)
+    return tuple(_time_cell(subject, [winner], target.num_threads, size, shared, most_s=2 * policy.time_limit_s) for size in sizes)
 
 
 def _further_sizes(subject: Subject) -> tuple[Mapping[str, int], ...]:
@@ -188,6 +188,7 @@ def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPoli
                     speedup=faster.value if faster else None,
                     speedup_ci=(faster.low, faster.high) if faster else None,
                     verdict=_verdict(cell.sampling, faster),
+                    clock=cell.sampling.clock,
                 )
 
 

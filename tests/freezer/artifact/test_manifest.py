@@ -42,7 +42,7 @@ def test_manifests_are_read_as_dataclasses() -> None:
     assert manifest.needs.cuda == CudaNeeds(capability="9.0", runtime="12.8", driver="525.60.13", host="cpu-x86-64-v3")
     assert manifest.recipe.preserve == ("hidden", "reset")
     assert manifest.latency is not None
-    assert manifest.latency.policy == SamplingPolicy()
+    assert manifest.latency.policy == SamplingPolicy(min_rounds=5)
     assert [(figures.num_threads, figures.speedup_ci) for figures in manifest.latency.points] == [(2, (2.25, 2.75)), (2, None)]
     assert manifest.freezing.migration is not None
     assert manifest.freezing.migration.gain_ci == (1.25, 1.75)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from freezer.limits import SamplingPolicy
+from freezer.runtime.threads import threads
 from freezer.timing.meters import CpuMeter
 from freezer.timing.sampling import MIN_SAMPLES, TELLING_S, Sampling, sample, speedup
 from tests.steps import QUICK
@@ -158,6 +161,64 @@ def test_disturbed_rounds_are_dropped(busy_machine: None) -> None:
     forgiving = sample(calls, replace(strict, busy_limit=2.0))
     assert forgiving.num_dropped == 0
     assert forgiving.stable
+
+
+def spin(count: int) -> None:
+    sum(range(count))
+
+
+SPINS: dict[str, list[Callable[[], Any]]] = {"one": [partial(spin, 10_000)], "three": [partial(spin, 30_000)]}
+STRICT = SamplingPolicy(time_limit_s=0.4, warmup_s=0.05, min_rounds=5, block_ms=10.0, num_bootstrap=200)
+
+
+def test_cpu_time_decides_between_disturbed_calls_of_one_thread(busy_machine: None) -> None:
+    with threads(1):
+        found = sample(SPINS, STRICT)
+    assert (found.stable, found.clock) == (True, "cpu")
+    ratio = speedup(found, "one", eager="three", num_candidates=1, policy=STRICT)
+    assert 2.5 < ratio.value < 3.5
+    assert "(pid " in found.disturbance, "names who disturbed"
+
+
+def test_several_threads_have_no_cpu_time(busy_machine: None) -> None:
+    with threads(2):
+        found = sample(SPINS, STRICT)
+    assert (found.stable, found.clock) == (False, "wall")
+    assert "(pid " in found.problem
+
+
+def test_hidden_threads_have_no_cpu_time(busy_machine: None) -> None:
+    """A model may start threads that torch does not count."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            spin(1000)
+
+    other = threading.Thread(target=work)
+    other.start()
+    with threads(1):
+        found = sample({"a": [partial(spin, 1000)]}, replace(STRICT, time_limit_s=0.2))
+    ended.set()
+    other.join()
+    assert (found.stable, found.clock) == (False, "wall")
+
+
+def test_unsteady_cpu_times_decide_nothing() -> None:
+    slower = itertools.count(1)
+    with threads(1):
+        found = sample({"a": [lambda: spin(2000 * next(slower))]}, replace(STRICT, busy_limit=-1e9))
+    assert (found.stable, found.clock) == (False, "wall")
+
+
+def test_slow_models_get_enough_rounds() -> None:
+    policy = replace(STRICT, min_rounds=10, time_limit_s=0.06, busy_limit=2.0, steal_limit=2.0)
+    found = sample({"a": [lambda: time.sleep(0.05)]}, policy)
+    assert found.stable
+    assert len(found.samples_ms["a"]) >= 10
+    never = sample({"a": [lambda: time.sleep(0.2)]}, replace(policy, time_limit_s=0.03, warmup_s=0.0))
+    assert not never.stable
+    assert never.problem.endswith("(0 dropped); too few to measure speed of a model as slow as this")
 
 
 class Watching(CpuMeter):
