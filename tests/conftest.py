@@ -15,17 +15,19 @@ import pytest
 from torch import Tensor, nn
 
 from freezer.artifact.folder import Artifact
+from freezer.freezing.candidates.build import build_further
 from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
+from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.target.target import target_here
+from freezer.freezing.validation.further_threads import judge_further
 from freezer.freezing.validation.judge import Judgement, judge
 from freezer.store.store import Store
 from tests.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.models import Mlp, TinyConv, seeded
 from tests.snapshots import model_state, process_state
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, random_inputs, subject_of
+from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, QUICK_OPTIONS, candidate_of, random_inputs, subject_of
 
 
 def pytest_configure() -> None:
@@ -73,7 +75,7 @@ def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, de
         {"x": x},
         out=out,
         dims={"x": {0: BATCH}},
-        options=FreezeOptions(name=name, recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK),
+        options=replace(QUICK_OPTIONS, name=name, recipes=[recipe], device_class=device_class),
     )
     assert result.artifact is not None, (result.reason, result.failures)
     after = {"model": model_state(model), **process_state()}
@@ -104,9 +106,14 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
     folder = tmp_path_factory.mktemp("several")
     model, target = seeded(TinyConv), target_here(HERE, (2, 1))
     subject = subject_of(model, {"x": random_inputs(2, 3, 16, 16)}, {"x": {0: BATCH}}, points=[{"batch": 1}, {"batch": 3}])
-    candidate = candidate_of(subject, "inductor-frozen", folder / "candidate", target)
-    judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=QUICK)
+    first = candidate_of(subject, "inductor-frozen", folder / "candidate", target)
+    judgement = judge(subject, [first], target, limits=ANY_SPEED, policy=QUICK)
     assert judgement.winner is not None, judgement.reason
+    (folder / "further").mkdir()
+    candidate = build_further(subject, first, target, folder / "further")
+    kept = candidate.without({item.payload for item in judgement.winner.dropped})
+    judgement = judge_further(subject, judgement, kept, target)
+    assert judgement.winner is not None
     everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
     made = {"source": "tests.models.TinyConv", "weights": candidate.weights}
     artifact = assemble(subject, everything, target, dest=folder / "conv", provenance=made, failures={})

@@ -45,7 +45,8 @@ BATCH = Dim(name="batch", min=1, max=4)
 HERE = next(name for name in auto_classes(detect().classes) if not name.startswith("cuda"))
 """The device class of this machine's CPU."""
 
-QUICK_OPTIONS = FreezeOptions(device_class=HERE, limits=ANY_SPEED, policy=QUICK)
+QUICK_OPTIONS = FreezeOptions(device_class=HERE, limits=ANY_SPEED, policy=QUICK, num_threads=torch.get_num_threads())
+"""One thread count; further ones take another build."""
 
 
 def subject_of(

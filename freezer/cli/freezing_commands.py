@@ -38,7 +38,12 @@ def freeze(
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Allow pickles, which run code.")] = False,
     device_class_: ClassOption = "auto",
-    threads: Annotated[list[int] | None, typer.Option(help="Thread count to freeze for; the first decides. Repeatable.")] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Thread count to freeze for; the first decides. Repeatable. Default: torch's, and the powers of two below."
+        ),
+    ] = None,
     point: Annotated[list[str] | None, typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")] = None,
     preserve: Annotated[list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")] = None,

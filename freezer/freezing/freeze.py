@@ -39,8 +39,9 @@ from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.packaging.evidence import write_refused
 from freezer.freezing.recipes.recipes import KEPT_EAGER, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
+from freezer.freezing.validation.further_threads import with_further_threads
 from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
-from freezer.hardware.cgroups import thread_budget
+from freezer.hardware.cgroups import counts_within, thread_budget
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
@@ -57,8 +58,9 @@ class FreezeOptions:
         name: model name in the manifest.
         recipes: names of recipes; `auto` selects those worth trying on any model, `all` selects every one.
         device_class: the class to freeze for. `auto` is the class of the model's GPU, or else this machine's CPU class.
-        num_threads: thread counts to build, judge and serve with. The verdict is taken at the first; payloads for the others are
-            kept where they are faster. By default torch's own count, at most the CPUs of this process.
+        num_threads: thread counts to build, judge and serve with. The verdict is taken at the first; the winner is built for the
+            others too, and its payloads are kept where they are faster. By default torch's own count, at most the CPUs of this
+            process, and the powers of two below.
         points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`: try a payload for each, beside the one for all sizes. A dim that
             a point omits takes its minimum. The verdict is taken at the first point, by default the minimum of every dim.
         limits: speedup, drift, latency and size limits that a candidate must meet.
@@ -203,7 +205,8 @@ def _freeze_subject(
     """Freeze for a device class; if nothing is faster than eager, write the unfrozen program that serves instead."""
     if device_class == "auto":
         device_class = class_here(dtypes_of(program_tensors(subject.model)))
-    counts = thread_budget(torch.get_num_threads()) if options.num_threads is None else options.num_threads
+    own = counts_within(thread_budget(torch.get_num_threads()))
+    counts = own if options.num_threads is None else options.num_threads
     target = target_here(device_class, counts, device if device.type == "cuda" else None)
     provenance = {"source": source, "weights": weights_digest(subject.model)}
     for name in (target.device_class.name, PORTABLE):  # of an earlier freeze; nothing else in that folder is ours
@@ -271,7 +274,7 @@ def _freeze_for(
     except FreezeError:
         with_evidence(result)
         raise
-    artifact = None
+    judgement, artifact = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=work))), None
     if judgement.winner is not None:
         artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)
     return with_evidence(

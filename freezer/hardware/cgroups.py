@@ -26,6 +26,11 @@ def thread_budget(num_threads: int, root: Path = ROOT) -> int:
     return max(1, min(num_threads, available_cpus(root)))
 
 
+def counts_within(num_threads: int) -> tuple[int, ...]:
+    """The thread counts to freeze for by default: `num_threads`, which decides, and the powers of two below, descending."""
+    return (num_threads, *(1 << power for power in reversed(range((num_threads - 1).bit_length()))))
+
+
 def cpu_quota(root: Path = ROOT) -> float | None:
     """The smallest CPU quota, which may be a fraction; None without a readable quota."""
     return min((quota for group in _control_groups("cpu", root) if (quota := _quota(group))), default=None)

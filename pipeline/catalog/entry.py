@@ -39,7 +39,8 @@ class Entry:
         fill_up: whether to add generated input sets to the samples, which are one example.
         preserve: attributes and methods, also of submodules, that stay readable, settable and callable.
         reset: method that clears the state of a stateful model.
-        threads: counts to build and judge for, the deciding one first; empty means the count of the workers.
+        threads: counts to build and judge for, the deciding one first; empty means `counts_within` the CPUs of the
+            workers.
         points: sizes by dim name, the deciding one first; empty means the smallest size of every dim.
     """
 

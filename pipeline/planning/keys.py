@@ -148,7 +148,7 @@ class BuildTarget:
 
 
 def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) -> Key:
-    """Return the key of one build. Default thread counts and points are not part of it."""
+    """Return the key of one build. The further thread counts and default points are not part of it."""
     kept: dict[str, Any] = {"preserve": list(entry.preserve)} if entry.preserve else {}
     kept |= {"reset": entry.reset} if entry.reset else {}
     kept |= _points(entry) if recipe.by_shape else {}
@@ -160,7 +160,7 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
             "samples": target.samples,
             "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
             "device_class": target.device_class,
-            "num_threads": _counts(target) if recipe.by_thread else None,
+            "num_threads": target.num_threads if recipe.by_thread else None,
             "toolchain": dict(target.toolchain),
             "format_version": FORMAT_VERSION,
         }
@@ -181,15 +181,11 @@ def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTar
             "builds": sorted(build.digest for build in builds),
             "limits": {name: getattr(entry.limits, name) for name in JUDGED_LIMITS},
             "policy": encode(policy),
-            "num_threads": _counts(target),
+            "num_threads": [target.num_threads, *target.further_threads] if target.further_threads else target.num_threads,
             "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
             "task_metric": entry.task_metric,
         }
     )
-
-
-def _counts(target: BuildTarget) -> int | list[int]:
-    return [target.num_threads, *target.further_threads] if target.further_threads else target.num_threads
 
 
 def _points(entry: Entry) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from freezer.errors import CatalogError, InfrastructureError, StoreUnreachableError
 from freezer.freezing.recipes.recipes import made_for, select
+from freezer.hardware.cgroups import counts_within
 from freezer.hardware.device_classes import PORTABLE, auto_classes, device_class
 from freezer.limits import Limits, SamplingPolicy
 from freezer.store.store import Store
@@ -168,8 +169,11 @@ def _unreadable(entry: Entry, error: OSError) -> CatalogError:
 
 
 def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
-    """The thread counts to build and judge for; a portable artifact is judged at the count of its workers."""
-    return (facts.num_threads,) if name == PORTABLE or not entry.threads else entry.threads
+    """The thread counts to judge for, the deciding one first; payloads for GPUs and portable ones fit any count."""
+    if name == PORTABLE:
+        return (facts.num_threads,)
+    own = counts_within(facts.num_threads) if device_class(name).kind == "cpu" else (facts.num_threads,)
+    return entry.threads or own
 
 
 def _unplaceable(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> InfrastructureError | None:

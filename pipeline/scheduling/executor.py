@@ -189,7 +189,6 @@ class Executor:
             device_class=item.device_class,
             num_threads=item.num_threads,
             store=self._store.uri,
-            further_threads=item.further_threads,
         )
 
     def _judge_request(self, state: ItemState, entry: Entry) -> JudgeRequest:

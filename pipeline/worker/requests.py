@@ -22,7 +22,6 @@ class BuildRequest:
     device_class: str
     num_threads: int
     store: str
-    further_threads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

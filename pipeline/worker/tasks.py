@@ -64,6 +64,10 @@ MEMORY_SHARE = 0.8
 
 _PROBE = "import sys, json; from pipeline.worker.tasks import toolchain_of; print(json.dumps(toolchain_of(sys.argv[1])))"
 
+FURTHER = "further"
+"""Folder of a judge's staging folder with payloads for further thread counts; it exists once the verdict is known. If the process
+dies from then on, the model is judged again without them."""
+
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a report in the ledger; the manifest has longer ones."""
 
@@ -119,7 +123,7 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
     from freezer.hardware.peak_memory import own_process
 
     own_process()
-    target = target_here(request.device_class, (request.num_threads, *request.further_threads))
+    target = target_here(request.device_class, request.num_threads)
     folder = staging / "candidate"
     folder.mkdir()
     subject = load_subject(request.entry, target)
@@ -144,6 +148,12 @@ def judge(request: JudgeRequest) -> JudgeResult:
             return JudgeResult.of_failure(request.key, Failure(kind="disk", code=IntegrityError.code, message=damage))
         request = replace(request, entry=arrived(request.entry, place))
         end = _isolated(_judge_child, request, staging, list(folders.values()))
+        if end.failure is not None and (staging / FURTHER).exists():
+            counts = ", ".join(map(str, request.further_threads))
+            lost = f"not frozen for threads {counts}: {end.failure.message}"
+            end = _isolated(_judge_child, replace(request, further_threads=()), staging, list(folders.values()))
+            if end.failure is None:
+                end = replace(end, value=replace(end.value, reason=f"{end.value.reason}; {lost}"))
         if end.failure is None:
             result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
             is_final = result.verdict != "unstable"
@@ -192,6 +202,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     from freezer.freezing.models.weights import weights_digest
     from freezer.freezing.packaging.assemble import assemble
     from freezer.freezing.target.target import target_here
+    from freezer.freezing.validation.further_threads import with_further_threads
     from freezer.freezing.validation.judge import judge as judge_candidates
     from freezer.runtime.devices import host_fingerprint
 
@@ -201,6 +212,9 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     candidates = [Candidate.read(folder) for folder in folders]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
+    if judgement.winner is not None and request.further_threads:
+        (staging / FURTHER).mkdir()
+        judgement = with_further_threads(subject, judgement, target, staging / FURTHER)
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
     folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
     if has_artifact:

@@ -14,6 +14,7 @@ from pathlib import Path
 from freezer.artifact.manifest import Payload, PayloadKind
 from freezer.artifact.sections import NOT_TRIED, FreezingReport
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
+from freezer.files.atomic import link_or_copy
 from freezer.files.digest import digest_file
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.capture.capture import Attempt
@@ -24,7 +25,7 @@ from freezer.freezing.lowering.readable import captured_texts
 from freezer.freezing.lowering.result import timed
 from freezer.freezing.models.subject import Subject, placed
 from freezer.freezing.models.weights import give_back, is_large, let_go, weights_digest
-from freezer.freezing.recipes.recipes import CaptureName, Recipe, made_for
+from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe, made_for
 from freezer.freezing.target.target import Target, toolchain
 from freezer.freezing.target.torch_config import without_environment
 from freezer.hardware.peak_memory import peak_memory
@@ -35,8 +36,10 @@ from freezer.runtime.threads import threads
 from freezer.spec.inputs import Dim
 
 
-def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, discard: bool = False) -> Candidate:
-    """Capture the subject, lower the graph, and write a payload for each shape and thread count of the recipe.
+def build(
+    subject: Subject, recipe: Recipe, target: Target, folder: Path, *, discard: bool = False, further: bool = False
+) -> Candidate:
+    """Capture the subject, lower the graph, and write a payload for each shape of the recipe.
 
     The graph is captured once per shape, and lowered once per thread count.
 
@@ -47,6 +50,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
         folder: an existing empty folder, which becomes the candidate's.
         discard: free the model's weights after the last capture, to leave their memory to the lowering. The subject cannot be
             used afterwards, and no other way is tried if that lowering fails.
+        further: build for the further thread counts of the target instead of the first.
 
     Raises:
         CaptureError: no capture of the recipe works.
@@ -59,7 +63,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
     weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
-    targets = tuple(target.at(count) for count in (target.thread_counts if recipe.by_thread else (target.num_threads,)))
+    targets = tuple(target.at(count) for count in (target.further_threads if further else (target.num_threads,)))
     exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
     with threads(target.num_threads), without_environment(), current(target.device), exact:
         for name, point in shapes:
@@ -70,6 +74,7 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
                 folder=folder,
                 name=name,
                 discard=discard and name == shapes[-1][0],
+                further=further,
             )
             made += shape.first_that_works(tried)
     last = made[-1]
@@ -91,6 +96,33 @@ def build(subject: Subject, recipe: Recipe, target: Target, folder: Path, *, dis
     )
     candidate.write()
     return candidate
+
+
+def build_further(subject: Subject, candidate: Candidate, target: Target, folder: Path) -> Candidate:
+    """Add payloads for the further thread counts of a target to a candidate; return it unchanged if its payloads fit any count.
+
+    Args:
+        subject, target: see `build`.
+        candidate: built for the first thread count; its folder is not changed.
+        folder: an existing empty folder, which becomes the new candidate's.
+
+    Raises:
+        CaptureError, BuildError, LeakError: see `build`.
+    """
+    recipe = RECIPES[candidate.recipe]
+    if not made_for(recipe, target.device_class.kind).by_thread:
+        return candidate
+    more = build(subject, recipe, target, folder, further=True)
+    for file in (*(candidate.folder / "payloads").iterdir(), *(candidate.folder / EVIDENCE).glob("*")):
+        link_or_copy(file, folder / file.relative_to(candidate.folder))
+    return replace(
+        candidate,
+        folder=folder,
+        tried=(*candidate.tried, *more.tried),
+        payloads=(*candidate.payloads, *more.payloads),
+        reports={**candidate.reports, **more.reports},
+        build_s=candidate.build_s + more.build_s,
+    )
 
 
 def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] | None]]:
@@ -119,6 +151,7 @@ class _ShapeBuild:
     folder: Path
     name: str
     discard: bool
+    further: bool
 
     def first_that_works(self, tried: list[dict[str, str]]) -> list[_Made]:
         """Build by the first way of the recipe that works. Append each attempt to `tried`, with the file of its error.
@@ -172,7 +205,7 @@ class _ShapeBuild:
     def _lower(self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]) -> _Made:
         size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
         module = LOWERINGS[lowering]
-        suffix = f"-threads{target.num_threads}" if len(self.targets) > 1 else ""
+        suffix = f"-threads{target.num_threads}" if self.further else ""
         path = self.folder / "payloads" / f"{self.name}{suffix}{module.SUFFIX}"
         with timed(lower_s, "lower"), threads(target.num_threads):
             lowered = module.build(captured, path, target, self.recipe.settings)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,13 @@ class Candidate:
     def shortened_reports(self, *max_listed: int) -> dict[str, FreezingReport]:
         """The reports with shortened lists."""
         return {path: report.shortened(*max_listed) for path, report in self.reports.items()}
+
+    def without(self, paths: Collection[str]) -> Candidate:
+        """The candidate without some payloads; their files stay."""
+        payloads = tuple(payload for payload in self.payloads if payload.path not in paths)
+        return replace(
+            self, payloads=payloads, reports={path: report for path, report in self.reports.items() if path not in paths}
+        )
 
     def open(self, subject: Subject, payloads: Sequence[Payload] | None = None) -> FrozenModel:
         """Open the candidate as it would serve, in its initial state.

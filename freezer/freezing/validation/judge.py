@@ -88,9 +88,10 @@ def judge(
     Args:
         subject: the model.
         candidates: at least one.
-        target: the target they were built for.
+        target: the target they were built for. Its first thread count decides; payloads for any count must pass the drift gate
+            with every count. For the others see further_threads.py.
         limits: the limits to meet.
-        policy: how to sample latency; its time limit covers all thread counts and points.
+        policy: how to sample latency; its time limit covers all points.
         task_metric: the caller's own quality measure; reported, not gated.
         on_drift_alone: report speed without requiring a minimum, as always for the class `portable`.
 
@@ -110,7 +111,7 @@ def judge(
             if subject.scripted:
                 outputs[candidate.recipe] = found
         passing = [trial.candidate for trial in trials if trial.problem is None]
-        cells = time_cells(subject, passing, target, policy)
+        cells = time_cells(subject, passing, target.num_threads, policy)
         eager_metric = None
         if task_metric is not None:
             eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
@@ -119,7 +120,7 @@ def judge(
         by_drift = on_drift_alone or target.device_class.name == PORTABLE
         verdict, reason, best = _decide(trials, cells, limits, on_drift_alone=by_drift)
         if verdict == "published":
-            sizes = time_sizes(subject, best.candidate, target, policy)
+            sizes = time_sizes(subject, best.candidate, target.num_threads, policy)
             timed = replace(best, points=(*best.points, *figures_of(best.candidate, sizes, policy, 1)))
             trials, cells, best = [timed if trial is best else trial for trial in trials], (*cells, *sizes), timed
             slower = slower_than_eager(best.points)

@@ -26,7 +26,6 @@ from freezer.artifact.sections import Dropped, PointFigures, PointVerdict, place
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import EAGER
-from freezer.freezing.target.target import Target
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
@@ -69,30 +68,38 @@ def general(recipe: str) -> str:
     return f"{recipe}, all sizes"
 
 
-def time_cells(subject: Subject, candidates: Sequence[Candidate], target: Target, policy: SamplingPolicy) -> tuple[Cell, ...]:
-    """Time eager and the candidates at every thread count and point, the deciding one first.
+def time_cells(subject: Subject, candidates: Sequence[Candidate], num_threads: int, policy: SamplingPolicy) -> tuple[Cell, ...]:
+    """Time eager and the candidates at every point, the deciding one first.
 
     Args:
         subject: the model and its points.
         candidates: the candidates that passed the drift gate; without any, no cell is timed.
-        target: the thread counts.
+        num_threads: the deciding thread count.
         policy: the sampling policy; the cells share its time limit with `time_sizes`.
     """
     if not candidates:
         return ()
-    places = [(count, point) for count in target.thread_counts for point in subject.points]
-    policies = shared_out(policy, len(places) + len(_further_sizes(subject)))
-    return tuple(_time_cell(subject, candidates, *place, each) for place, each in zip(places, policies, strict=False))
+    policies = shared_out(policy, len(subject.points) + len(_further_sizes(subject)))
+    return tuple(_time_cell(subject, candidates, num_threads, *each) for each in zip(subject.points, policies, strict=False))
 
 
-def time_sizes(subject: Subject, winner: Candidate, target: Target, policy: SamplingPolicy) -> tuple[Cell, ...]:
-    """Time eager and the winner at the middle and the largest sizes, at the first thread count.
+def time_sizes(subject: Subject, winner: Candidate, num_threads: int, policy: SamplingPolicy) -> tuple[Cell, ...]:
+    """Time eager and the winner at the middle and the largest sizes.
 
     A size at which the least number of rounds takes longer than twice the time limit is not measured: its cell has no samples.
     """
     sizes = _further_sizes(subject)
-    shared = shared_out(policy, len(target.thread_counts) * len(subject.points) + len(sizes))[-1]
-    return tuple(_time_cell(subject, [winner], target.num_threads, size, shared, most_s=2 * policy.time_limit_s) for size in sizes)
+    shared = shared_out(policy, len(subject.points) + len(sizes))[-1]
+    return tuple(_time_cell(subject, [winner], num_threads, size, shared, most_s=2 * policy.time_limit_s) for size in sizes)
+
+
+def time_further_threads(
+    subject: Subject, winner: Candidate, thread_counts: Sequence[int], policy: SamplingPolicy
+) -> tuple[Cell, ...]:
+    """Time eager and the winner at every point with further thread counts that it has payloads for, in half of the time limit."""
+    places = [(count, point) for count in thread_counts for point in subject.points]
+    shared = shared_out(policy, 1 + len(places))[-1]
+    return tuple(_time_cell(subject, [winner], *place, shared) for place in places)
 
 
 def _further_sizes(subject: Subject) -> tuple[Mapping[str, int], ...]:
@@ -210,12 +217,7 @@ def kept(
             why = nothing or (_no_faster(candidate, payload, here, cells[0], policy) if is_special(payload, at_count) else None)
             if why is not None:
                 dropped.append(Dropped(payload=payload.path, num_threads=count, reason=why))
-    if not dropped:
-        return candidate, ()
-    gone = {item.payload for item in dropped}
-    payloads = tuple(payload for payload in candidate.payloads if payload.path not in gone)
-    reports = {path: report for path, report in candidate.reports.items() if path not in gone}
-    return replace(candidate, payloads=payloads, reports=reports), tuple(dropped)
+    return candidate.without({item.payload for item in dropped}), tuple(dropped)
 
 
 def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limits: Limits, policy: SamplingPolicy) -> str | None:

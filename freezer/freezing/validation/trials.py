@@ -95,6 +95,8 @@ def _ways_to_serve(subject: Subject, candidate: Candidate, target: Target) -> It
     """
     for count in target.thread_counts:
         held = set_for(candidate.payloads, count)
+        if not held:  # not built for this count
+            continue
         yield count, held
         may_go = len(subject.points) > 1 or count != target.num_threads
         if may_go and without_special(held) != held:

@@ -71,9 +71,10 @@ def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
 def test_threads_and_points_change_keys(tmp_path: Path) -> None:
     plain, both = several(threads=(), points=()), several()
     assert build_of(both, tmp_path, "inductor-frozen").parts["points"] == list(POINTS)
-    assert build_of(plain, tmp_path, "inductor-frozen", further_threads=(1,)).parts["num_threads"] == [2, 1]
+    for recipe in ("inductor-frozen", "torchscript-frozen", "torchscript-optimized", "portable"):
+        assert build_of(plain, tmp_path, recipe, further_threads=(1,)) == build_of(plain, tmp_path, recipe), "the judge builds them"
     for recipe in ("torchscript-frozen", "torchscript-optimized", "portable"):
-        assert build_of(both, tmp_path, recipe, further_threads=(1,)) == build_of(plain, tmp_path, recipe), "it makes no copies"
+        assert build_of(both, tmp_path, recipe) == build_of(plain, tmp_path, recipe), "it makes no copies"
     judges = {judge_of(one, further_threads=counts).digest for one in (plain, both) for counts in ((), (1,))}
     assert len(judges) == 4
     assert judge_of(several(points=POINTS[::-1])) != judge_of(both), "the first decides"
@@ -90,7 +91,8 @@ def planned(one: Entry, folder: Path, *, keep_going: bool = False) -> Plan:
 
 
 def test_portable_is_planned_for_one_count(tmp_path: Path) -> None:
-    for threads, expected in (((1, 2), (1, (2,))), ((), (2, ()))):
+    """By default the workers' two CPUs decide, and one follows."""
+    for threads, expected in (((1, 2), (1, (2,))), ((), (2, (1,))), ((2,), (2, ()))):
         items = planned(several(threads=threads), tmp_path).items
         found = {item.device_class: (item.num_threads, item.further_threads) for item in items}
         assert found == {HERE: expected, "portable": (2, ())}
@@ -118,16 +120,16 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
         "entry": several(),
         "device_class": HERE,
         "num_threads": 2,
-        "further_threads": (1,),
         "store": str(tmp_path),
     }
     built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))
     assert built.failure is None, built.failure
-    result = judge(JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", **common))
+    builds = {"torchscript-frozen": "b"}
+    result = judge(JudgeRequest(key="j", builds=builds, policy=QUICK, campaign="c", further_threads=(1,), **common))
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
     cells = [(row["threads"], row["point"]["batch"]) for row in candidate.points]
-    assert cells == [(2, 1), (2, 3), (1, 1), (1, 3), (2, 2), (2, 4)]
+    assert cells == [(2, 1), (2, 3), (2, 2), (2, 4), (1, 1), (1, 3)]
     assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
     assert result.figures.speedup == candidate.points[0]["speedup"]
     assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
@@ -138,6 +140,6 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
     assert outcome.num_threads == 2, "--json tells of the deciding cell"
     (record,) = run_records(outcome, "c")
-    assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[3]["p50"]
-    assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[3]["eager_p50"]
+    assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[5]["p50"]
+    assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[5]["eager_p50"]
     assert record.metrics["speedup/threads 2 batch 1"] == record.metrics["speedup/value"] == candidate.figures.speedup

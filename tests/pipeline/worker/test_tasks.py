@@ -24,11 +24,11 @@ from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
-from pipeline.records.outcome import flat_json
+from pipeline.records.outcome import Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
-from pipeline.worker.tasks import build, judge, probe
+from pipeline.worker.tasks import FURTHER, build, judge, probe
 from pipeline.workspace.workspace import candidate_folder, judged_folder, log_path
 from tests.steps import HERE, QUICK, python
 
@@ -93,6 +93,24 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good", why) / "artifact").manifest.freezing
     assert freezing.failures == why
     assert len(freezing.reports["payloads/all.pt"].constants) == 24
+
+
+def test_death_in_a_further_build_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child dies after the verdict: the model is judged again for the deciding thread count alone."""
+    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    asked: list[tuple[int, ...]] = []
+
+    def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
+        asked.append(request.further_threads)
+        if not request.further_threads:
+            return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
+        (staging / FURTHER).mkdir()
+        return End(failure=Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB"))
+
+    monkeypatch.setattr("pipeline.worker.tasks._isolated", isolated)
+    result = judge(replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), further_threads=(2, 1)))
+    assert asked == [(2, 1), ()]
+    assert (result.verdict, result.reason) == ("published", "it is fast; not frozen for threads 2, 1: used more than 8.0 GB")
 
 
 def test_final_failure_is_read_back(tmp_path: Path) -> None:
