@@ -173,6 +173,17 @@ class LatencyRecord:
     points: tuple[PointFigures, ...] = ()
     device: Mapping[str, Any] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.device)))
 
+    def speedup_with(self, num_threads: int) -> float | None:
+        """Speedup over eager at the deciding point, with this thread count if it was timed, or else with the deciding one.
+
+        The ratio of medians where the judge was too disturbed; None where they are missing too.
+        """
+        for cell in self.points:
+            if (cell.num_threads, cell.point) == (num_threads, self.point) and cell.speedup:
+                return cell.speedup
+        eager, own = self.eager_ms.get("p50"), self.ms.get("p50")
+        return self.speedup or (eager / own if eager and own else None)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:

@@ -54,6 +54,12 @@ def unserved_gpus(published: Iterable[str], machine: Machine) -> list[Refusal]:
     return found
 
 
+def refuse_by_version(name: str, number: int) -> Refusal:
+    """The refusal of a device class that only version `number` has, which is older than the requested one."""
+    expected = f"it in this version (freeze it again, or load version {number})"
+    return Refusal(rung=name, reason="older_version", got=f"only version {number} has it", expected=expected)
+
+
 def refuse_by_device(manifest: Manifest, device: str | None) -> Refusal | None:
     """Why an artifact does not run on the requested device; None where it does, or no device was requested."""
     kind = DEVICE_CLASSES[manifest.device_class].kind
@@ -103,8 +109,13 @@ def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
     """Why no payload serves a process that may use `num_threads`: all are made for more. None where one does."""
     if set_within(manifest.payloads, num_threads):
         return None
-    counts = " or ".join(str(count) for count in counts_of(manifest.payloads))
-    return _refusal(manifest, "threads_mismatch", f"{num_threads} threads", f"{counts} (load(..., threads=N))")
+    counts = counts_of(manifest.payloads)
+    remedy, why = f"load(..., threads=N), or freeze it for `threads: {[*reversed(counts), num_threads]}`", ""
+    dropped = next((item for item in manifest.freezing.dropped if item.num_threads <= num_threads), None)
+    if dropped is not None:
+        remedy, why = "load(..., threads=N)", f" (the payload for {dropped.num_threads} was dropped: {dropped.reason})"
+    expected = f"{' or '.join(map(str, counts))} ({remedy})"
+    return _refusal(manifest, "threads_mismatch", f"{num_threads} thread{'s' if num_threads > 1 else ''}{why}", expected)
 
 
 def refuse_by_isa(manifest: Manifest, machine: Machine) -> Refusal | None:

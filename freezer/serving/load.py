@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from freezer.runtime.threads import own_count
 from freezer.runtime.threads import threads as with_threads
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import refuse_by_isa
-from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
+from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image, slowdown
 from freezer.store.store import Store, Version
 
 logger = logging.getLogger("coldpress")
@@ -63,8 +63,8 @@ def load(
         device_class: load only this class; `auto` loads the most specific class that serves.
         threads: threads that calls may use; by default torch's count in this process, limited by its CPU affinity and the quotas of
             its control groups. Payloads for exactly this count are opened, else those for the largest count below it.
-        strict: raise if the first artifact does not serve, instead of trying the next. The error also has the refusals of the
-            others by their manifests.
+        strict: raise if the first artifact does not serve, instead of trying the next, or if only an older version has a better
+            class for this machine. The error also has the refusals of the others by their manifests.
         limit_isa: allow oneDNN to be limited to the instruction set of a lesser class, for the whole process. Only works before
             torch's first oneDNN operation in the process.
         canary: run the golden inputs and compare; set False only if another check replaces it.
@@ -96,7 +96,8 @@ def load(
     )
     with ExitStack() as stack:
         images = resolve_images(reference, store, stack)
-        selection = select_image(images, process_here(images, options), options)
+        older = _only_older(reference, store) if strict else {}
+        selection = select_image(images, process_here(images, options), options, older)
         model = None
         while selection.chosen is not None and model is None:
             try:
@@ -105,11 +106,22 @@ def load(
                 raise
             except Exception as error:  # a payload may raise anything; the next artifact is tried
                 selection = selection.after(failure(selection.chosen.device_class, error))
-    for refusal in selection.refused:
-        logger.warning("%s is refused: %s", reference, refusal)
+        for refusal in selection.refused:
+            logger.warning("%s: %s", reference, _told(refusal, images, selection))
     if model is None:
         raise selection.error(reference)
     return model
+
+
+def _told(refusal: Refusal, images: Sequence[Image], selection: Selection) -> str:
+    """A refusal in words: what serves instead, how much slower it is expected to be, and why."""
+    if selection.chosen is None:
+        return f"refused: {refusal}"
+    slower = ""
+    with suppress(Exception):  # the refused manifest may be what cannot be read
+        refused = next(image for image in images if image.device_class == refusal.rung).manifest()
+        slower = f"; {slowdown(refused, selection.chosen.manifest(), selection.process.num_threads)}"
+    return f"{selection.chosen.device_class} serves instead of {refusal.rung}{slower}; refused: {refusal}"
 
 
 def open_selection(selection: Selection) -> FrozenModel:
@@ -222,6 +234,20 @@ def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -
     opened = Store.open(store or "store")
     version = opened.version(str(reference))
     return tuple(_store_image(opened, version, name, stack) for name in version.images)
+
+
+def _only_older(reference: str | Path, store: str | None) -> dict[str, int]:
+    """Device classes that only older versions than the referenced one have, with the number of the newest of these."""
+    if folder_of(reference) is not None:
+        return {}
+    opened, found = Store.open(store or "store"), dict[str, int]()
+    version = opened.version(str(reference))
+    for number in reversed(opened.versions(version.model)):
+        if number < version.number:
+            with suppress(IntegrityError):  # a damaged version serves nobody
+                for name in opened.version(f"{version.model}:{number}").images:
+                    found.setdefault(name, number)
+    return {name: number for name, number in found.items() if name not in version.images}
 
 
 def _store_image(store: Store, version: Version, name: str, stack: ExitStack) -> Image:

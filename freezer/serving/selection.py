@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from freezer.artifact.folder import Artifact
@@ -20,6 +21,7 @@ from freezer.serving.compatibility import (
     refuse_by_isa,
     refuse_by_threads,
     refuse_by_torch,
+    refuse_by_version,
     rungs,
     unserved_gpus,
 )
@@ -140,10 +142,18 @@ class Selection:
         return IncompatibleError(f"{reference}: {text}: {reasons}", self.ladder)
 
 
-def select_image(images: Sequence[Image], process: ServingProcess, options: LoadOptions) -> Selection:
+def select_image(
+    images: Sequence[Image], process: ServingProcess, options: LoadOptions, older: Mapping[str, int] | None = None
+) -> Selection:
     """Select the most specific artifact that serves a process.
 
     Manifests are read in order, only until one serves; with `strict` also those after a refused one, for their reasons.
+
+    Args:
+        images: of one version.
+        process, options: to serve in, and how.
+        older: classes that only older versions have, with the number of the newest of these; a better one than any of `images` is
+            a refusal.
 
     Raises:
         UsageError: `options.device_class` is unknown.
@@ -161,10 +171,21 @@ def select_image(images: Sequence[Image], process: ServingProcess, options: Load
         aside = unserved_gpus(by_class, machine)
         known = {item.rung for item in aside}
         refused = [] if names else [refuse_by_class(name, by_class, machine) for name in by_class if name not in known]
+        better = takewhile(lambda name: name not in by_class, rungs({**by_class, **(older or {})}, machine))
+        refused += [refuse_by_version(name, (older or {})[name]) for name in better]
     runnable = tuple(by_class[name] for name in names)
     return _first(
         Selection(process=process, options=options, chosen=None, refused=tuple(refused), aside=tuple(aside), rest=runnable)
     )
+
+
+def slowdown(refused: Manifest, serving: Manifest, num_threads: int) -> str:
+    """How much slower an artifact is expected to be than a refused one, by the speedups over eager in their manifests."""
+    found = [item.latency.speedup_with(num_threads) if item.latency else None for item in (refused, serving)]
+    if not found[0] or not found[1]:
+        return "how much slower is unknown, as not both were timed"
+    times = f"calls are expected to take {found[0] / found[1]:.1f} times as long"
+    return f"{times} ({found[1]:.2f} instead of {found[0]:.2f} times as fast as eager, by the manifests)"
 
 
 def _first(selection: Selection) -> Selection:

@@ -134,13 +134,8 @@ def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> 
 
 
 def _speedup_over_eager(manifest: Manifest, num_threads: int) -> float:
-    """The judged speedup for a thread count; the ratio of medians where the judge was too disturbed."""
-    latency = _judged(manifest)
-    for cell in latency.points:
-        if (cell.num_threads, cell.point) == (num_threads, latency.point) and cell.speedup:
-            return cell.speedup
-    eager, own = latency.eager_ms.get("p50"), latency.ms.get("p50")
-    found = latency.speedup or (eager / own if eager and own else None)
+    """See `LatencyRecord.speedup_with`."""
+    found = _judged(manifest).speedup_with(num_threads)
     if found is None:
         raise _no_speedup(manifest)
     return found

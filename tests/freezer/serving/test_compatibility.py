@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact.sections import Dropped, FreezingRecord
 from freezer.errors import Refusal
 from freezer.hardware.machine import Machine, describe_host
 from freezer.serving.compatibility import refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
@@ -80,7 +81,16 @@ def test_payloads_for_more_threads_are_refused(threads: tuple[int | None, ...], 
     found = refuse_by_threads(made(V4, *threads), here)
     assert (found is not None) is refused
     if found:
-        assert found == Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected="3 or 4 (load(..., threads=N))")
+        remedy = "load(..., threads=N), or freeze it for `threads: [4, 3, 2]`"
+        assert found == Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected=f"3 or 4 ({remedy})")
+
+
+def test_refusal_names_a_dropped_payload() -> None:
+    dropped = (Dropped(payload="payloads/all-threads1.pt2", num_threads=1, reason="at best 0.98 times as fast as eager"),)
+    found = refuse_by_threads(replace(made(V4, 2), freezing=FreezingRecord(dropped=dropped)), 1)
+    assert found is not None
+    assert found.got == "1 thread (the payload for 1 was dropped: at best 0.98 times as fast as eager)"
+    assert found.expected == "2 (load(..., threads=N))"
 
 
 @pytest.mark.parametrize(

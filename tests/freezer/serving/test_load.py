@@ -112,7 +112,7 @@ def test_a_damaged_artifact_falls_back_to_the_next(
     assert model.manifest is not None
     assert model.manifest.device_class == "portable"
     assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "tampered")]
-    assert f"mlp is refused: {HERE}: tampered" in caplog.text
+    assert f"refused: {HERE}: tampered" in caplog.text
     torch.testing.assert_close(model(X), mlp()(X))
     with pytest.raises(IncompatibleError, match=f"{HERE}: tampered") as caught:
         freezer.load("mlp", store=str(store.root), strict=True)
@@ -151,15 +151,42 @@ def test_a_payload_that_does_not_open_falls_back(scripted: Frozen, portable: Fro
     assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "does_not_open")]
 
 
-def test_payloads_for_more_threads_are_refused(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def timed(artifact: Artifact, speedup: float) -> Artifact:
+    """An artifact that was judged with this speedup over eager."""
+    assert artifact.manifest.latency is not None
+    return rewritten(artifact, latency=replace(artifact.manifest.latency, speedup=speedup, points=()))
+
+
+def test_payloads_for_more_threads_are_refused(
+    scripted: Frozen, portable: Frozen, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     other = packed(scripted.artifact, tmp_path / "other", HERE, num_threads=THREADS + 1)
-    store = store_of(tmp_path, {HERE: other, "portable": portable.artifact})
+    store = store_of(tmp_path, {HERE: timed(other, 1.61), "portable": timed(copy_of(portable.artifact, tmp_path / "p"), 0.63)})
     model = freezer.load("mlp", store=str(store.root))
     assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "threads_mismatch")]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith(
+        f"mlp: portable serves instead of {HERE}; calls are expected to take 2.6 times as long (0.63 instead of 1.61 times as fast "
+        f"as eager, by the manifests); refused: {HERE}: threads_mismatch: got {THREADS} thread"
+    )
     asked = freezer.load("mlp", store=str(store.root), threads=THREADS + 1)
     assert asked.ladder == ()
     torch.testing.assert_close(asked(X), mlp()(X))
     assert torch.get_num_threads() == THREADS
+
+
+def test_strict_refuses_where_only_an_older_version_has_the_class(store: Store, portable: Frozen) -> None:
+    store.publish("mlp", source_key="another", artifacts={"portable": portable.artifact}, carried={})
+    assert freezer.load("mlp", store=str(store.root), strict=True).ladder == (), "latest keeps the class of version 1"
+    store.publish("mlp", source_key="third", artifacts={"portable": portable.artifact}, carried={}, decided=[HERE])
+    for reference in ("mlp:2", "mlp"):
+        with pytest.raises(
+            IncompatibleError, match=f"strict=True takes no other: {HERE}: older_version: got only version 1 has it"
+        ):
+            freezer.load(reference, store=str(store.root), strict=True)
+        assert freezer.load(reference, store=str(store.root)).ladder == ()
+    assert freezer.load("mlp:2", store=str(store.root), strict=True, device_class="portable").ladder == ()
 
 
 def test_folders_for_newer_classes_or_torch_are_refused(scripted: Frozen, tmp_path: Path) -> None:
