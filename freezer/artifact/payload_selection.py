@@ -24,11 +24,13 @@ def set_for(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...
 def set_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, ...]:
     """Payloads for a process that may use `budget` threads; empty if all need more.
 
-    Selects the largest thread count within the budget: fewer threads are slow, more would wait for each other.
+    Selects the largest thread count within the budget: fewer threads are slow, more would wait for each other. Payloads for any
+    count serve alone only where none is made for a count.
     """
     held = tuple(payloads)
-    below = [count for count in counts_of(held) if count <= budget]
-    return set_for(held, max(below, default=budget))
+    counts = counts_of(held)
+    below = [count for count in counts if count <= budget]
+    return set_for(held, max(below, default=budget)) if below or not counts else ()
 
 
 def is_special(payload: Payload, others: Iterable[Payload]) -> bool:

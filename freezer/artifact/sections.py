@@ -136,12 +136,17 @@ def place_text(num_threads: int, point: Mapping[str, int]) -> str:
     return ", ".join([threads, *(f"{name} {size}" for name, size in point.items())])
 
 
-def slower_than_eager(points: Iterable[PointFigures]) -> str:
-    """The places where the payload that serves is slower than eager, with its speedup; empty if there is none."""
+def slower_places(points: Iterable[PointFigures]) -> tuple[PointFigures, ...]:
+    """Figures of the payload that serves, where it is slower than eager."""
     serving: dict[str, PointFigures] = {}
     for item in points:
         serving.setdefault(item.place, item)  # the first of several payloads serves
-    return "; ".join(f"{place} ({item.speedup:.2f})" for place, item in serving.items() if item.verdict == "slower")
+    return tuple(item for item in serving.values() if item.verdict == "slower")
+
+
+def slower_than_eager(points: Iterable[PointFigures]) -> str:
+    """The places of `slower_places` with their speedups, for people; empty if there is none."""
+    return "; ".join(f"{item.place} ({item.speedup:.2f})" for item in slower_places(points))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

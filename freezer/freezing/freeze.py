@@ -41,6 +41,7 @@ from freezer.freezing.recipes.recipes import KEPT_EAGER, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
 from freezer.freezing.validation.further_threads import with_further_threads
 from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
+from freezer.freezing.validation.slow_sizes import with_captured
 from freezer.hardware.cgroups import counts_within, thread_budget
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, SamplingPolicy
@@ -274,7 +275,9 @@ def _freeze_for(
     except FreezeError:
         with_evidence(result)
         raise
-    judgement, artifact = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=work))), None
+    judgement = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
+    judgement = with_captured(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
+    artifact = None
     if judgement.winner is not None:
         artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)
     return with_evidence(

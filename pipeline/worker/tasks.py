@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,8 +66,8 @@ MEMORY_SHARE = 0.8
 _PROBE = "import sys, json; from pipeline.worker.tasks import toolchain_of; print(json.dumps(toolchain_of(sys.argv[1])))"
 
 FURTHER = "further"
-"""Folder of a judge's staging folder with payloads for further thread counts; it exists once the verdict is known. If the process
-dies from then on, the model is judged again without them."""
+"""Folder of a judge's staging with payloads for further thread counts and slow sizes. It exists once the verdict is known; if
+the process dies from then on, the model is judged again without them."""
 
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a report in the ledger; the manifest has longer ones."""
@@ -150,7 +151,8 @@ def judge(request: JudgeRequest) -> JudgeResult:
         end = _isolated(_judge_child, request, staging, list(folders.values()))
         if end.failure is not None and (staging / FURTHER).exists():
             counts = ", ".join(map(str, request.further_threads))
-            lost = f"not frozen for threads {counts}: {end.failure.message}"
+            what = f"not frozen for threads {counts}" if counts else "the captured program was not tried where it is slower"
+            lost = f"{what}: {end.failure.message}"
             end = _isolated(_judge_child, replace(request, further_threads=()), staging, list(folders.values()))
             if end.failure is None:
                 end = replace(end, value=replace(end.value, reason=f"{end.value.reason}; {lost}"))
@@ -196,6 +198,7 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, folders: Mapping[
 
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
+    from freezer.artifact.sections import slower_places
     from freezer.freezing.candidates.candidate import Candidate
     from freezer.freezing.freeze import keep_eager
     from freezer.freezing.models.sources import find_function
@@ -204,6 +207,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     from freezer.freezing.target.target import target_here
     from freezer.freezing.validation.further_threads import with_further_threads
     from freezer.freezing.validation.judge import judge as judge_candidates
+    from freezer.freezing.validation.slow_sizes import with_captured
     from freezer.runtime.devices import host_fingerprint
 
     come_first()
@@ -212,9 +216,11 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     candidates = [Candidate.read(folder) for folder in folders]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
-    if judgement.winner is not None and request.further_threads:
+    winner = judgement.winner
+    if winner is not None and (request.further_threads or slower_places(winner.points)) and not (staging / FURTHER).exists():
         (staging / FURTHER).mkdir()
-        judgement = with_further_threads(subject, judgement, target, staging / FURTHER)
+        judgement = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
+        judgement = with_captured(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
     folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
     if has_artifact:

@@ -120,7 +120,7 @@ def judge(
         by_drift = on_drift_alone or target.device_class.name == PORTABLE
         verdict, reason, best = _decide(trials, cells, limits, on_drift_alone=by_drift)
         if verdict == "published":
-            sizes = time_sizes(subject, best.candidate, target.num_threads, policy)
+            sizes = time_sizes(subject, [best.candidate], target.num_threads, policy)
             timed = replace(best, points=(*best.points, *figures_of(best.candidate, sizes, policy, 1)))
             trials, cells, best = [timed if trial is best else trial for trial in trials], (*cells, *sizes), timed
             slower = slower_than_eager(best.points)

@@ -25,7 +25,7 @@ from freezer.artifact.payload_selection import is_special, serving, set_for, wit
 from freezer.artifact.sections import Dropped, PointFigures, PointVerdict, place_text
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import EAGER
+from freezer.freezing.recipes.recipes import EAGER, KEPT_EAGER
 from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
@@ -33,6 +33,9 @@ from freezer.runtime.threads import threads
 from freezer.spec.inputs import bind
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, Speedup, sample, speedup
+
+CAPTURED = KEPT_EAGER.name
+"""Entrant name of the captured program (slow_sizes.py)."""
 
 LEAST_SHARE = 0.1
 """Minimum share of the judge's time limit for each further cell."""
@@ -83,14 +86,23 @@ def time_cells(subject: Subject, candidates: Sequence[Candidate], num_threads: i
     return tuple(_time_cell(subject, candidates, num_threads, *each) for each in zip(subject.points, policies, strict=False))
 
 
-def time_sizes(subject: Subject, winner: Candidate, num_threads: int, policy: SamplingPolicy) -> tuple[Cell, ...]:
-    """Time eager and the winner at the middle and the largest sizes.
+def time_sizes(
+    subject: Subject,
+    candidates: Sequence[Candidate],
+    num_threads: int,
+    policy: SamplingPolicy,
+    sizes: Sequence[Mapping[str, int]] | None = None,
+) -> tuple[Cell, ...]:
+    """Time eager and candidates at sizes, by default the middle and the largest.
 
     A size at which the least number of rounds takes longer than twice the time limit is not measured: its cell has no samples.
     """
-    sizes = _further_sizes(subject)
-    shared = shared_out(policy, len(subject.points) + len(sizes))[-1]
-    return tuple(_time_cell(subject, [winner], num_threads, size, shared, most_s=2 * policy.time_limit_s) for size in sizes)
+    further = _further_sizes(subject)
+    shared = shared_out(policy, len(subject.points) + len(further))[-1]
+    return tuple(
+        _time_cell(subject, candidates, num_threads, size, shared, most_s=2 * policy.time_limit_s)
+        for size in (further if sizes is None else sizes)
+    )
 
 
 def time_further_threads(
@@ -183,7 +195,7 @@ def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPoli
     """Latency of each payload of a candidate in each cell, in the order of the cells."""
     held = {payload.path for payload in candidate.payloads}
     for cell in cells:
-        for name in (candidate.recipe, general(candidate.recipe)):
+        for name in dict.fromkeys((CAPTURED, candidate.recipe, general(candidate.recipe))):  # the first serves
             if cell.payloads.get(name) in held:
                 ms, faster = cell.sampling.percentiles(name, policy), cell.faster(name, EAGER, num_candidates, policy)
                 yield PointFigures(

@@ -18,6 +18,7 @@ ONE = [payload("batch1-threads1", 1, (1, 1)), payload("all-threads1", 1)]
 FOUR = [payload("batch1-threads4", 4, (1, 1)), payload("batch8-threads4", 4, (8, 8)), payload("all-threads4", 4)]
 BOTH = [*FOUR, *ONE]
 ANY = payload("all", None)
+CAPTURED = payload("captured", None, (5, 8))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,8 @@ ANY = payload("all", None)
         (BOTH, 64, FOUR),
         (FOUR, 3, []),
         ([ANY], 1, [ANY]),
-        ([*FOUR, ANY], 3, [ANY]),
+        ([CAPTURED, *FOUR], 3, []),
+        ([CAPTURED, *FOUR], 4, [CAPTURED, *FOUR]),
         ([*FOUR, ANY], 4, [*FOUR, ANY]),
     ],
 )

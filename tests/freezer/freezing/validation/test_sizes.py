@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 import freezer
-from freezer.artifact.describe import describe
+from freezer.artifact.describe import describe, readable
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.validation.judge import Judgement, judge
+from freezer.freezing.validation.slow_sizes import nearest_sizes, with_captured
 from freezer.spec.inputs import Dim
 from tests.models import Calling
 from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, random_inputs, subject_of, target_of
 
-THREADS = torch.get_num_threads()
+ONE = 1
+"""Thread: other processes disturb it least."""
 
-BATCH = Dim(name="batch", min=1, max=512)
+BATCH = Dim(name="batch", min=1, max=1024)
 POLICY = replace(QUICK, min_rounds=3, block_ms=2.0, time_limit_s=1.0)
 """Three rounds give an interval."""
 
@@ -35,8 +37,7 @@ def plain(x: Tensor) -> Tensor:
 
 def slow_at_large_batches(x: Tensor) -> Tensor:
     """Equal to `plain`, with fewer operators; the extra work grows with the square of the batch."""
-    products = x.repeat(1, 8) @ x.repeat(1, 8).t()
-    return (x + 40.0) + 0.0 * products.sin().cos().sin().sum()
+    return (x + 40.0) + 0.0 * (x @ x.t()).sin().cos().sin().cos().sin().sum()
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +47,13 @@ def subject() -> Subject:
 
 @pytest.fixture(scope="module")
 def candidate(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
-    """Faster than eager at batch 1 and 22, slower at batch 512."""
+    """Faster than eager at batch 1 and 32, slower at batch 1024."""
     slow = replace(subject, model=Calling(slow_at_large_batches))
     return candidate_of(slow, "torchscript-frozen", tmp_path_factory.mktemp("slow") / "c")
 
 
 def judged(subject: Subject, candidate: Candidate, **changes: Any) -> Judgement:
-    target = target_of(subject, "torchscript-frozen", torch.get_num_threads())
+    target = target_of(subject, "torchscript-frozen", ONE)
     return judge(subject, [candidate], target, limits=ANY_SPEED, policy=replace(POLICY, **changes))
 
 
@@ -61,10 +62,14 @@ def test_slower_sizes_are_reported(
 ) -> None:
     found = judged(subject, candidate)
     assert found.winner is not None
-    assert [(item.point["batch"], item.verdict) for item in found.winner.points] == [(1, "faster"), (22, "faster"), (512, "slower")]
-    place = f"{THREADS} threads, batch 512 ({found.winner.points[2].speedup:.2f})"
+    assert [(item.point["batch"], item.verdict) for item in found.winner.points] == [
+        (1, "faster"),
+        (32, "faster"),
+        (1024, "slower"),
+    ]
+    place = f"{ONE} thread, batch 1024 ({found.winner.points[2].speedup:.2f})"
     assert found.reason.endswith(f"; slower than eager with {place}")
-    target = target_of(subject, "torchscript-frozen", THREADS)
+    target = target_of(subject, "torchscript-frozen", ONE)
     artifact = assemble(subject, found, target, dest=tmp_path / "a", provenance={}, failures={})
     assert [text.rpartition(", ")[2] for name, text in describe(artifact.manifest) if name == "point"] == [
         "faster",
@@ -79,3 +84,60 @@ def test_slow_size_is_not_measured(subject: Subject, candidate: Candidate) -> No
     found = judged(subject, candidate, time_limit_s=1e-4)
     assert found.winner is not None
     assert [(item.verdict, item.eager_p50) for item in found.winner.points[1:]] == [("not measured", None)] * 2
+
+
+def test_captured_program_serves_where_it_is_faster(
+    subject: Subject, candidate: Candidate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = target_of(subject, "torchscript-frozen", ONE)
+    (tmp_path / "work").mkdir()
+    found = with_captured(subject, judged(subject, candidate), target, tmp_path / "work")
+    assert found.winner is not None
+    assert found.reason.endswith("; the captured program serves batch from 182 to 1024"), "sizes nearer to 1024 than to 32"
+    rows = [(item.point["batch"], item.payload.removeprefix("payloads/"), item.verdict) for item in found.winner.points]
+    assert rows[:2] == [(1, "all.pt", "faster"), (32, "all.pt", "faster")]
+    assert [row[:2] for row in rows[2:]] == [(1024, "captured.pt2"), (1024, "all.pt")]
+    assert rows[3][2] == "slower"
+    artifact = assemble(subject, found, target, dest=tmp_path / "a", provenance={}, failures={})
+    model = freezer.load(artifact.folder)
+    assert [model.payload_for({"batch": size}).path for size in (1, 181)] == ["payloads/all.pt"] * 2
+    assert [model.payload_for({"batch": size}).path for size in (182, 1024)] == ["payloads/captured.pt2"] * 2
+    x = random_inputs(200, 16)
+    torch.testing.assert_close(model(x), plain(x))
+    assert {"payloads/captured.pt2", "payloads/all.pt"} <= {
+        line[2:] for line in readable(artifact, "code", captured=False).split("\n")
+    }
+
+
+def test_captured_program_is_left_out_with_a_reason(subject: Subject, candidate: Candidate, tmp_path: Path) -> None:
+    found = judged(subject, candidate)
+    target = target_of(subject, "torchscript-frozen", ONE)
+    small = replace(found, limits=replace(ANY_SPEED, size_mb_max=0.001))
+    stateful = replace(found, reference=replace(found.reference, stateful=True))
+    for number, (judgement, why) in enumerate([(small, "size_mb_max is 0.001"), (stateful, "belong to one payload")]):
+        (tmp_path / str(number)).mkdir()
+        kept = with_captured(subject, judgement, target, tmp_path / str(number))
+        assert why in kept.reason
+        assert kept.winner is not None
+        assert [why in item.reason for item in kept.winner.dropped] == [True]
+        assert kept.winner.candidate == candidate
+
+
+DIMS = (BATCH, Dim(name="height", min=32, max=128, multiple_of=8))
+
+
+@pytest.mark.parametrize(
+    ("gains", "sizes"),
+    [
+        ([(1024, 128)], [(182, 1024), (96, 128)]),
+        ([(32, 64), (1024, 128)], [(6, 1024), (48, 128)]),
+        ([(32, 64)], [(6, 181), (48, 88)]),
+    ],
+)
+def test_sizes_go_to_the_nearest_timed_place(gains: list[tuple[int, int]], sizes: list[tuple[int, int]]) -> None:
+    timed = [{"batch": 1, "height": 32}, {"batch": 32, "height": 64}, {"batch": 1024, "height": 128}]
+    found = nearest_sizes(DIMS, [{"batch": batch, "height": height} for batch, height in gains], timed)
+    assert [(dim.min, dim.max) for dim in found] == sizes
+    crossed = [{"batch": 1, "height": 128}, {"batch": 1024, "height": 32}]
+    alone = nearest_sizes(DIMS, crossed, [*timed, *crossed])
+    assert [(dim.min, dim.max) for dim in alone] == [(182, 1024), (32, 40)], "between them is a place where it gains nothing"
