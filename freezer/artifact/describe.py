@@ -55,6 +55,8 @@ def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str
         payload, capture, lowering, outcome = (row.get(key, "unknown") for key in ("payload", "capture", "lowering", "outcome"))
         if not outcome.startswith(NOT_TRIED):
             yield "tried", f"{payload}: {capture} -> {lowering}: {outcome}"
+    for warning in freezing.warnings:
+        yield "warning", warning
     for path, report in freezing.reports.items():
         if len(freezing.reports) > 1:
             yield "frozen", path

@@ -107,7 +107,7 @@ def freeze(
 
 
 def _print_result(result: FreezeResult) -> None:
-    """Print the verdict, the failures, and what was written."""
+    """Print the verdict, the failures, the warnings of the capture, and what was written."""
     if result.verdict != "failed":  # whose reason has them
         for failed, why in result.failures.items():
             say(f"{failed} was not built: {why}")
@@ -115,6 +115,8 @@ def _print_result(result: FreezeResult) -> None:
     if result.evidence is not None:
         say(f"evidence and full errors: {result.evidence}")
     if result.artifact is not None:
+        for warning in result.artifact.manifest.freezing.warnings:
+            say(f"warning: {warning}", style="yellow")
         say(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}")
 
 

@@ -14,6 +14,7 @@ from freezer.numerics import same_tensors
 from freezer.runtime.devices import tensors_on
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import COMPLEX, FLOATING, INTEGRAL, TensorSpec
+from freezer.spec.sizes import interior_points
 
 
 def on_device(item: InputSet, device: torch.device) -> InputSet:
@@ -48,6 +49,9 @@ def resize(item: InputSet, spec: InputSpec, point: Mapping[str, int]) -> InputSe
 NUM_GENERATED_SETS = 8
 """docs/measuring.md: at least 8 sets from fixed seeds."""
 
+NUM_INTERIOR_POINTS = 2
+"""Points between the bounds, one of odd sizes, that input sets cover beside the corners and the middle."""
+
 FULL_MASKS_EVERY = 4
 """One in this many generated sets has masks that mask nothing, the most common case in serving."""
 
@@ -56,7 +60,7 @@ NUM_TIMED_INPUTS = 4
 
 
 def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
-    """Generate input sets: every point of the spec in turn, from fixed seeds, contiguous, on the CPU.
+    """Generate input sets: every point of `tried_points` in turn, from fixed seeds, contiguous, on the CPU.
 
     With a range, values are uniform in it, including both ends of integers. Without one, floats and complex numbers are standard
     normal, and bools are fair coins. An input without a range that is named a mask has ones followed by zeros along its last dim,
@@ -66,7 +70,7 @@ def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[Inp
     Raises:
         SpecError: an integer input has neither a range nor a mask's name.
     """
-    points = list(spec.points())
+    points = tried_points(spec)
     sets = [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(num_sets, len(points)))]
     if any(is_mask(item) for item in spec.tensors) and num_sets > 1:
         largest = {dim.name: dim.max for dim in spec.dims}
@@ -75,6 +79,11 @@ def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[Inp
         seeds = {_padding(seed): seed for seed in missing}  # one of each kind
         sets += [generate_at(spec, largest, seed=seed) for seed in seeds.values()]
     return sets
+
+
+def tried_points(spec: InputSpec) -> list[dict[str, int]]:
+    """The points that input sets cover: corners, middle, and points between."""
+    return [*spec.points(), *interior_points(spec, NUM_INTERIOR_POINTS)]
 
 
 def _padding(seed: int) -> Literal["right", "left", "none"]:

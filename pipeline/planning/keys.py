@@ -26,7 +26,7 @@ from freezer.limits import SamplingPolicy
 from pipeline.catalog.entry import SOURCE_RUN, Entry
 from pipeline.workspace.staging import own_path
 
-INPUTS_VERSION = 2
+INPUTS_VERSION = 3
 """Incremented when the same spec or samples give other golden inputs."""
 
 JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_max")

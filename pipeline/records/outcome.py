@@ -204,6 +204,11 @@ class Outcome:
         return f"{self.code}: {self.reason}" if self.code and self.reason else self.reason
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of the capture of `recipe`."""
+        return next((candidate.warnings for candidate in self.candidates if candidate.recipe == self.recipe), ())
+
+    @property
     def registered_as(self) -> str:
         """MLflow's registered model for its artifacts."""
         return self.registered_name or self.model
@@ -228,6 +233,7 @@ class Outcome:
             "reason": self.coded_reason,
             "drift": {name: drift.get(name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")} if drift else None,
             "latency_ms": {name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p99")} if latency else None,
+            "warnings": list(self.warnings),
         }
 
 

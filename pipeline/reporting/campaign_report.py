@@ -94,7 +94,7 @@ def _iso(seconds: float) -> str:
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, and the reasons of those that are not published, with the logs of failures.
+    """Print the table of verdicts, the reasons of those that are not published, with the logs of failures, and warnings.
 
     Args:
         report: to print.
@@ -109,6 +109,9 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
             console.print(Text(_indented(alike[0].log_tail), style="dim"), soft_wrap=True)
         for log in dict.fromkeys(log for outcome in alike for log in _logs(outcome, store)):
             console.print(Text(f"    log: {log}"), soft_wrap=True)
+    for (model, warning), alike in _warnings(report.outcomes).items():
+        classes = ", ".join(outcome.device_class for outcome in alike)
+        console.print(Text.assemble((f"{model} {classes}: ", "bold"), (f"warning: {warning}", "yellow")), soft_wrap=True)
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
     console.print(_summary(report), soft_wrap=True)
@@ -120,6 +123,15 @@ def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]
     for outcome in outcomes:
         if outcome.verdict != "published" and outcome.coded_reason:
             found.setdefault((outcome.model, outcome.coded_reason), []).append(outcome)
+    return found
+
+
+def _warnings(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Group published outcomes by model and warning of the capture."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        for warning in outcome.warnings if outcome.verdict == "published" else ():
+            found.setdefault((outcome.model, warning), []).append(outcome)
     return found
 
 

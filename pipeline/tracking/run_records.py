@@ -113,6 +113,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             verdict=_candidate_verdict(candidate),
             tried=candidate.tried,
             freezing=FreezingRecord(
+                warnings=candidate.warnings,
                 reports={path: decode(FreezingReport, data, origin="report") for path, data in candidate.reports.items()},
                 strides_equal=candidate.strides_equal,
                 migration=None if candidate.migration is None else decode(Migration, candidate.migration, origin="migration"),

@@ -8,21 +8,25 @@ Both keep the source's signature. All but `as-is` are compared with the eager mo
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.convert import convert
-from freezer.freezing.capture.equivalence import EagerAnswers, run_eager
-from freezer.freezing.capture.export import export, strict_may_help
+from freezer.freezing.capture.equivalence import SIZES, EagerAnswers, run_eager
+from freezer.freezing.capture.export import DIMS, export, strict_may_help
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.capture.script import as_is, script
 from freezer.freezing.capture.trace import trace
 from freezer.freezing.models.checks import PRESERVE
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
+from freezer.spec.sizes import interior_points, points_beside
+
+NUM_FURTHER_POINTS = 6
+"""Points between the bounds at which a capture for all sizes is compared; the judge's input sets have the first of them."""
 
 
 class Attempt:
@@ -40,6 +44,8 @@ class Attempt:
         at_point = tuple(item for item in subject.sets if point is None or dict(item.point) == dict(point))
         self.subject = replace(subject, sets=at_point)
         self.point = point
+        if point is None:
+            self._add_sets(interior_points(subject.spec, NUM_FURTHER_POINTS))
         self.discarded = False
         self._tried: dict[CaptureName, CaptureError | None] = {}
         """The error of each capture that was tried, or None if it succeeded."""
@@ -66,6 +72,8 @@ class Attempt:
                 return "torch.export took the model, and strict tracing gives the same program"
             if not strict_may_help(refusal):
                 return "strict tracing would fail for the same reason as torch.export"
+        if name == "trace-sizes" and getattr(self._tried.get("trace"), "code", None) != SIZES:
+            return "no trace was refused for the sizes that Python reads"
         return None
 
     def capture(self, name: CaptureName) -> Captured:
@@ -82,19 +90,26 @@ class Attempt:
             captured = self._capture(name)
         except CaptureError as error:
             self._tried[name] = error
+            if error.code == DIMS and self.point is None:
+                self._add_sets(points_beside([str(error)], self.subject.spec))
             raise
         self._tried[name] = None
         return captured
+
+    def _add_sets(self, points: Iterable[Mapping[str, int]]) -> None:
+        """Add input sets at points that lack one, to compare further captures with the model there."""
+        known = [dict(item.point) for item in self.subject.sets]
+        further = [self.subject.further_set(point) for point in points if point not in known]
+        self.subject = replace(self.subject, sets=(*self.subject.sets, *further))
+        self.__dict__.pop("eager", None)
 
     def _refuse_kept(self, name: CaptureName) -> None:
         """Refuse a capture that reduces a model to one function, if names must be kept."""
         if self.subject.kept_names:
             listed = ", ".join(repr(kept) for kept in self.subject.kept_names)
-            raise CaptureError(
-                f"{'a trace' if name == 'trace' else 'an exported program'} keeps no attribute or method, and {listed} must stay; "
-                "preserve needs torch.jit.script or a TorchScript source",
-                code=PRESERVE,
-            )
+            what = "a trace" if name.startswith("trace") else "an exported program"
+            why = f"{what} keeps no attribute or method, and {listed} must stay"
+            raise CaptureError(f"{why}; preserve needs torch.jit.script or a TorchScript source", code=PRESERVE)
 
     def _capture(self, name: CaptureName) -> Captured:
         subject, point = self.subject, self.point
@@ -102,8 +117,8 @@ class Attempt:
             return as_is(subject)
         if name == "script":
             return script(subject, lambda: self.eager)
-        if name == "trace":
-            return trace(subject, point, lambda: self.eager)
+        if name in ("trace", "trace-sizes"):
+            return trace(subject, point, lambda: self.eager, every_size=name == "trace-sizes")
         if name == "convert":
             return convert(subject, point, lambda: self.eager)
         return export(subject, point, lambda: self.eager, strict=name == "export-strict")

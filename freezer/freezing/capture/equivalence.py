@@ -5,6 +5,7 @@ A trace keeps the branch and the Python numbers of its example and only warns; h
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,12 @@ from freezer.runtime.tensors import same_bytes
 
 DIFFERS = "CP-TRACE-DIFFERS"
 """Code of a trace or script whose answers differ from its model's."""
+
+SIZES = "CP-TRACE-SIZES"
+"""Code of a trace for a range of sizes that was not proven at all of them."""
+
+SIZES_LIMIT_S = 120
+"""Time for comparing a trace at all declared sizes."""
 
 _TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By dtype, the allowed difference relative to the value, and to the median of all values. Model and program run the same kernels,
@@ -71,7 +78,7 @@ def run_eager(subject: Subject) -> EagerAnswers:
         try:
             answers.append(call(item.tensors))
         except Exception as error:
-            raise CaptureError(f"the eager model fails on {place_of(index, item)}: {run_sentence(error)}") from error
+            raise _eager_fails(place_of(index, item), item, error) from error
     unchanged = all(same_bytes(one, other) for one, other in zip(before, model.buffers(), strict=True))
     if unchanged and same_each_time(lambda: _problem(answers[0], call(sets[0].tensors), subject) is None):
         return EagerAnswers(first=answers, second=None, deterministic=True)
@@ -112,14 +119,63 @@ def check_answers(
     call: Call | None = None
     for starts, place, item, expected in _calls(subject, eager):
         call = fresh() if call is None or starts else call
-        cause = None
-        try:
-            problem = _problem(expected, call(item.tensors), subject)
-        except Exception as error:
-            problem, cause = run_sentence(error), error
+        problem, cause = _compared(expected, call, item, subject)
         if problem is not None:
             raise CaptureError(f"{what} differs from the model on {place}: {problem}{why(item)}", code=code) from cause
     return ()
+
+
+def check_sizes(
+    what: str,
+    fresh: Callable[[], Call],
+    subject: Subject,
+    eager: EagerAnswers,
+    points: Sequence[Mapping[str, int]],
+    proven: Callable[[Mapping[str, int]], bool],
+) -> None:
+    """Compare a captured program with the model, which is called for it, at further points.
+
+    Args:
+        what, fresh, subject, eager: see `check_answers`.
+        points: in the order to try.
+        proven: whether a point needs no comparison.
+
+    Raises:
+        CaptureError: see `check_answers`; or the points take longer than SIZES_LIMIT_S.
+    """
+    until = time.monotonic() + SIZES_LIMIT_S
+    model, call = native_call(subject.fresh(), subject), fresh()
+    for number, point in enumerate(points):
+        if time.monotonic() > until:
+            found = f"{what} was proven at {number} of {len(points)} sizes within {SIZES_LIMIT_S} s"
+            raise CaptureError(f"{found}; declare fewer, or write forward so that torch.jit.script takes it", code=SIZES)
+        if proven(point):
+            continue
+        item = subject.further_set(point)
+        if not eager.deterministic:
+            raise CaptureError(f"{what} cannot be compared with the model on {_sizes_of(item)}: its answers differ", code=SIZES)
+        if number and eager.second is not None:
+            model, call = native_call(subject.fresh(), subject), fresh()
+        try:
+            expected = model(item.tensors)
+        except Exception as error:
+            raise _eager_fails(_sizes_of(item), item, error) from error
+        problem, cause = _compared(expected, call, item, subject)
+        if problem is not None:
+            raise CaptureError(f"{what} differs from the model on {_sizes_of(item)}: {problem}", code=DIFFERS) from cause
+
+
+def _compared(expected: Sequence[Tensor], call: Call, item: InputSet, subject: Subject) -> tuple[str | None, Exception | None]:
+    """How a program's answer differs or why it fails, with the exception; None if it agrees."""
+    try:
+        return _problem(expected, call(item.tensors), subject), None
+    except Exception as error:
+        return run_sentence(error), error
+
+
+def _eager_fails(place: str, item: InputSet, error: Exception) -> CaptureError:
+    remedy = "; declare only sizes that it takes (`min`, `max`, `multiple_of`)" if item.point else ""
+    return CaptureError(f"the eager model fails on {place}: {run_sentence(error)}{remedy}")
 
 
 def native_call(program: Any, subject: Subject) -> Call:
@@ -154,8 +210,12 @@ def _calls(subject: Subject, eager: EagerAnswers) -> Iterator[tuple[bool, str, I
 
 def place_of(index: int, item: InputSet) -> str:
     """The name of an input set: its index and sizes."""
-    sizes = ", ".join(f"{name}={size}" for name, size in item.point.items())
+    sizes = _sizes_of(item)
     return f"input set {index} ({sizes})" if sizes else f"input set {index}"
+
+
+def _sizes_of(item: InputSet) -> str:
+    return ", ".join(f"{name}={size}" for name, size in item.point.items())
 
 
 def _problem(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) -> str | None:

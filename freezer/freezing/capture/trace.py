@@ -1,7 +1,8 @@
 """The capture by torch.jit.trace, which is right only if the model's Python takes the same path for all inputs.
 
 A trace is refused if Python reads values that may differ for other inputs, if its answers to another input set differ from the
-model's, or if another set of the same sizes gives another graph.
+model's, or if another set of the same sizes gives another graph. If Python reads sizes, it is refused as `trace` and tried again
+after the script as `trace-sizes`, which compares it at every declared size.
 """
 
 from __future__ import annotations
@@ -18,33 +19,59 @@ from torch.jit._trace import TracerWarning
 
 from freezer.errors import CaptureError
 from freezer.files.digest import digest_bytes
-from freezer.freezing.capture.equivalence import DIFFERS, Call, EagerAnswers, check_answers, first_lines, flat_call, place_of
+from freezer.freezing.capture.equivalence import (
+    DIFFERS,
+    SIZES,
+    Call,
+    EagerAnswers,
+    check_answers,
+    check_sizes,
+    first_lines,
+    flat_call,
+    place_of,
+)
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of
-from freezer.freezing.capture.value_reads import values_read
+from freezer.freezing.capture.value_reads import OF_SIZES, same_reads, values_read
 from freezer.freezing.diagnostics.messages import code_of, trace_sentence
 from freezer.freezing.diagnostics.source_lines import line_of_node, warned_at
 from freezer.freezing.models.subject import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
+from freezer.spec.sizes import all_points
 
 VALUES = "CP-TRACE-VALUES"
 
 
-def trace(subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]) -> Captured:
+def trace(
+    subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers], *, every_size: bool = False
+) -> Captured:
     """Trace a model.
 
+    Args:
+        subject, point, eager: see capture.py.
+        every_size: compare the trace at every declared size, instead of refusing it if Python reads sizes that vary.
+
     Raises:
-        CaptureError: it cannot be traced, Python reads values of its tensors (code CP-TRACE-VALUES), or the trace differs for
-            other inputs (code CP-TRACE-DIFFERS).
+        CaptureError: it cannot be traced, Python reads values of its tensors (code CP-TRACE-VALUES) or sizes (CP-TRACE-SIZES), or
+            the trace differs for other inputs (CP-TRACE-DIFFERS).
     """
     example = subject.set_at(point if point is not None else subject.spec.first_point())
     program, caught = _traced(subject, example)
-    _refuse_reads(subject, example)
+    size_lines = _refuse_reads(subject, example)
     _restore(program, FlatModule(subject.fresh(), subject.spec))
     unchecked = _check_answers(program, subject, eager(), caught)
     _check_graphs(program, subject, example)
-    return Captured(name="trace", program=program, convention="flat", warnings=(*lines_of(caught), *unchecked))
+    notes: tuple[str, ...] = ()
+    if size_lines and point is None and any(dim.min < dim.max for dim in subject.spec.dims):
+        notes = _check_sizes(program, subject, eager(), size_lines, every_size=every_size)
+    return Captured(
+        name="trace-sizes" if every_size else "trace",
+        program=program,
+        convention="flat",
+        warnings=(*lines_of(caught), *unchecked),
+        notes=notes,
+    )
 
 
 def _flat(subject: Subject) -> nn.Module:
@@ -60,8 +87,8 @@ def _traced(subject: Subject, item: InputSet) -> tuple[Any, Sequence[warnings.Wa
         raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}", code=code_of(error)) from error
 
 
-def _refuse_reads(subject: Subject, item: InputSet) -> None:
-    """Refuse a trace of an input set for which Python reads values of tensors."""
+def _refuse_reads(subject: Subject, item: InputSet) -> list[str]:
+    """Refuse a trace of an input set for which Python reads values of tensors; return the lines that read sizes."""
 
     def traced_as_given(module: nn.Module, given: Sequence[Tensor]) -> None:
         with torch.no_grad():
@@ -74,6 +101,7 @@ def _refuse_reads(subject: Subject, item: InputSet) -> None:
         raise CaptureError(
             f"torch.jit.trace: cannot determine whether Python reads values of tensors: {trace_sentence(error)}"
         ) from error
+    size_lines = reads.pop(OF_SIZES, [])
     if reads:
         lines = list(dict.fromkeys(line for several in reads.values() for line in several))
         raise CaptureError(
@@ -81,6 +109,7 @@ def _refuse_reads(subject: Subject, item: InputSet) -> None:
             "or torch.cond there, or write it so that torch.jit.script takes it",
             code=VALUES,
         )
+    return size_lines
 
 
 def _restore(program: nn.Module, initial: nn.Module) -> None:
@@ -96,15 +125,42 @@ def _check_answers(
     program: Any, subject: Subject, eager: EagerAnswers, caught: Sequence[warnings.WarningMessage]
 ) -> tuple[str, ...]:
     """Compare the trace's answers with the model's; see `check_answers`. The program keeps its state."""
+    warned = (warned_at(item) for item in caught if issubclass(item.category, TracerWarning))
+    lines = list(dict.fromkeys(line for line in warned if line))
+    why = f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
+    return check_answers("the trace", _fresh_calls(program, eager), subject, eager, why=lambda _: why)
+
+
+def _fresh_calls(program: Any, eager: EagerAnswers) -> Callable[[], Call]:
+    """Makes the program in its initial state: a copy if the model is stateful."""
 
     def fresh() -> Call:
         with torch.no_grad():  # see calls.copied
             return flat_call(program if eager.second is None else copy.deepcopy(program))
 
-    warned = (warned_at(item) for item in caught if issubclass(item.category, TracerWarning))
-    lines = list(dict.fromkeys(line for line in warned if line))
-    why = f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
-    return check_answers("the trace", fresh, subject, eager, why=lambda _: why)
+    return fresh
+
+
+def _check_sizes(program: Any, subject: Subject, eager: EagerAnswers, lines: Sequence[str], *, every_size: bool) -> tuple[str, ...]:
+    """Check a trace for which Python read sizes at every declared size; return a note on it.
+
+    Where Python reads the same as for the example, the trace is right. Elsewhere it is compared with the model.
+
+    Raises:
+        CaptureError: the trace differs, or is not to be compared, or cannot be.
+    """
+    found = f"Python reads sizes {first_lines(lines)}, which a trace keeps for all sizes"
+    if not every_size:
+        raise CaptureError(f"{found}; torch.jit.script is tried first", code=SIZES)
+
+    def sized(point: Mapping[str, int]) -> list[Tensor]:
+        return [torch.empty(item.at(point), dtype=getattr(torch, item.dtype), device="meta") for item in subject.spec.tensors]
+
+    with torchscript_deprecations_silenced():
+        same = same_reads(_flat(subject), sized(subject.spec.first_point()))
+    points = all_points(subject.spec)
+    check_sizes("the trace", _fresh_calls(program, eager), subject, eager, points, lambda point: same(sized(point)))
+    return (f"{found}; at {len(points)} sizes it reads the same, or the answers match the model's.",)
 
 
 def _check_graphs(program: Any, subject: Subject, example: InputSet) -> None:

@@ -1,7 +1,7 @@
 """Detect values of tensors that Python reads while a model is traced: branches, loops and numbers that a trace keeps.
 
 A trace is right for other inputs only if no such value comes from the inputs, from random numbers, or from state that a call
-changes. Sizes may be read, except those of tensors whose shape depends on values.
+changes. Sizes are reported apart, except those of tensors whose shape depends on values, which count as values.
 
 The model is traced twice under modes that follow each operation: with a function mode, which sees Python's reads, and without,
 since modules such as nn.TransformerEncoder take another path under it. Modes may change a trace, so both traces are discarded.
@@ -9,12 +9,12 @@ since modules such as nn.TransformerEncoder take another path under it. Modes ma
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import reduce
 from typing import Any
 
 import torch
@@ -46,11 +46,11 @@ _READING_OPERATORS = frozenset(("aten::_nested_tensor_from_mask_left_aligned",))
 _SCALAR = "aten::_local_scalar_dense"
 _CONVERTED = "Converting a tensor to a Python"
 
-INPUTS, STATE, RANDOM = "its inputs", "state that a call changes", "random numbers"
+INPUTS, STATE, RANDOM, OF_SIZES = "its inputs", "state that a call changes", "random numbers", "sizes"
 """Origins of values, in words."""
 
-_INPUTS, _RANDOM = 1, 2
-_FIRST_STATE = 4
+_INPUTS, _RANDOM, _SIZE = 1, 2, 4
+_FIRST_STATE = 8
 
 
 def values_read(
@@ -80,6 +80,65 @@ def values_read(
             if line not in reads.setdefault(origin, []):
                 reads[origin].append(line)
     return reads
+
+
+def same_reads(model: nn.Module, example: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], bool]:
+    """A function that determines whether Python reads the same for tensors of other sizes as for an example.
+
+    A trace on the meta device, which computes only sizes, returns what was read. While it is the same, so is Python's path.
+
+    Args:
+        model: a copy; it is moved to the meta device.
+        example: on the meta device, as the tensors of the function. Their values must not be read.
+
+    Returns:
+        A function that returns False where it cannot tell.
+    """
+    program: Any = None
+
+    def reads(tensors: Sequence[Tensor]) -> list[int | float | bool] | None:
+        try:
+            with torch.no_grad():
+                return [tensor.item() for tensor in program(*tensors)]
+        except Exception:  # the path of the example does not work for these sizes
+            return None
+
+    try:
+        with torch.no_grad(), torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.jit.trace(_Reading(model.to("meta")), tuple(example), check_trace=False)
+    except Exception:  # the model needs values, other devices, or an operation that the meta device lacks
+        return lambda _: False
+    expected = reads(example)
+    return lambda tensors: expected is not None and reads(tensors) == expected
+
+
+class _Reading(nn.Module):
+    """Calls a model; returns the tensors that Python reads meanwhile."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors in the order of reads."""
+        read = _Collecting()
+        with read:
+            self.model(*tensors)
+        return tuple(read.tensors)
+
+
+class _Collecting(TorchFunctionMode):
+    """Collects the tensors that Python reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_read(func, args):
+            self.tensors += tensors_in(args)
+        return func(*args, **(kwargs or {}))
 
 
 class _Called(nn.Module):
@@ -129,7 +188,7 @@ class _Values(TorchDispatchMode):
 
     def reads(self) -> Iterator[tuple[str, str]]:
         """The reads so far: origin in words, and the user's line."""
-        for origin, wanted in ((INPUTS, _INPUTS), (STATE, self._changed), (RANDOM, _RANDOM)):
+        for origin, wanted in ((INPUTS, _INPUTS), (STATE, self._changed), (RANDOM, _RANDOM), (OF_SIZES, _SIZE)):
             yield from ((origin, line) for bits, line in self._noted if bits & wanted)
 
     def note(self, tensors: Iterable[Tensor]) -> None:
@@ -140,7 +199,7 @@ class _Values(TorchDispatchMode):
     def note_sizes(self, tensor: Tensor, sizes: Iterable[Tensor]) -> None:
         """Note that numbers are sizes of a tensor, with the origins of its sizes."""
         for size in sizes:
-            self._values[_key(size)] |= self._sizes.get(tensor, 0)
+            self._values[_key(size)] |= self._sizes.get(tensor, 0) or _SIZE
 
     def _of(self, tensor: Tensor) -> int:
         return self._values.get(_key(tensor), 0) | self._state.get(_key(tensor), 0)
@@ -196,14 +255,18 @@ class _Functions(TorchFunctionMode):
         self._values = values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _READS or (name in _MAKES and args and not isinstance(args[0], Tensor)):
+        if _is_read(func, args):
             self._values.note(tensors_in(args))
         result = func(*args, **(kwargs or {}))
-        if name in _SIZES or isinstance(result, torch.Size):
+        if getattr(func, "__name__", "") in _SIZES or isinstance(result, torch.Size):
             self._values.note_sizes(args[0], tensors_in(result))
         return result
 
 
+def _is_read(func: Any, args: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in _READS or (name in _MAKES and bool(args) and not isinstance(args[0], Tensor))
+
+
 def _any(bits: Iterable[int]) -> int:
-    return reduce(operator.or_, bits, 0)
+    return functools.reduce(operator.or_, bits, 0)

@@ -20,7 +20,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from freezer.errors import SpecError
 from freezer.freezing.models.calls import SourceCall, described
-from freezer.runtime.input_sets import InputSet, generate, generate_at, is_mask, needs_range, range_is_needed, resize
+from freezer.runtime.input_sets import (
+    InputSet,
+    generate,
+    generate_at,
+    is_mask,
+    needs_range,
+    range_is_needed,
+    resize,
+    tried_points,
+)
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import INTEGRAL, ConstantSpec, InputItem, NestedSpec, TensorSpec
 from freezer.spec.sample_headers import Header, match_headers
@@ -137,7 +146,7 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
 def input_sets(
     samples: Sequence[InputSet], spec: InputSpec, points: Sequence[Mapping[str, int]], *, fill_up: bool
 ) -> list[InputSet]:
-    """Input sets at every corner and middle point of the spec, and at points with payloads of their own.
+    """Input sets at all points of `tried_points`, and at points with payloads of their own.
 
     If all sets are at such points, one at other sizes is added, for the payload of all sizes.
 
@@ -149,7 +158,7 @@ def input_sets(
         fill_up: add generated sets to the samples.
     """
     covered = [dict(item.point) for item in samples]
-    missing = [point for point in spec.points() if point not in covered] if samples else []
+    missing = [point for point in tried_points(spec) if point not in covered] if samples else []
     sets = [*samples, *(resize(samples[index % len(samples)], spec, point) for index, point in enumerate(missing))]
     if fill_up or not samples:
         sets += generate(spec)

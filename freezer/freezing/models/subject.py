@@ -14,7 +14,7 @@ from freezer.freezing.models.checks import check_kept_names, check_signature, ch
 from freezer.freezing.models.samples import input_sets, match_samples, with_found_ranges
 from freezer.freezing.models.torchscript_module import named_devices
 from freezer.runtime.devices import CPU, tensors_on
-from freezer.runtime.input_sets import InputSet, on_device
+from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import DTYPES, OutputSpec, OutputStructure
@@ -30,7 +30,8 @@ class Subject:
         model: in eval mode, in its initial state; use `fresh()` to run it.
         spec: input spec.
         structure, outputs: structure and tensors of its result.
-        sets: input sets at every corner and middle point, and at `points`.
+        sets: input sets at every corner and middle point, at some between, and at `points`.
+        generated: whether further sets may be generated; otherwise they are made of these.
         points: sizes by dim name at which the model is timed and may get its own payload. The verdict is taken at the first.
         scripted: whether the source was TorchScript.
         preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model must keep.
@@ -47,6 +48,7 @@ class Subject:
     sets: tuple[InputSet, ...]
     points: tuple[Mapping[str, int], ...]
     scripted: bool
+    generated: bool = False
     preserve: tuple[str, ...] = ()
     reset: str | None = None
     device: torch.device = CPU
@@ -76,6 +78,14 @@ class Subject:
             if dict(item.point) == dict(point):
                 return item
         raise SpecError(f"no input set has the sizes {dict(point)}; add samples of these sizes", code=CODE)
+
+    def further_set(self, point: Mapping[str, int]) -> InputSet:
+        """Make another input set at a point, on the subject's device."""
+        if self.generated:
+            made = generate_at(self.spec, point, seed=sum(point.values()))
+        else:
+            made = resize(self.on_host.sets[0], self.spec, point)
+        return on_device(made, self.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +153,7 @@ def prepare(
         sets=tuple(sets),
         points=points,
         scripted=isinstance(model, torch.jit.ScriptModule),
+        generated=options.fill_up or not samples,
         preserve=tuple(options.preserve),
         reset=options.reset,
     )

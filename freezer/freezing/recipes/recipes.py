@@ -13,7 +13,7 @@ from freezer.artifact.manifest import PayloadKind
 from freezer.errors import UsageError, expected_names
 from freezer.freezing.recipes.inductor_settings import CUDA, recipe_settings
 
-CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "as-is"]
+CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +48,7 @@ _TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
     ("as-is", "torchscript"),
     ("trace", "torchscript"),
     ("script", "torchscript"),
+    ("trace-sizes", "torchscript"),
 )
 _EXPORT: tuple[CaptureName, ...] = ("export", "export-strict", "convert")
 

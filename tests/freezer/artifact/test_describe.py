@@ -43,6 +43,7 @@ TRIED = (
 )
 FREEZING = FreezingRecord(
     build_s=1.5,
+    warnings=("TracerWarning: a size at model.py:4: if n:",),
     reports={"payloads/all.pt": REPORT},
     strides_equal=True,
     candidates=(
@@ -66,8 +67,9 @@ def rows(report: FreezingReport) -> dict[str, str]:
 
 def test_rows_of_a_freeze() -> None:
     found = list(describe_freezing(FREEZING, TRIED))
-    assert found[1:5] == [
+    assert found[1:6] == [
         ("tried", "all: trace -> torchscript: captured and lowered"),
+        ("warning", "TracerWarning: a size at model.py:4: if n:"),
         ("operators", "7 -> 5: aten::batch_norm 2 -> 0, aten::conv2d 2, aten::relu 2, aten::add_ 1"),
         ("done", "batch norms folded into convolutions 2"),
         ("done at load", "linear layers pretransposed 1 (weights are kept twice)"),

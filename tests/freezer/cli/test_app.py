@@ -6,11 +6,14 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +23,15 @@ from safetensors.torch import load_file, save_file
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
 from freezer.cli.progress import progress
+from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze_source
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import detect
 from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.models import mlp
-from tests.steps import HERE, copy_of, flip_a_byte, python, random_inputs
+from tests.lines import place_of
+from tests.models import mlp, reading_sizes
+from tests.steps import HERE, QUICK, copy_of, flip_a_byte, python, random_inputs
 
 ROOT = Path(__file__).parents[3]
 
@@ -235,6 +240,23 @@ def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     assert manifest.provenance["host"]["classes"] == ["cpu-x86-64-v3", "portable"]
     code = "import sys, freezer, torch; print(tuple(freezer.load(sys.argv[1])(torch.zeros(3, 4)).shape))"
     assert python(code, out, env={**os.environ, **DEVICE_CLASSES["cpu-x86-64-v3"].limits}).strip() == "(3, 3)"
+
+
+def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quickly(*args: Any, options: FreezeOptions, **kwargs: Any) -> FreezeResult:
+        return freeze_source(*args, options=replace(options, policy=QUICK), **kwargs)
+
+    monkeypatch.setattr("freezer.freezing.freeze.freeze_source", quickly)
+    inputs = ("--inputs", '{"x": {"shape": [2, "n"]}}', "--dims", '{"n": {"min": 2, "max": 9}}')
+    out = tmp_path / "out"
+    code, text, err = coldpress("freeze", "python:tests.models:reading_sizes", *inputs, "--recipe", "eager", "--out", out)
+    assert code == 0, err
+    warning = "TracerWarning: Converting a tensor to a Python integer"
+    assert f"warning: {warning}" in text
+    assert place_of(reading_sizes, "int(") in text
+    _, text, _ = coldpress("inspect", out)
+    assert re.search(rf"warning +{warning}", text)
+    assert "Python reads sizes at" in text
 
 
 def test_freeze_reports_a_broken_source(coldpress: Run, tmp_path: Path) -> None:

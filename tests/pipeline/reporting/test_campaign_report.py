@@ -113,8 +113,9 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     assert list(read) == ["campaign", "started", "finished", "exit_code", "outcomes"], "as docs/contract.md says"
     assert list(read["outcomes"][0]) == [
         *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
-        *("latency_ms", "artifact", "version", "build_s", "judge_s"),
+        *("latency_ms", "artifact", "version", "build_s", "judge_s", "warnings"),
     ]
+    assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
     assert read["outcomes"][0]["drift"]["margin"] is None
     assert read["outcomes"][1]["latency_ms"] is None
@@ -125,6 +126,10 @@ def test_unwritable_json_report_names_the_fix(tmp_path: Path) -> None:
     (tmp_path / "folder").touch()
     with pytest.raises(InfrastructureError, match=r"--json .*out.json cannot be written: .*; nothing else is lost"):
         report_of(PUBLISHED).write_json(tmp_path / "folder" / "out.json")
+
+
+def test_warnings_of_published_captures_are_printed() -> None:
+    assert "resnet50 cpu-x86-64-v4: warning: w\n" in printed(report_of(PUBLISHED, FAILED))
 
 
 def test_table_shows_verdicts_reasons_and_logs() -> None:

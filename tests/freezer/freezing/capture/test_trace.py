@@ -1,20 +1,27 @@
-"""Traces: refused ones, those kept with a note, and their evidence."""
+"""Traces: refused ones, those kept with a note, and those that read sizes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d, conv_transpose2d, pad
 
 from freezer.errors import CaptureError
+from freezer.freezing.capture import equivalence
+from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.models.subject import Subject, prepare
+from freezer.runtime.input_sets import InputSet
+from freezer.spec.inputs import Dim
 from freezer.spec.parse import declared_spec
 from tests.freezer.freezing.capture.test_value_reads import Stateful
 from tests.lines import place_of
 from tests.models import Branching, Calling, Halving, seeded
-from tests.steps import BATCH, captured_by, random_inputs, subject_of
+from tests.steps import BATCH, candidate_of, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -69,3 +76,154 @@ def test_values_read_only_at_other_sizes_are_found() -> None:
     with pytest.raises(CaptureError, match=re.escape(place_of(large, "max() > 1000"))) as caught:
         captured_by(subject(Calling(large), dynamic=True), "trace")
     assert caught.value.code == "CP-TRACE-VALUES"
+
+
+# Sizes that Python reads
+
+SEQ = Dim(name="seq", min=4, max=64)
+
+
+class Factor(nn.Module):
+    """Multiplies by 2 at sizes from 20 to 40, of which the least, the middle and the most are none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2.0 if 20 <= x.shape[1] <= 40 else 1.0)
+
+
+class OddPad(nn.Module):
+    """Pads odd lengths."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] % 2 == 1:
+            x = pad(x, (0, 1))
+        return x[:, 0::2] - x[:, 1::2]
+
+
+class Cropped(nn.Module):
+    """Crops what a stride of 2 made too large at odd sides, as a U-Net does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.randn(2, 1, 3, 3)), nn.Parameter(torch.randn(2, 1, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = conv_transpose2d(conv2d(x, self.down, stride=2, padding=1), self.up, stride=2)
+        if y.shape[2] != x.shape[2]:
+            y = y[:, :, : x.shape[2], : x.shape[3]]
+        return torch.cat((x, y), 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "axes"),
+    [(Factor, random_inputs(2, 8), (1,)), (OddPad, random_inputs(2, 8), (1,)), (Cropped, random_inputs(1, 1, 8, 8), (2, 3))],
+)
+def test_candidate_is_right_at_every_declared_size(
+    model: type[nn.Module], inputs: Tensor, axes: tuple[int, ...], tmp_path: Path
+) -> None:
+    eager = seeded(model)
+    found = subject_of(eager, {"x": inputs}, {"x": dict.fromkeys(axes, SEQ)})
+    candidate = candidate_of(found, "portable", tmp_path / "portable")
+    assert candidate.capture == "script"
+    frozen = candidate.open(found)
+    for size in SEQ.sizes:
+        x = random_inputs(*(size if axis in axes else length for axis, length in enumerate(inputs.shape)))
+        with torch.no_grad():
+            torch.testing.assert_close(frozen(x), eager(x))
+
+
+def checking(x: Tensor, *_: Tensor) -> Tensor:
+    """Reads a size without consequence; TorchScript does not take *args."""
+    if x.shape[1] > 100:
+        raise ValueError("too long")
+    return x * 2
+
+
+def at_one_size(x: Tensor, *_: Tensor) -> Tensor:
+    return x * (2 if x.shape[1] == 23 else 1)
+
+
+def at_random(x: Tensor, *_: Tensor) -> Tensor:
+    return x + torch.rand_like(x) if x.shape[1] < 60 else x
+
+
+def varying(function: Callable[..., Tensor]) -> Subject:
+    return subject_of(Calling(function), {"x": random_inputs(2, 8)}, {"x": {1: SEQ}})
+
+
+def proven_trace(function: Callable[..., Tensor]) -> Attempt:
+    """An attempt whose plain trace was refused for the sizes that Python reads."""
+    attempt = Attempt(varying(function), None)
+    assert "no trace was refused" in str(attempt.unfit("trace-sizes"))
+    with pytest.raises(CaptureError, match=r"for all sizes; torch\.jit\.script is tried first") as caught:
+        attempt.capture("trace")
+    assert caught.value.code == "CP-TRACE-SIZES"
+    return attempt
+
+
+def test_harmless_read_is_proven_at_every_size() -> None:
+    captured = proven_trace(checking).capture("trace-sizes")
+    found = f"Python reads sizes at {place_of(checking, 'if')}, which a trace keeps for all sizes"
+    assert captured.notes == (f"{found}; at 61 sizes it reads the same, or the answers match the model's.",)
+    assert "TracerWarning" in captured.warnings[0]
+
+
+def test_one_wrong_size_is_found() -> None:
+    with pytest.raises(CaptureError, match="the trace differs from the model on seq=23: output 'output' is off by"):
+        proven_trace(at_one_size).capture("trace-sizes")
+
+
+def test_unproven_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CaptureError, match=r"cannot be compared with the model on seq=6\d: its answers differ"):
+        proven_trace(at_random).capture("trace-sizes")
+    monkeypatch.setattr(equivalence, "SIZES_LIMIT_S", -1)
+    with pytest.raises(CaptureError, match="proven at 0 of 61 sizes") as caught:
+        proven_trace(checking).capture("trace-sizes")
+    assert caught.value.code == "CP-TRACE-SIZES"
+
+
+def with_value(x: Tensor, *_: Tensor) -> Tensor:
+    """Has no trace on the meta device."""
+    return checking(x) * torch.ones(1, device="cpu")
+
+
+def length(x: Tensor, *_: Tensor) -> Tensor:
+    """Reads another number at every size, which changes nothing."""
+    return x + (0 if int(x.shape[1]) else 1)
+
+
+@pytest.mark.parametrize(("function", "num_calls"), [(checking, 0), (with_value, 61), (length, 60)])
+def test_model_runs_only_where_python_may_read_otherwise(
+    function: Callable[..., Tensor], num_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, made = proven_trace(function), list[InputSet]()
+    further = Subject.further_set
+
+    def noted(self: Subject, point: Mapping[str, int]) -> InputSet:
+        made.append(further(self, point))
+        return made[-1]
+
+    monkeypatch.setattr(Subject, "further_set", noted)
+    attempt.capture("trace-sizes")
+    assert len(made) == num_calls
+
+
+def test_one_size_needs_no_proof() -> None:
+    assert captured_by(varying(checking), "trace", {"seq": 4}).name == "trace"
+    assert captured_by(subject(Calling(checking)), "trace").name == "trace"
+
+
+def test_sizes_beside_a_refused_guard_are_compared() -> None:
+    """Torch.export names 19; the script is wrong at 20 only."""
+
+    class AtTheGuard(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] < 20:
+                return x
+            wrong = torch.jit.is_scripting() and x.shape[1] == 20  # type: ignore[attr-defined]
+            return x * 3 if wrong else x * 2
+
+    attempt = Attempt(subject_of(AtTheGuard(), {"x": random_inputs(2, 8)}, {"x": {1: SEQ}}), None)
+    with pytest.raises(CaptureError, match="seq <= 19"):
+        attempt.capture("export")
+    with pytest.raises(CaptureError, match=r"the script differs from the model on input set \d+ \(seq=20\)"):
+        attempt.capture("script")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.capture.value_reads import INPUTS, RANDOM, STATE, values_read
+from freezer.freezing.capture.value_reads import INPUTS, OF_SIZES, RANDOM, STATE, values_read
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.lines import place_of
 from tests.models import Calling, Counter, TinyConv, seeded
@@ -88,27 +88,53 @@ with torchscript_deprecations_silenced():
     scripted: Any = torch.jit.script(two_ways)
 
 
-def sizes(x: Tensor) -> Tensor:
-    if x.shape[0] > 100 or x.size(1) % 2 or len(x) > 100:
-        raise ValueError("too large")
-    return x.reshape(int(x.shape[0]) * 2, -1) * int(x.numel())
+def traced_sizes(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0] * 2, -1) * x.numel() + torch.zeros(x.shape[0] * 2, 1) + torch.tensor(0.5)
+
+
+def repeating(x: Tensor) -> Tensor:
+    return sum((x[:, place] for place in range(x.shape[1])), torch.zeros(()))
+
+
+def number_of_size(x: Tensor) -> Tensor:
+    return x * torch.tensor([x.shape[0]])
+
+
+def rows_by_index(x: Tensor) -> Tensor:
+    rows = x[x.abs().long().clamp(0, 1)[:, 0]]
+    return rows.reshape(int(rows.shape[0]), 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        (lambda x: x if x.shape[0] > 100 else -x, "x if x.shape[0]"),
+        (lambda x: x if x.size(1) % 2 else -x, "x if x.size(1)"),
+        (repeating, "range("),
+        (number_of_size, "tensor(["),
+        (rows_by_index, "int("),
+    ],
+)
+def test_reading_sizes_is_noted_with_the_line(function: Callable[[Tensor], Any], part: str) -> None:
+    found = reads(Calling(function))
+    assert list(found) == [OF_SIZES]
+    assert part in found[OF_SIZES][0]
 
 
 @pytest.mark.parametrize(
     "function",
     [
-        sizes,
+        traced_sizes,
         scripted,
         lambda x: torch.where(x > 0, x, -x).masked_fill(x > 1, 0.0),
         lambda x: x[x > 0] * 2,
         lambda x: torch.arange(x.abs().max().long() + 1) + torch.zeros(x.abs().max().long() + 1),
-        lambda x: x[x.abs().long().clamp(0, 1)[:, 0]].reshape(int(x[x.abs().long().clamp(0, 1)[:, 0]].shape[0]), 4),
         lambda x: x + int(torch.ones(3).sum()) + torch.tensor([1.0, 2, 3, 4]),
         lambda x: x + float(torch.zeros_like(x).sum()),
         lambda x: (x, print(f"{x}"))[0],
     ],
 )
-def test_sizes_and_constants_may_be_read(function: Callable[[Tensor], Any]) -> None:
+def test_what_a_trace_follows_is_not_noted(function: Callable[[Tensor], Any]) -> None:
     assert not reads(Calling(function))
 
 

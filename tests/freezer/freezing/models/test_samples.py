@@ -13,6 +13,7 @@ from freezer.runtime.input_sets import generate
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
 from freezer.spec.parse import declared_spec
+from freezer.spec.sizes import interior_points
 
 SPEC = declared_spec(
     {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}}, {"batch": {"max": 9}}
@@ -98,13 +99,10 @@ def test_integer_input_needs_a_range() -> None:
 
 def test_sets_respect_multiples() -> None:
     spec = declared_spec({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 44, "multiple_of": 4}})
-    assert {item.tensors["x"].shape[0] for item in generate(spec)} == {4, 12, 44}
-    assert {item.point["n"] for item in input_sets(match_samples([{"x": torch.zeros(8)}], spec), spec, (), fill_up=False)} == {
-        8,
-        4,
-        12,
-        44,
-    }
+    between = {point["n"] for point in interior_points(spec, 2)}
+    assert {item.tensors["x"].shape[0] for item in generate(spec)} == {4, 12, 44, *between}
+    sets = input_sets(match_samples([{"x": torch.zeros(8)}], spec), spec, (), fill_up=False)
+    assert {item.point["n"] for item in sets} == {8, 4, 12, 44, *between}
     with pytest.raises(SpecError, match="dim 'n' is 6, expected one size for all inputs, 4 to 44 in multiples of 4"):
         match_samples([{"x": torch.zeros(6)}], spec)
 
@@ -112,7 +110,7 @@ def test_sets_respect_multiples() -> None:
 def test_missing_points_repeat_rows() -> None:
     sets = match_samples([{"x": torch.arange(8.0).reshape(2, 4), "ids": torch.tensor([3, 4])}], SPEC)
     covered = input_sets(sets, SPEC, (), fill_up=False)
-    assert [item.point["batch"] for item in covered] == [2, 1, 9, 3]
+    assert [item.point["batch"] for item in covered] == [2, 1, 9, 3, 5, 8]
     assert covered[2].tensors["ids"].tolist() == [3, 4, 3, 4, 3, 4, 3, 4, 3]
     assert torch.equal(covered[3].tensors["x"][2], covered[0].tensors["x"][0])
 

@@ -45,8 +45,8 @@ def test_recipe_names_known_captures_and_lowerings(key: str) -> None:
     assert {capture for capture, _ in recipe.ways} <= set(get_args(CaptureName))
 
 
-def test_script_is_tried_last() -> None:
-    through_torchscript = [("as-is", "torchscript"), ("trace", "torchscript"), ("script", "torchscript")]
+def test_captures_are_tried_in_order() -> None:
+    through_torchscript = [(name, "torchscript") for name in ("as-is", "trace", "script", "trace-sizes")]
     assert list(RECIPES["torchscript-frozen"].ways) == through_torchscript
     exported = [("export", "exported"), ("export-strict", "exported")]
     assert list(RECIPES["portable"].ways) == [*exported, *through_torchscript]

@@ -1,0 +1,65 @@
+"""Further sizes of a spec's dims to try a program at, from fixed seeds. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice, product
+
+from freezer.spec.inputs import InputSpec
+
+_MAX_PRODUCT = 512
+"""The most combinations of sizes that `all_points` returns all of."""
+
+_MAX_BESIDE = 24
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+Points = list[dict[str, int]]
+"""Sizes by dim name."""
+
+
+def interior_points(spec: InputSpec, count: int) -> Points:
+    """At most `count` points between the bounds that are not of `spec.points()`: in turn of odd sizes and of any."""
+    chosen = random.Random(0)
+    inner = {dim.name: dim.sizes[1:-1] or dim.sizes for dim in spec.dims}
+    odd = {name: [size for size in sizes if size % 2] or sizes for name, sizes in inner.items()}
+    drawn = ({name: chosen.choice(sizes) for name, sizes in (inner if index % 2 else odd).items()} for index in range(8 * count))
+    return _distinct(drawn, list(spec.points()))[:count]
+
+
+def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
+    """For each number in texts such as `20 <= seq`: each dim at it and at the next sizes on both sides, the others at random."""
+    numbers = dict.fromkeys(int(number) for text in texts for number in _NUMBER.findall(text))
+    chosen = random.Random(1)
+    found = (
+        {**{other.name: chosen.choice(other.sizes) for other in spec.dims}, dim.name: size}
+        for number in numbers
+        for dim in spec.dims
+        for size in dim.sizes
+        if abs(size - number) <= dim.multiple_of
+    )
+    return list(islice(_distinct(found), _MAX_BESIDE))
+
+
+def all_points(spec: InputSpec) -> Points:
+    """All points in a random order.
+
+    If there are more than _MAX_PRODUCT: every size of each dim with random sizes of the others, and all dims at equal sizes.
+    """
+    chosen, names = random.Random(2), [dim.name for dim in spec.dims]
+    every: Iterable[tuple[int, ...]] = product(*(dim.sizes for dim in spec.dims))
+    if math.prod(len(dim.sizes) for dim in spec.dims) > _MAX_PRODUCT:
+        most = max(len(dim.sizes) for dim in spec.dims)
+        columns = [chosen.sample(([*dim.sizes] * -(-most // len(dim.sizes)))[:most], most) for dim in spec.dims]
+        equal = set(spec.dims[0].sizes).intersection(*(dim.sizes for dim in spec.dims))
+        every = chain(zip(*columns, strict=True), ((size,) * len(names) for size in equal))
+    points = _distinct(dict(zip(names, sizes, strict=True)) for sizes in every)
+    return chosen.sample(points, len(points))
+
+
+def _distinct(points: Iterable[dict[str, int]], known: Sequence[dict[str, int]] = ()) -> Points:
+    """The points without those that are known, and without repetitions."""
+    found = {tuple(point.values()): point for point in points}
+    return [point for point in found.values() if point not in known]

@@ -1,0 +1,52 @@
+"""Sizes to try a program at."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec.items import TensorSpec
+from freezer.spec.sizes import all_points, interior_points, points_beside
+
+
+def spec_of(**bounds: tuple[int, int, int]) -> InputSpec:
+    dims = tuple(Dim(name=name, min=low, max=high, multiple_of=step) for name, (low, high, step) in bounds.items())
+    return InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=tuple(bounds)),), dims=dims)
+
+
+def test_interior_points_are_odd_in_turn_and_repeatable() -> None:
+    spec = spec_of(height=(8, 512, 1), width=(8, 512, 1))
+    points = interior_points(spec, 6)
+    assert points == interior_points(spec, 6)
+    assert points[:2] == interior_points(spec, 2)
+    assert len(points) == 6
+    assert all(size % 2 for point in points[::2] for size in point.values())
+    assert any(size % 2 == 0 for point in points[1::2] for size in point.values())
+
+
+@given(low=st.integers(1, 5), more=st.integers(0, 40), step=st.integers(1, 4), count=st.integers(0, 6))
+def test_interior_points_are_declared_and_new(low: int, more: int, step: int, count: int) -> None:
+    spec = spec_of(n=(low * step, (low + more) * step, step))
+    points = [point["n"] for point in interior_points(spec, count)]
+    assert len({*points}) == len(points) <= count
+    assert {*points} <= {*spec.dims[0].sizes} - {point["n"] for point in spec.points()}
+
+
+def test_points_beside_are_on_both_sides_of_each_number() -> None:
+    text = "it needs 4 <= seq and seq <= 19; x.shape[1] 1.5 y2"
+    assert {point["seq"] for point in points_beside([text], spec_of(seq=(4, 64, 1)))} == {4, 5, 18, 19, 20}
+    assert {point["seq"] for point in points_beside(["seq <= 19"], spec_of(seq=(4, 64, 4)))} == {16, 20}
+    two = points_beside(["h < 30"], spec_of(h=(4, 64, 1), w=(8, 16, 1)))
+    assert [point["h"] for point in two] == [29, 30, 31]
+
+
+def test_all_points_cover_every_size_of_each_dim() -> None:
+    few = all_points(spec_of(h=(1, 8, 1), w=(2, 8, 2)))
+    assert len(few) == len({tuple(point.items()) for point in few}) == 32
+    many = all_points(spec_of(h=(1, 300, 1), w=(2, 100, 2), batch=(1, 1, 1)))
+    assert {point["h"] for point in many} == {*range(1, 301)}
+    assert {point["w"] for point in many} == {*range(2, 101, 2)}
+    assert len(many) < 320
+    square = all_points(spec_of(h=(1, 300, 1), w=(1, 300, 1)))
+    assert sum(point["h"] == point["w"] for point in square) >= 300
