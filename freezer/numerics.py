@@ -1,14 +1,15 @@
 """Compare tensors: equality, errors of an output against its reference, and the gate formula.
 
-The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse` to the groups of `parts`.
+The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse` to the groups of `distances`.
 docs/measuring.md explains the figures.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,9 +103,9 @@ def same_tensors(one: Tensor, other: Tensor) -> bool:
         return False
     if one.layout is not torch.strided:
         one, other = one.to_dense(), other.to_dense()
-    if not comparable(one):
-        return torch.equal(one, other)
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one[~one.isnan()], other[~other.isnan()])
+    if torch.equal(one, other):
+        return True
+    return comparable(one) and torch.equal(one.isnan(), other.isnan()) and torch.equal(one[~one.isnan()], other[~other.isnan()])
 
 
 def structure_problem(r: Tensor, c: Tensor, *, drawn: bool = False) -> str | None:
@@ -119,22 +120,27 @@ def structure_problem(r: Tensor, c: Tensor, *, drawn: bool = False) -> str | Non
     if c.dtype != r.dtype:
         return f"got dtype {c.dtype}, expected {r.dtype}"
     if not comparable(r):
-        num_wrong = 0 if drawn else int((r != c).sum())
+        num_wrong = 0 if drawn else sum(int((r[block] != c[block]).sum()) for block in blocks(r.shape))
         return f"{num_wrong} of {r.numel()} elements differ" if num_wrong else None
-    finite = r.isfinite()
-    if not torch.equal(finite, c.isfinite()) or not same_tensors(r[~finite], c[~finite]):
+    if not all(_same_places(in_double(r[block]), in_double(c[block])) for block in blocks(r.shape)):
         return "NaN or Inf at other places"
     return None
+
+
+def _same_places(r: Tensor, c: Tensor) -> bool:
+    if all_finite(r) and all_finite(c):
+        return True
+    finite = r.isfinite()
+    return torch.equal(finite, c.isfinite()) and same_tensors(r[~finite], c[~finite])
 
 
 def exact_problem(r: Tensor, c: Tensor, limits: Sequence[float] = (), *, drawn: bool = False) -> str | None:
     """Like `structure_problem`, and also a difference of the groups of large values beyond rounding."""
     if (problem := structure_problem(r, c, drawn=drawn)) or not comparable(r):
         return problem
-    for one, other in parts(r, c, limits=limits)[1:]:
-        error, size = rms(other - one), rms(one)
-        if not error <= max(EAGER_REFERENCE_TOL, 4 * torch.finfo(r.dtype).eps) * size:
-            return f"the greatest values, of {size:.3g}, are off by {error:.3g}"
+    for sums in distances(r, c, limits=limits)[1:] if limits else ():
+        if not sums.rmse <= max(EAGER_REFERENCE_TOL, 4 * torch.finfo(r.dtype).eps) * sums.rms:
+            return f"the greatest values, of {sums.rms:.3g}, are off by {sums.rmse:.3g}"
     return None
 
 
@@ -148,54 +154,161 @@ def in_double(tensor: Tensor) -> Tensor:
 
 def square_sum(tensor: Tensor) -> float:
     """Sum of squared magnitudes."""
-    return float((tensor.abs() ** 2).sum())
+    return float((tensor.abs() if tensor.is_complex() else tensor).square().sum())
 
 
-def rms(tensor: Tensor) -> float:
-    """Root mean square; 0 for an empty tensor."""
-    return math.sqrt(square_sum(tensor) / max(tensor.numel(), 1))
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite. The least and the greatest decide, which is faster than a mask."""
+    if tensor.is_complex() or not tensor.numel():
+        return bool(tensor.isfinite().all())
+    return all(math.isfinite(bound) for bound in tensor.aminmax())
 
 
-def finite_difference(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Magnitudes of the difference and elements of `other`, flat, in double precision, where the difference is finite."""
-    wide = in_double(other)
-    difference = (in_double(one) - wide).abs()
-    finite = difference.isfinite()
-    return difference[finite], wide[finite]
+BLOCK = 32_000
+"""Elements compared at a time, so that a comparison needs little memory whatever the size of an output. From 32,768 on, torch
+shares an operation among threads, which is slow for such a number; and the sums would depend on the threads."""
+
+
+def blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Indices of parts of up to BLOCK elements that cover a tensor in order, the last dims whole where they fit."""
+    extents: list[int] = []
+    room = BLOCK
+    for size in reversed(shape):
+        extents.insert(0, max(1, min(size, room)))
+        room //= max(size, 1)
+    starts = (range(0, size, extent) for size, extent in zip(shape, extents, strict=True))
+    for place in itertools.product(*starts):
+        yield tuple(slice(start, start + extent) for start, extent in zip(place, extents, strict=True))
+
+
+def _chosen(mask: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The elements at a mask of flat tensors. `tensor[mask]` would share few elements among threads."""
+    places = mask.nonzero().flatten()
+    return [tensor.index_select(0, places) for tensor in tensors]
+
+
+@dataclass(kw_only=True, slots=True)
+class Sums:
+    """Sums over elements of an output `c` and its reference `r`, from which all figures follow.
+
+    Attributes:
+        noise, signal, power: of |c - r|^2, |r|^2 and |c|^2.
+        native: of |e - r|^2 for the eager model's output `e`; 0 without it.
+        inner: of the real part of c times the conjugate of r.
+        max_abs_err, max_rel_err: maxima; see docs/measuring.md.
+    """
+
+    num_elements: int = 0
+    noise: float = 0.0
+    signal: float = 0.0
+    power: float = 0.0
+    native: float = 0.0
+    inner: float = 0.0
+    max_abs_err: float = 0.0
+    max_rel_err: float = 0.0
+
+    def add(self, r: Tensor, c: Tensor, e: Tensor | None, eps: float) -> None:
+        """Add elements, all finite and in double precision; `eps` of the output's dtype."""
+        if not r.numel():
+            return
+        error = (c - r).abs()
+        largest = torch.maximum(c.abs(), r.abs()).clamp_(min=eps)
+        self.num_elements += r.numel()
+        self.noise += square_sum(error)
+        self.signal += square_sum(r)
+        self.power += square_sum(c)
+        self.native += 0.0 if e is None else square_sum(e - r)
+        self.inner += float((c * r.conj()).sum().real)
+        self.max_abs_err = max(self.max_abs_err, float(error.max()))
+        self.max_rel_err = max(self.max_rel_err, float(error.div_(largest).max()))
+
+    def include(self, other: Sums) -> None:
+        """Add the sums of other elements."""
+        self.num_elements += other.num_elements
+        self.noise += other.noise
+        self.signal += other.signal
+        self.power += other.power
+        self.native += other.native
+        self.inner += other.inner
+        self.max_abs_err = max(self.max_abs_err, other.max_abs_err)
+        self.max_rel_err = max(self.max_rel_err, other.max_rel_err)
+
+    @property
+    def rmse(self) -> float:
+        """Root-mean-square distance from the reference."""
+        return self._root_mean(self.noise)
+
+    @property
+    def native_rmse(self) -> float:
+        """The same for the eager model."""
+        return self._root_mean(self.native)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the reference."""
+        return self._root_mean(self.signal)
+
+    def _root_mean(self, squares: float) -> float:
+        return math.sqrt(squares / max(self.num_elements, 1))
+
+    def figures(self) -> ErrorFigures:
+        """All figures but those of the eager model."""
+        return ErrorFigures(
+            max_abs_err=self.max_abs_err,
+            max_rel_err=self.max_rel_err,
+            rmse=self.rmse,
+            rms=self.rms,
+            sqnr_db=10 * math.log10(self.signal / self.noise) if self.noise > 0 and self.signal > 0 else None,
+            cosine=self.inner / math.sqrt(self.signal * self.power) if self.signal > 0 and self.power > 0 else None,
+            gain=self.inner / self.signal if self.signal > 0 else None,
+        )
+
+
+def distances(
+    r: Tensor, c: Tensor, e: Tensor | None = None, *, limits: Sequence[float] = (), by: Tensor | None = None
+) -> list[Sums]:
+    """Measure how far an output is from its reference, for each group of elements that are judged apart, each by its own rms.
+
+    Args:
+        r: the reference.
+        c: the output, of the same shape.
+        e: the eager model's output, if that is not the reference.
+        limits: of `Magnitudes`, over all input sets.
+        by: the tensor whose magnitudes decide the group; default `r`.
+
+    Returns:
+        The sums of each group, that of the small values first. A group may be empty. Elements that are not finite in all of the
+        tensors belong to no group.
+    """
+    found = [Sums() for _ in range(len(limits) + 1)]
+    eps = torch.finfo(c.dtype if comparable(c) else torch.float64).eps
+    for block in blocks(r.shape):
+        given = (r if by is None else by, r, c, *(() if e is None else (e,)))
+        wide = [in_double(tensor[block]).flatten() for tensor in given]
+        if not all(map(all_finite, wide)):
+            finite = torch.stack([tensor.isfinite() for tensor in wide]).all(0)
+            wide = _chosen(finite, wide)
+        sizes = wide[0].abs() if limits else None
+        for sums, low, high in zip(found, (0.0, *limits), (*limits, math.inf), strict=True):
+            part = wide[1:] if sizes is None else _chosen((low <= sizes) & (sizes < high), wide[1:])
+            sums.add(part[0], part[1], part[2] if len(part) > 2 else None, eps)
+    return found
 
 
 def rms_errors(r: Tensor, c: Tensor, limits: Sequence[float] = ()) -> tuple[float, float, float]:
     """Rmse and rms of the group of small values, and the largest absolute error of all, over finite elements."""
-    found = parts(r, c, limits=limits)
-    r64, c64 = found[0]
-    worst = max((float((other - one).abs().max()) for one, other in found if one.numel()), default=0.0)
-    return rms(c64 - r64), rms(r64), worst
+    found = distances(r, c, limits=limits)
+    return found[0].rmse, found[0].rms, max(sums.max_abs_err for sums in found)
 
 
 def pooled(expected: Sequence[Tensor], got: Sequence[Tensor], limits: Sequence[float] = ()) -> tuple[float, float]:
-    """Rmse and rms of one output over several input sets; an infinite rmse where a set cannot be compared."""
-    if any(exact_problem(r, c, limits) or not comparable(r) for r, c in zip(expected, got, strict=True)):
-        return math.inf, 0.0
-    rmse, size, _ = rms_errors(torch.cat([r.flatten() for r in expected]), torch.cat([c.flatten() for c in got]), limits)
-    return rmse, size
-
-
-def error_figures(r: Tensor, c: Tensor, *, eps: float) -> ErrorFigures:
-    """Figures for a reference `r` and an output `c`, both flat, finite and in double precision; `eps` of the output's dtype."""
-    count = max(r.numel(), 1)
-    error = (c - r).abs()
-    signal, noise, power = square_sum(r), square_sum(c - r), square_sum(c)
-    inner = float((c * r.conj()).sum().real)
-    largest = torch.maximum(torch.maximum(c.abs(), r.abs()), torch.full_like(error, eps))
-    return ErrorFigures(
-        max_abs_err=float(error.max()) if r.numel() else 0.0,
-        max_rel_err=float((error / largest).max()) if r.numel() else 0.0,
-        rmse=math.sqrt(noise / count),
-        rms=math.sqrt(signal / count),
-        sqnr_db=10 * math.log10(signal / noise) if noise > 0 and signal > 0 else None,
-        cosine=inner / math.sqrt(signal * power) if signal > 0 and power > 0 else None,
-        gain=inner / signal if signal > 0 else None,
-    )
+    """Rmse and rms of the small values of one output over several input sets; an infinite rmse where a set cannot be compared."""
+    sums = Sums()
+    for r, c in zip(expected, got, strict=True):
+        if exact_problem(r, c, limits) or not comparable(r):
+            return math.inf, 0.0
+        sums.include(distances(r, c, limits=limits)[0])
+    return sums.rmse, sums.rms
 
 
 # Groups of elements
@@ -217,9 +330,17 @@ class Magnitudes:
     def add(self, r: Tensor, e: Tensor | None = None) -> None:
         """Count the finite elements of a reference that are not 0, with the errors of eager unless it is the reference."""
         self._eager = e is not None
-        finite = r.isfinite() & (r != 0) & (True if e is None else e.isfinite())
-        wide = in_double(r[finite])
-        error = torch.zeros_like(wide).real if e is None else (in_double(e[finite]) - wide).abs() ** 2
+        for block in blocks(r.shape):
+            self._add(r[block], None if e is None else e[block])
+
+    def _add(self, r: Tensor, e: Tensor | None) -> None:
+        wide, eager = in_double(r).flatten(), in_double(r if e is None else e).flatten()
+        used = wide != 0
+        if not all_finite(wide) or not all_finite(eager):
+            used &= wide.isfinite() & eager.isfinite()
+        if not used.all():
+            wide, eager = _chosen(used, (wide, eager))
+        error = (eager - wide).abs() ** 2
         sizes = wide.abs()
         self._total += sizes.numel()
         binades = torch.frexp(sizes).exponent.long()
@@ -244,26 +365,6 @@ class Magnitudes:
                 found.append(2.0 ** (binade - 1))
             num, power, errors = num + count, power + squares, errors + wrong
         return tuple(found)
-
-
-def parts(r: Tensor, *others: Tensor, limits: Sequence[float] = ()) -> list[tuple[Tensor, ...]]:
-    """The groups of elements of an output that are judged apart, each by its own rms.
-
-    Args:
-        r: the reference.
-        others: outputs of the same shape.
-        limits: of `Magnitudes`, over all input sets.
-
-    Returns:
-        For each group the elements of `r` and of `others`, flat and in double precision, the group of small values first. A group
-        may be empty. Elements that are not finite in all of them belong to no group.
-    """
-    finite = torch.stack([tensor.isfinite() for tensor in (r, *others)]).all(0)
-    wide = [in_double(tensor)[finite] for tensor in (r, *others)]
-    if not limits:
-        return [tuple(wide)]
-    group = torch.bucketize(wide[0].abs(), torch.tensor(limits, dtype=torch.float64), right=True)
-    return [tuple(tensor[group == index] for tensor in wide) for index in range(len(limits) + 1)]
 
 
 # The gate
@@ -298,15 +399,13 @@ def golden_problem(r: Tensor, c: Tensor, error: OutputError, gate: GoldenGate, l
     Args:
         r, c: golden output and output, without an `exact_problem`.
         error: of `c` against `r`, pooled where they are small.
-        limits: see `parts`.
+        limits: see `distances`.
     """
     ratio, bound = golden_bound(error, gate)
     if error.rmse <= bound:
         return None
-    if gate.reference == "eager":
-        figures = error_figures(*parts(r, c, limits=limits)[0], eps=torch.finfo(r.dtype).eps)
-        if openvino_problem(figures, r.dtype) is None:
-            return None
+    if gate.reference == "eager" and not openvino_problem(distances(r, c, limits=limits)[0].figures(), r.dtype):
+        return None
     return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
 
 

@@ -248,10 +248,10 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
     draws = any(not side.manifest.drift.deterministic for side in sides)
     references = [one.reference(key, output) for key in found]
     limits = one.manifest.golden[0].scales.get(output, ())
-    whole = (
-        pooled([b for _, b in found.values()], [a for a, _ in found.values()], limits)[0],
-        pooled(references, references, limits)[1],
-    )
+    whole = (0.0, 0.0)
+    if draws or any(a.numel() < POOL_BELOW for a, _ in found.values()):
+        whole_rmse, _ = pooled([b for _, b in found.values()], [a for a, _ in found.values()], limits)
+        whole = whole_rmse, pooled(references, references, limits)[1]
     rows = []
     for key, r in zip(found, references, strict=True):
         a, b = found[key]

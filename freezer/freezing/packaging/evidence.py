@@ -21,7 +21,7 @@ from freezer.artifact.manifest import GoldenSet
 from freezer.artifact.payload_selection import counts_of, serving, set_for
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.validation.drift import DriftReport, DriftRow, scales_of
+from freezer.freezing.validation.drift import DriftReport, DriftRow
 from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.reference import Reference
 from freezer.numerics import comparable
@@ -168,8 +168,7 @@ def write_golden(
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     sets: list[GoldenSet] = []
-    scales = {name: scales_of(reference.calls, place, float64=reference.float64) for place, name in enumerate(names)}
-    scales = {name: limits for name, limits in scales.items() if limits}
+    scales = {name: limits for name, limits in zip(names, reference.scales, strict=True) if limits}
     for position, index in enumerate(indices):
         call = reference.singles[index]
         inputs |= {f"{position}/{name}": tensor for name, tensor in subject.on_host.sets[index].tensors.items()}

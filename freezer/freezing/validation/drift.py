@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -22,13 +22,13 @@ from freezer.numerics import (
     POOL_BELOW,
     Magnitudes,
     OutputError,
+    Sums,
+    blocks,
     comparable,
-    error_figures,
+    distances,
     in_double,
     judge_rmse,
     openvino_problem,
-    parts,
-    square_sum,
     structure_problem,
 )
 
@@ -115,7 +115,8 @@ class Call:
     """The output tensors of one call by the reference, by eager, and by the candidate once it has run.
 
     Attributes:
-        noise_rmse: for each output, the largest difference between runs of eager; 0 for a deterministic model.
+        noise_rmse: for each output, the largest difference between runs of eager, of integers and bools in all calls; 0 for a
+            deterministic model.
     """
 
     kind: CallKind
@@ -126,42 +127,25 @@ class Call:
     candidate: Sequence[Tensor] = ()
 
 
-def assess(recipe: str, names: Sequence[str], calls: Sequence[Call], gate: Gate) -> list[DriftRow]:
+def assess(
+    recipe: str, names: Sequence[str], calls: Iterable[Call], gate: Gate, scales: Sequence[Sequence[float]]
+) -> list[DriftRow]:
     """Measure the drift of every output of a candidate in every call.
 
     Args:
         recipe: the candidate's recipe.
         names: names of the outputs.
-        calls: all calls, with the outputs in the order of `names`.
+        calls: all calls, with the outputs in the order of `names`. They are compared one by one; no output is kept.
         gate: the limit.
+        scales: for each output, see `scales_of`.
     """
-    rows: list[DriftRow] = []
-    for index, name in enumerate(names):
-        eager = [call.eager[index] for call in calls]
-        limits = scales_of(calls, index, float64=gate.float64)
-        pools = _pools(calls, index, limits)
-        row = DriftRow(recipe=recipe, kind="single", set_index=0, output=name, num_elements=0, native_rmse=_drawn(calls, index))
-        found = [
-            _judged(
-                replace(row, kind=call.kind, set_index=call.set_index, num_elements=e.numel()),
-                call,
-                index,
-                pools,
-                limits,
-                gate,
-            )
-            for call, e in zip(calls, eager, strict=True)
-        ]
-        if all(comparable(e) and not e.isfinite().any() for e in eager) and any(e.numel() for e in eager):
-            found[0] = replace(found[0], problem="eager returns only NaN or Inf, no output was compared; fix the model")
-        rows += _with_slices(found, calls, index, limits, gate)
-    return rows
-
-
-def _drawn(calls: Sequence[Call], index: int) -> float | None:
-    """The noise of integers or bools that eager draws; None for other outputs."""
-    noise = max((call.noise_rmse[index] for call in calls), default=0.0)
-    return noise if noise > 0 and not comparable(calls[0].eager[index]) else None
+    outputs = [_Output(gate, limits) for limits in scales]
+    for call in calls:
+        for index, (name, output) in enumerate(zip(names, outputs, strict=True)):
+            num_elements = call.eager[index].numel()
+            row = DriftRow(recipe=recipe, kind=call.kind, set_index=call.set_index, output=name, num_elements=num_elements)
+            output.add(row, call, index)
+    return [row for output in outputs for row in output.rows()]
 
 
 def scales_of(calls: Sequence[Call], index: int, *, float64: bool) -> tuple[float, ...]:
@@ -174,90 +158,115 @@ def scales_of(calls: Sequence[Call], index: int, *, float64: bool) -> tuple[floa
     return magnitudes.limits(calls[0].eager[index].dtype)
 
 
-class _Pool:
-    """Squared errors of one part of an output, summed over input sets."""
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """One output in one call.
 
-    def __init__(self) -> None:
-        self.candidate = self.native = self.reference = 0.0
-        self.num_elements = 0
-        self.noisy = False
+    Attributes:
+        row: with the problem of the structure, and without figures of errors.
+        parts: sums of each part; none if it cannot be compared. Noise counts as an error of eager.
+        against: distances of the parts from eager, where eager may have no correct digits.
+        noisy: whether the model draws random numbers.
+    """
 
-    def add(self, r: Tensor, e: Tensor, c: Tensor, noise_rmse: float) -> None:
-        self.noisy = self.noisy or noise_rmse > 0
-        self.candidate += square_sum(c - r)
-        self.native += square_sum(e - r) + noise_rmse**2 * r.numel()
-        self.reference += square_sum(r)
-        self.num_elements += r.numel()
-
-    def means(self) -> tuple[float, float, float]:
-        """Rmse of the candidate and of eager, and rms of the reference."""
-        rmse, native, rms = (math.sqrt(s / max(self.num_elements, 1)) for s in (self.candidate, self.native, self.reference))
-        return rmse, native, rms
+    row: DriftRow
+    dtype: torch.dtype
+    parts: Sequence[Sums] = ()
+    against: Sequence[Sums] = ()
+    noisy: bool = False
 
 
-_Pools = Mapping[tuple[str, int], _Pool]
-"""By kind of call and part."""
+class _Output:
+    """One output of a candidate, over all calls."""
 
+    def __init__(self, gate: Gate, limits: Sequence[float]) -> None:
+        self._gate, self._limits = gate, limits
+        self._compared: list[_Compared] = []
+        self._slices = _Slices(limits[-1] if limits else math.inf) if gate.float64 else None
+        self._empty = self._not_finite = True
+        """Whether no call of eager has an element, or a finite one."""
 
-def _pools(calls: Sequence[Call], index: int, limits: Sequence[float]) -> _Pools:
-    pools: defaultdict[tuple[str, int], _Pool] = defaultdict(_Pool)
-    for call in calls:
+    def add(self, row: DriftRow, call: Call, index: int) -> None:
+        """Compare the output of one call."""
         e = call.eager[index]
-        if len(call.candidate) == len(call.eager) and comparable(e) and call.candidate[index].shape == e.shape:
-            for part, (r64, e64, c64) in enumerate(_parts(call, index, limits)):
-                pools[call.kind, part].add(r64, e64, c64, call.noise_rmse[index])
-    return pools
+        self._empty = self._empty and not e.numel()
+        self._not_finite = self._not_finite and comparable(e) and not any(e[block].isfinite().any() for block in blocks(e.shape))
+        item = _compared(row, call, index, self._limits, self._gate)
+        self._compared.append(item)
+        if not item.parts or item.row.problem or item.noisy:
+            self._slices = None
+        elif self._slices and call.kind == "single":
+            self._slices.add(call.reference[index], e, call.candidate[index])
+
+    def rows(self) -> list[DriftRow]:
+        """The rows of all calls, judged."""
+        pools: defaultdict[tuple[str, int], Sums] = defaultdict(Sums)
+        for item in self._compared:
+            for part, sums in enumerate(item.parts):
+                pools[item.row.kind, part].include(sums)
+        noisy = {item.row.kind for item in self._compared if item.noisy}
+        rows = [self._judged(item, pools, noisy=item.row.kind in noisy) for item in self._compared]
+        if self._not_finite and not self._empty:
+            rows[0] = replace(rows[0], problem="eager returns only NaN or Inf, no output was compared; fix the model")
+        if self._slices and rows and not any(row.problem for row in rows):
+            rows[0] = self._slices.judged(rows[0], self._compared[0].dtype, self._gate)
+        return rows
+
+    def _judged(self, item: _Compared, pools: Mapping[tuple[str, int], Sums], *, noisy: bool) -> DriftRow:
+        """Add the figures, the bound and the problem of the first part that does not pass, or else of the first part."""
+        if item.row.problem:
+            return item.row
+        judged = []
+        for part, sums in enumerate(item.parts):
+            if sums.num_elements or not self._limits:
+                pool = pools[item.row.kind, part] if noisy or sums.num_elements < POOL_BELOW else sums
+                against = item.against[part] if item.against and not noisy else None
+                judged.append(self._part_judged(item, sums, pool, against, noisy=noisy))
+        return next((row for row in judged if row.problem), judged[0] if judged else item.row)
+
+    def _part_judged(self, item: _Compared, sums: Sums, pool: Sums, against: Sums | None, *, noisy: bool) -> DriftRow:
+        """Add the figures, the bound and the problem of one part."""
+        gate, dtype, native = self._gate, item.dtype, pool.native_rmse
+        figures = replace(sums.figures(), rmse=pool.rmse, rms=pool.rms)
+        error = OutputError(rmse=pool.rmse, native_rmse=native, rms=pool.rms, dtype=dtype, num_elements=sums.num_elements)
+        ratio, bound = judge_rmse(error, gate.error_ratio_max)
+        row = replace(item.row, **asdict(figures), native_rmse=native, error_ratio=ratio, bound=bound)
+        if not all(math.isfinite(figure) for figure in (pool.rmse, native, pool.rms)):
+            return replace(row, problem="the squares of the values overflow, so the error cannot be measured; fix the model")
+        if not gate.float64 and not noisy:
+            return replace(row, bound=None, problem=openvino_problem(figures, dtype))
+        if pool.rmse > bound:
+            return replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
+        if native <= DIGITS * pool.rms or against is None or against.max_abs_err <= ABSOLUTE:
+            return row
+        problem = openvino_problem(against.figures(), dtype)  # the ratio accepts anything of the right size
+        found = f"eager has no correct digits here, and the distance from eager: {problem}"
+        return replace(row, bound=None, problem=found) if problem else row
 
 
-def _parts(call: Call, index: int, limits: Sequence[float]) -> list[tuple[Tensor, ...]]:
-    """The parts of reference, eager and candidate."""
-    return parts(call.reference[index], call.eager[index], call.candidate[index], limits=limits)
-
-
-def _judged(row: DriftRow, call: Call, index: int, pools: _Pools, limits: Sequence[float], gate: Gate) -> DriftRow:
-    """Add the figures, the bound and the problem of the first part that does not pass, or else of the first part."""
+def _compared(row: DriftRow, call: Call, index: int, limits: Sequence[float], gate: Gate) -> _Compared:
     if len(call.candidate) != len(call.eager):
-        return replace(row, num_elements=0, problem=f"{len(call.candidate)} outputs, eager gives {len(call.eager)}")
-    e, c = call.eager[index], call.candidate[index]
-    problem = structure_problem(e, c, drawn=row.native_rmse is not None)
+        problem: str | None = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
+        return _Compared(row=replace(row, num_elements=0, problem=problem), dtype=call.eager[index].dtype)
+    r, e, c, noise_rmse = call.reference[index], call.eager[index], call.candidate[index], call.noise_rmse[index]
+    drawn = noise_rmse > 0 and not comparable(e)
+    problem = structure_problem(e, c, drawn=drawn)
     if problem is None and _strides(c) != _strides(e):
         problem = f"{STRIDES}{c.stride()}, eager's are {e.stride()}"
-    if problem or not comparable(e):
-        return replace(row, problem=problem)
-    row = replace(row, top1_agreement=_top1(call.reference[index], c))
-    noise_rmse = call.noise_rmse[index]
-    judged = [
-        _part_judged(row, values, pools[row.kind, part], noise_rmse, e.dtype, gate)
-        for part, values in enumerate(_parts(call, index, limits))
-        if values[0].numel() or not limits
-    ]
-    return next((item for item in judged if item.problem), judged[0] if judged else row)
-
-
-def _part_judged(
-    row: DriftRow, values: tuple[Tensor, ...], pool: _Pool, noise_rmse: float, dtype: torch.dtype, gate: Gate
-) -> DriftRow:
-    """Add the figures, the bound and the problem of one part."""
-    r, e, c = values
-    if not pool.noisy and r.numel() >= POOL_BELOW:
-        pool = _Pool()
-        pool.add(r, e, c, noise_rmse)
-    rmse, native, rms = pool.means()
-    figures = replace(error_figures(r, c, eps=torch.finfo(dtype).eps), rmse=rmse, rms=rms)
-    error = OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=dtype, num_elements=r.numel())
-    ratio, bound = judge_rmse(error, gate.error_ratio_max)
-    row = replace(row, **asdict(figures), native_rmse=native, error_ratio=ratio, bound=bound)
-    if not all(math.isfinite(figure) for figure in (rmse, native, rms)):
-        return replace(row, problem="the squares of the values overflow, so the error cannot be measured; fix the model")
-    if not gate.float64 and not pool.noisy:
-        return replace(row, bound=None, problem=openvino_problem(figures, dtype))
-    if rmse > bound:
-        return replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
-    if native > DIGITS * rms and not pool.noisy:  # such a ratio accepts anything of the right size
-        against = error_figures(e, c, eps=torch.finfo(dtype).eps)
-        if against.max_abs_err > ABSOLUTE and (problem := openvino_problem(against, dtype)):
-            return replace(row, bound=None, problem=f"eager has no correct digits here, and the distance from eager: {problem}")
-    return row
+    row = replace(row, problem=problem, native_rmse=noise_rmse if drawn else None)
+    if not comparable(e) or c.shape != e.shape:
+        return _Compared(row=row, dtype=e.dtype)
+    parts = distances(r, c, e, limits=limits)
+    for sums in parts:
+        sums.native += noise_rmse**2 * sums.num_elements
+    doubtful = any(sums.num_elements < POOL_BELOW or sums.native_rmse > DIGITS * sums.rms for sums in parts)
+    return _Compared(
+        row=row if problem else replace(row, top1_agreement=_top1(r, c)),
+        dtype=e.dtype,
+        parts=parts,
+        against=distances(e, c, limits=limits, by=r) if doubtful and gate.float64 else (),
+        noisy=noise_rmse > 0,
+    )
 
 
 MIN_SLICE = 8
@@ -267,44 +276,51 @@ SLICE_FACTOR = 3.0
 """Factor on the eager model's error in a slice: an output has many slices, of few elements each."""
 
 
-def _with_slices(rows: list[DriftRow], calls: Sequence[Call], index: int, limits: Sequence[float], gate: Gate) -> list[DriftRow]:
-    """Judge every slice along each dim but the first by its own rms, over the single calls; the first row gets the problem.
+class _Slices:
+    """Squared errors of every slice of an output along each dim but the first, over the single calls.
 
     Boxes in pixels beside class probabilities of 1e-4 have one rms, which hides the probabilities. Slices where eager has no
     correct digits are not judged, so neither are those of a model without a float64 reference or with random numbers.
+
+    Args:
+        below: magnitude from which values are left out.
     """
-    singles = [call for call in calls if call.kind == "single"]
-    first = singles[0].eager[index] if singles else None
-    if not gate.float64 or first is None or not comparable(first) or any(row.problem for row in rows):
-        return rows
-    if any(call.noise_rmse[index] > 0 or call.eager[index].dim() != first.dim() for call in singles):
-        return rows
-    sums: dict[int, Tensor] = {}
-    for call in singles:
-        r, e, c = (in_double(outputs[index]) for outputs in (call.reference, call.eager, call.candidate))
-        used = r.isfinite() & e.isfinite() & c.isfinite() & (r.abs() < (limits[-1] if limits else math.inf))
-        squares = [torch.where(used, values.abs() ** 2, 0.0) for values in (c - r, e - r, r)]
-        for axis in range(1, first.dim()):
-            others = [dim for dim in range(first.dim()) if dim != axis]
-            found = torch.stack([values.sum(others) for values in (*squares, used.double())])
-            known = sums.get(axis, found.new_zeros(4, 0))
-            width = max(known.shape[1], found.shape[1])
-            sums[axis] = sum(
-                (torch.nn.functional.pad(one, (0, width - one.shape[1])) for one in (known, found)), found.new_zeros(())
-            )
-    eps = torch.finfo(first.dtype).eps
-    for axis, (wrong, native, power, num) in sums.items():
-        large = (num >= MIN_SLICE) & (power > 0) & (native <= DIGITS**2 * power) & (wrong > (SLICE_FACTOR * eps) ** 2 * power)
-        for place in large.nonzero().flatten().tolist():
-            count = int(num[place])
-            rmse, own, size = (math.sqrt(float(values[place]) / count) for values in (wrong, native, power))
-            error = OutputError(rmse=rmse, native_rmse=SLICE_FACTOR * own, rms=size, dtype=first.dtype, num_elements=count)
-            ratio, bound = judge_rmse(error, gate.error_ratio_max)
-            if not rmse <= bound:
-                problem = f"values at {place} of dim {axis}, of {size:.3g}, are off by {rmse:.3g}"
-                failed = replace(rows[0], rmse=rmse, native_rmse=own, rms=size, error_ratio=ratio, bound=bound, problem=problem)
-                return [failed, *rows[1:]]
-    return rows
+
+    def __init__(self, below: float) -> None:
+        self._below = below
+        self._sums: dict[tuple[int, int], Tensor] = {}
+        """By rank and dim: squared errors of the candidate and of eager, squares of the reference, and the count, each by place."""
+
+    def add(self, r: Tensor, e: Tensor, c: Tensor) -> None:
+        """Add the elements of one call that are finite in all three."""
+        by_axis: dict[int, Tensor] = {}
+        for axis in range(1, r.dim()):
+            known = self._sums.get((r.dim(), axis), torch.zeros(4, 0, dtype=torch.float64))
+            by_axis[axis] = torch.nn.functional.pad(known, (0, max(0, r.shape[axis] - known.shape[1])))
+            self._sums[r.dim(), axis] = by_axis[axis]
+        for block in blocks(r.shape) if by_axis else ():
+            wide = [in_double(tensor[block]) for tensor in (r, e, c)]
+            used = (wide[0].abs() < self._below) & (wide[1].abs() < math.inf) & (wide[2].abs() < math.inf)
+            squares = [torch.where(used, values.abs() ** 2, 0.0) for values in (wide[2] - wide[0], wide[1] - wide[0], wide[0])]
+            for axis, sums in by_axis.items():
+                others = [dim for dim in range(r.dim()) if dim != axis]
+                for known, values in zip(sums, (*squares, used.double()), strict=True):
+                    known[block[axis]] += values.sum(others)
+
+    def judged(self, row: DriftRow, dtype: torch.dtype, gate: Gate) -> DriftRow:
+        """The row with the figures and the problem of the first slice that does not pass; as it is if all pass."""
+        eps = torch.finfo(dtype).eps
+        for (_, axis), (wrong, native, power, num) in self._sums.items():
+            large = (num >= MIN_SLICE) & (power > 0) & (native <= DIGITS**2 * power) & (wrong > (SLICE_FACTOR * eps) ** 2 * power)
+            for place in large.nonzero().flatten().tolist():
+                count = int(num[place])
+                rmse, own, size = (math.sqrt(float(values[place]) / count) for values in (wrong, native, power))
+                error = OutputError(rmse=rmse, native_rmse=SLICE_FACTOR * own, rms=size, dtype=dtype, num_elements=count)
+                ratio, bound = judge_rmse(error, gate.error_ratio_max)
+                if not rmse <= bound:
+                    problem = f"values at {place} of dim {axis}, of {size:.3g}, are off by {rmse:.3g}"
+                    return replace(row, rmse=rmse, native_rmse=own, rms=size, error_ratio=ratio, bound=bound, problem=problem)
+        return row
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ Nothing is captured or written. The command disables TorchScript (PYTORCH_JIT=0)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.numerics import DIGITS, Magnitudes, comparable, rms_errors, same_tensors
+from freezer.numerics import DIGITS, comparable, rms_errors, same_tensors
 from freezer.spec.items import OutputSpec
 
 
@@ -63,9 +63,9 @@ def debug(subject: Subject) -> Debugged:
     reference = run_reference(subject)
     singles = reference.singles
     figures = tuple(
-        _figure(subject, call.set_index, output, e, r if reference.float64 else None)
+        _figure(subject, call.set_index, output, e, r if reference.float64 else None, limits)
         for call in singles
-        for output, e, r in zip(subject.outputs, call.eager, call.reference, strict=True)
+        for output, e, r, limits in zip(subject.outputs, call.eager, call.reference, reference.scales, strict=True)
     )
     constant = [
         output.name
@@ -86,14 +86,14 @@ def debug(subject: Subject) -> Debugged:
     return Debugged(figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings))
 
 
-def _figure(subject: Subject, set_index: int, output: OutputSpec, e: Tensor, r: Tensor | None) -> EagerFigure:
+def _figure(
+    subject: Subject, set_index: int, output: OutputSpec, e: Tensor, r: Tensor | None, limits: Sequence[float]
+) -> EagerFigure:
     finite = torch.isfinite(e)
     ordered = e[finite] if e.dtype != torch.bool and not e.is_complex() else e.new_empty(0)
     rmse = size = 0.0
     if r is not None and comparable(e):
-        magnitudes = Magnitudes()
-        magnitudes.add(r, e)
-        rmse, size, _ = rms_errors(r, e, magnitudes.limits(e.dtype))
+        rmse, size, _ = rms_errors(r, e, limits)
     return EagerFigure(
         set_index=set_index,
         point=dict(subject.sets[set_index].point),

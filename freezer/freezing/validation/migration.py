@@ -14,7 +14,7 @@ from torch import Tensor
 from freezer.artifact.sections import Migration
 from freezer.freezing.validation.trials import Trial
 from freezer.limits import SamplingPolicy
-from freezer.numerics import finite_difference, square_sum
+from freezer.numerics import Sums, distances
 from freezer.timing.sampling import Sampling, speedup
 
 CONVERTED = "convert"
@@ -75,13 +75,10 @@ def refused(failures: Mapping[str, str]) -> Migration | None:
 
 def _apart(one: Sequence[Sequence[Tensor]], other: Sequence[Sequence[Tensor]]) -> tuple[float | None, float | None]:
     """The largest difference, and rms of the difference over rms of `other`, over elements that are finite in both."""
-    worst, noise, signal = 0.0, 0.0, 0.0
+    sums = Sums()
     for mine, theirs in zip(one, other, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             if a.shape != b.shape:
                 return None, None
-            difference, reference = finite_difference(a, b)
-            worst = max(worst, float(difference.max()) if difference.numel() else 0.0)
-            noise += square_sum(difference)
-            signal += square_sum(reference)
-    return worst, math.sqrt(noise / signal) if signal > 0 else (0.0 if noise == 0 else None)
+            sums.include(distances(b, a)[0])
+    return sums.max_abs_err, math.sqrt(sums.noise / sums.signal) if sums.signal > 0 else (0.0 if sums.noise == 0 else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,9 +17,9 @@ from freezer.freezing.models.checks import RESET
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import tensors_of
 from freezer.freezing.validation.distributions import NUM_RUNS, Run, sampled
-from freezer.freezing.validation.drift import Call, CallKind
+from freezer.freezing.validation.drift import Call, CallKind, scales_of
 from freezer.freezing.validation.float64_mode import Widening, own_dtype, widening
-from freezer.numerics import DIGITS, comparable, finite_difference, in_double, rms, same_tensors, square_sum
+from freezer.numerics import DIGITS, blocks, comparable, distances, in_double, same_tensors
 from freezer.runtime.pytree import flatten
 
 SEQUENCE_CALLS = 4
@@ -37,6 +37,7 @@ class Reference:
         float64: whether the reference ran in float64.
         runs: what is compared of each run of eager, if it is not deterministic.
         note: why it did not; or else which casts were widened for that, and which roundings of the model remain.
+        scales: for each output, the magnitudes from which values are judged apart; see `Magnitudes`.
     """
 
     calls: tuple[Call, ...]
@@ -44,6 +45,7 @@ class Reference:
     deterministic: bool
     float64: bool
     note: str | None
+    scales: tuple[tuple[float, ...], ...]
     runs: tuple[Run, ...] = ()
 
     @property
@@ -79,8 +81,8 @@ def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
     ]
 
 
-def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> list[list[Tensor]]:
-    """Make every call of `schedule`; return the output tensors of each.
+def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> Iterator[list[Tensor]]:
+    """Make the calls of `schedule` one by one; yield the output tensors of each.
 
     Each single call, the sequence and the call after it start from the initial state. With a reset method one instance is reset.
 
@@ -89,17 +91,15 @@ def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) 
         subject: its sets are the inputs.
         stateful: without a reset method, use a fresh runner for each call.
     """
-    results: list[list[Tensor]] = []
     runner, previous = fresh(), None
     for kind, index in schedule(subject):
-        if results and not kind == previous == "sequence":
+        if previous and not kind == previous == "sequence":
             if runner.reset is not None:
                 runner.reset()
             elif stateful:
                 runner = fresh()
-        results.append(_kept(runner.call(subject.sets[index].tensors)))
+        yield _kept(runner.call(subject.sets[index].tensors))
         previous = kind
-    return results
 
 
 def run_reference(subject: Subject) -> Reference:
@@ -113,17 +113,19 @@ def run_reference(subject: Subject) -> Reference:
     def eager() -> Runner:
         return _source_runner(subject.fresh(), subject)
 
-    eagers = run_calls(eager, subject, stateful=stateful)
+    eagers = list(run_calls(eager, subject, stateful=stateful))
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
     noises = [[0.0] * len(e) for e in eagers]
     runs = [] if deterministic else [sampled(eagers)]
     while 0 < len(runs) < NUM_RUNS:
-        rerun = run_calls(eager, subject, stateful=stateful)
+        rerun = list(run_calls(eager, subject, stateful=stateful))
         runs.append(sampled(rerun))
         noises = [
             list(map(max, known, map(_rms_difference, e, other))) for known, e, other in zip(noises, eagers, rerun, strict=True)
         ]
+    drawn = {index: max(by_call) for index, by_call in enumerate(zip(*noises, strict=True)) if not comparable(eagers[0][index])}
+    noises = [[drawn.get(index, noise) for index, noise in enumerate(by_output)] for by_output in noises]
     wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     calls = []
     for (kind, index), e, r, noise in zip(schedule(subject), eagers, wide or eagers, noises, strict=True):
@@ -139,6 +141,7 @@ def run_reference(subject: Subject) -> Reference:
         float64=wide is not None,
         note=note,
         runs=tuple(runs),
+        scales=tuple(scales_of(calls, index, float64=wide is not None) for index in range(len(subject.outputs))),
     )
 
 
@@ -147,8 +150,8 @@ def _without_digits(subject: Subject, calls: Sequence[Call]) -> str:
     names = []
     for index, output in enumerate(subject.outputs):
         if comparable(calls[0].eager[index]):
-            pairs = [finite_difference(call.eager[index], call.reference[index]) for call in calls]
-            if sum(square_sum(error) for error, _ in pairs) > DIGITS**2 * sum(square_sum(r) for _, r in pairs):
+            found = [distances(call.reference[index], call.eager[index])[0] for call in calls]
+            if sum(sums.noise for sums in found) > DIGITS**2 * sum(sums.signal for sums in found):
                 names.append(repr(output.name))
     return ", ".join(names)
 
@@ -224,7 +227,7 @@ def _wide_calls(
         return _source_runner(model, subject, wide=True, mode=mode)
 
     try:
-        results = run_calls(fresh, subject, stateful=stateful)
+        results = list(run_calls(fresh, subject, stateful=stateful))
     except Exception as error:
         return None, f"float64 does not run: {type(error).__name__}: {first_line(error)}"
     for r, e in zip(chain(*results), chain(*eagers), strict=True):
@@ -275,9 +278,12 @@ def _within(reference: Tensor, eager: Tensor) -> Tensor:
     """The reference; eager where it alone is finite, or where `torch.finfo(x.dtype).min` of float64 exceeds its dtype."""
     if not comparable(eager) or reference.dtype == eager.dtype:
         return reference
-    beyond = eager.isfinite() & ~(reference.abs() <= torch.finfo(eager.dtype).max)
+    largest = torch.finfo(eager.dtype).max
+    if all(bool((reference[block].abs() <= largest).all()) for block in blocks(reference.shape)):
+        return reference
+    beyond = eager.isfinite() & ~(reference.abs() <= largest)
     return torch.where(beyond, eager.to(reference.dtype), reference)
 
 
 def _rms_difference(one: Tensor, other: Tensor) -> float:
-    return rms(finite_difference(one, other)[0]) if one.shape == other.shape else 0.0
+    return distances(other, one)[0].rmse if one.shape == other.shape else 0.0

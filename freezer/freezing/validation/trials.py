@@ -17,7 +17,7 @@ from freezer.freezing.models.calls import baked_in
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.target.target import Target
 from freezer.freezing.validation.distributions import distribution_problem, sampled
-from freezer.freezing.validation.drift import STRIDES, DriftReport, DriftRow, Gate, assess, report
+from freezer.freezing.validation.drift import STRIDES, Call, DriftReport, DriftRow, Gate, assess, report
 from freezer.freezing.validation.reference import Reference, Runner, run_calls
 from freezer.runtime.pytree import leaves_of
 from freezer.runtime.tensors import kept_of
@@ -58,20 +58,35 @@ class Trial:
 def run_trial(
     subject: Subject, candidate: Candidate, target: Target, reference: Reference, gate: Gate
 ) -> tuple[Trial, list[list[Tensor]]]:
-    """Run a candidate in every way it may serve, and apply the gate; also return the outputs of the deciding way."""
+    """Run a candidate in every way it may serve, and apply the gate.
+
+    Also return the outputs of the deciding way: of candidates of a TorchScript model, or of one that draws random numbers.
+    """
     names = [output.name for output in subject.outputs]
     rows: list[DriftRow] = []
     outputs: list[list[Tensor]] = []
+    answers: list[dict[str, Tensor]] = []
     random: str | None = None
+    all_needed = subject.scripted or not reference.deterministic
+
+    def run(fresh: Callable[[], Runner], kept: list[list[Tensor]]) -> Iterator[Call]:
+        """Make the calls one by one, so that only one call's outputs are in memory unless all are needed later."""
+        deciding = not answers
+        for call, leaves in zip(reference.calls, run_calls(fresh, subject, stateful=reference.stateful), strict=True):
+            if all_needed:
+                kept.append(leaves)
+            if deciding and call.kind == "single" and len(leaves) == len(names):
+                answers.append(kept_of(names, leaves))
+            yield replace(call, candidate=leaves)
+
     try:
         for num_threads, payloads in _ways_to_serve(subject, candidate, target):
             fresh = partial(_runner, subject, candidate, payloads)
+            results: list[list[Tensor]] = []
             with threads(num_threads):
-                results = run_calls(fresh, subject, stateful=reference.stateful)
-            calls = [replace(call, candidate=leaves) for call, leaves in zip(reference.calls, results, strict=True)]
+                found = assess(candidate.recipe, names, run(fresh, results), gate, reference.scales)
             served = [serving(payloads, item.point) for item in subject.sets]
             paths = [payload.path if payload else "" for payload in served]
-            found = assess(candidate.recipe, names, calls, gate)
             rows += [replace(row, num_threads=num_threads, payload=paths[row.set_index]) for row in found]
             outputs = outputs or results
             if not reference.deterministic and random is None and not any(row.problem for row in found):
@@ -81,11 +96,7 @@ def run_trial(
         return Trial(candidate=candidate, drift=None, problem=run_sentence(error)), []
     drift = report(rows, gate)
     problem = random if drift.passed else drift.nearest_miss
-    answers: list[dict[str, Tensor]] = []
-    if problem is None:
-        singles = [leaves for call, leaves in zip(reference.calls, outputs, strict=True) if call.kind == "single"]
-        answers = [kept_of(names, leaves) for leaves in singles]
-    return Trial(candidate=candidate, drift=drift, problem=problem, answers=answers), outputs
+    return Trial(candidate=candidate, drift=drift, problem=problem, answers=answers if problem is None else ()), outputs
 
 
 def _ways_to_serve(subject: Subject, candidate: Candidate, target: Target) -> Iterator[tuple[int, tuple[Payload, ...]]]:
@@ -121,5 +132,5 @@ def _random_problem(
     ask = partial(fresh().call, subject.sets[0].tensors)
     if problem := baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask):
         return problem
-    more = [sampled(run_calls(fresh, subject, stateful=reference.stateful)) for _ in reference.runs[1:]]
+    more = [sampled(list(run_calls(fresh, subject, stateful=reference.stateful))) for _ in reference.runs[1:]]
     return distribution_problem([output.name for output in subject.outputs], reference.runs, [sampled(results), *more])

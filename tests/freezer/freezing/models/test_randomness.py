@@ -79,7 +79,7 @@ def test_one_draw_counts_as_one_sample() -> None:
             )
             for call in run_reference(subject).calls
         ]
-        rows = assess("recipe", ["output"], calls, Gate(error_ratio_max=3.0, float64=True))
+        rows = assess("recipe", ["output"], calls, Gate(error_ratio_max=3.0, float64=True), [()])
         assert [row.problem for row in rows if row.problem] == [], seed
 
 

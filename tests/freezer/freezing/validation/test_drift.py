@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, report
-from freezer.numerics import Magnitudes, OutputError, judge_rmse, parts
+from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, report, scales_of
+from freezer.numerics import Magnitudes, OutputError, distances, judge_rmse
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -33,7 +36,8 @@ def call(r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0, kind: An
 
 def drift(*calls: Call, limit: float = 3.0, float64: bool = True, names: tuple[str, ...] = ("out",)) -> DriftReport:
     gate = Gate(error_ratio_max=limit, float64=float64)
-    return report(assess("recipe", names, calls, gate), gate)
+    scales = [scales_of(calls, index, float64=float64) for index in range(len(names))]
+    return report(assess("recipe", names, iter(calls), gate, scales), gate)
 
 
 def rounded(size: int, native: float, candidate: float, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -328,30 +332,31 @@ def test_slices_without_correct_digits_are_not_judged() -> None:
     assert drift(call(r, e, c)).passed
 
 
-def split(values: Tensor, dtype: torch.dtype = torch.float32, eager: Tensor | None = None) -> list[list[float]]:
+def split(values: Tensor, eager: Tensor | None = None) -> list[int]:
+    """Elements of each part."""
     magnitudes = Magnitudes()
     magnitudes.add(values, eager)
-    return [part[0].tolist() for part in parts(values, limits=magnitudes.limits(dtype))]
+    return [sums.num_elements for sums in distances(values, values, limits=magnitudes.limits(torch.float32))]
 
 
 def test_small_probabilities_pass() -> None:
     logits = torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
     probabilities = logits.softmax(0)
-    assert len(split(probabilities, eager=logits.float().softmax(0))[0]) > 49_900
+    assert split(probabilities, eager=logits.float().softmax(0))[0] > 49_900
     assert drift(call(probabilities, logits.float().softmax(0), logits.float().log_softmax(0).exp())).passed
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([1e-17, 1.0, 2.0, 3.0], [[1e-17, 1.0, 2.0, 3.0]]),
-        ([0.0, 0.0, 0.0, 1.0], [[0.0, 0.0, 0.0, 1.0]]),
-        ([], [[]]),
-        ([1.0, -1e9, 2.0, 0.0, math.inf], [[1.0, 2.0, 0.0], [-1e9]]),
-        ([1.0, -1e5, 2.0, -1e9], [[1.0, 2.0], [-1e5], [-1e9]]),
+        ([1e-17, 1.0, 2.0, 3.0], [4]),
+        ([0.0, 0.0, 0.0, 1.0], [4]),
+        ([], [0]),
+        ([1.0, -1e9, 2.0, 0.0, math.inf], [3, 1]),
+        ([1.0, -1e5, 2.0, -1e9], [2, 1, 1]),
     ],
 )
-def test_parts_ignore_rounded_zeros(values: list[float], expected: list[list[float]]) -> None:
+def test_parts_ignore_rounded_zeros(values: list[float], expected: list[int]) -> None:
     r = torch.tensor(values, dtype=torch.float64)
     assert split(r) == expected
     assert split(r, eager=torch.where(r.abs() < 1e-9, 0.0, r)) == expected
@@ -359,8 +364,8 @@ def test_parts_ignore_rounded_zeros(values: list[float], expected: list[list[flo
 
 def test_rounding_noise_is_no_part() -> None:
     r = torch.tensor([1e-9, -2e-9, 3e-9, 1.0, 2.0], dtype=torch.float64)
-    assert split(r, eager=r + 1e-9) == [r.tolist()]
-    assert split(r, eager=r * (1 + 1e-6)) == [r.tolist()[:3], r.tolist()[3:]]
+    assert split(r, eager=r + 1e-9) == [5]
+    assert split(r, eager=r * (1 + 1e-6)) == [3, 2]
 
 
 def test_without_correct_digits_eager_is_matched() -> None:
@@ -372,3 +377,53 @@ def test_without_correct_digits_eager_is_matched() -> None:
     report = drift(call(r, e, torch.zeros(2000)))
     assert "eager has no correct digits here" in str(report.nearest_miss)
     assert drift(call(r * 1e-8, e * 1e-8, r.float() * 2e-8)).passed, "zero but for rounding"
+
+
+class Allocations(TorchDispatchMode):
+    """Sizes of the tensors that operations make, without views of the given ones."""
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
+        self.largest = self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.given:
+                self.largest, self.total = max(self.largest, tensor.numel()), self.total + tensor.numel()
+        return result
+
+
+@pytest.mark.parametrize("shape", [(500, 400), (1, 3, 250, 200), (150_000,)])
+@pytest.mark.parametrize("fill", [None, -1e9])
+def test_large_outputs_are_compared_in_blocks(shape: tuple[int, ...], fill: float | None) -> None:
+    """No operation makes a tensor of the size of the output, and there is a limit on all of them."""
+    r = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if fill is not None:
+        r.view(-1)[::3] = fill
+    e, c = r.float(), r.float()
+    calls = [call(r, e, c, index=index) for index in range(2)]
+    with Allocations(r, e, c) as scales_of_it:
+        scales = scales_of(calls, 0, float64=True)
+    with Allocations(r, e, c) as assessing:
+        (row, _) = assess("recipe", ["out"], calls, Gate(error_ratio_max=3.0, float64=True), [scales])
+    assert row.problem is None
+    assert max(scales_of_it.largest, assessing.largest) <= 32_768, "one thread"
+    assert scales_of_it.total <= 20 * 2 * r.numel()
+    assert assessing.total <= 70 * 2 * r.numel()
+
+
+def test_outputs_of_a_call_are_released_before_the_next() -> None:
+    r, e, c = rounded(100, 1e-7, 1e-7)
+    made: list[weakref.ref[Tensor]] = []
+
+    def calls() -> Iterator[Call]:
+        for index in range(3):
+            assert all(earlier() is None for earlier in made[:-1])
+            output = c.clone()
+            made.append(weakref.ref(output))
+            yield call(r, e, output, index=index)
+
+    assess("recipe", ["out"], calls(), Gate(error_ratio_max=3.0, float64=True), [()])
+    assert len(made) == 3
