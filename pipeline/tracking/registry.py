@@ -6,7 +6,7 @@ Deployments see only the last step. Every step can be repeated after a crash: an
 deleted. A registered version holds:
 
     MLmodel            python_function, loader_module freezer.pyfunc, data: artifact, and the signature
-    requirements.txt   python_env.yaml
+    code/freezer.zip   requirements.txt, python_env.yaml, conda.yaml: the environment of `mlflow models serve`
     freezing.md        what freezing did, for people
     artifact/          the whole artifact folder; by reference only manifest.json and store.json
 """
@@ -30,6 +30,7 @@ from freezer.artifact.manifest import Manifest
 from freezer.codec import encode
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import listed, one_transaction, reaching, upload
+from pipeline.tracking.environment import CODE, write_environment
 from pipeline.tracking.run_records import free_tags
 
 if TYPE_CHECKING:
@@ -279,12 +280,6 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
     page = manifest_markdown(manifest)
     if page is not None:
         (folder / FREEZING).write_text(page)
-    # `mlflow models serve` runs mlflow in the environment of this file.
-    requirements = ("coldpress", f"torch>={manifest.needs.torch}", "safetensors", "mlflow")
-    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements))
-    (folder / "python_env.yaml").write_text(
-        f'python: "{platform.python_version()}"\nbuild_dependencies:\n- pip\ndependencies:\n- -r requirements.txt\n'
-    )
     size_bytes = sum(item.size_bytes for item in manifest.contents)
     model = Model(run_id=run_id, model_id=model_id, signature=_signature(manifest), model_size_bytes=size_bytes)
     # The same as mlflow.pyfunc.add_to_model; importing that module takes a second.
@@ -293,7 +288,8 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
         loader_module=LOADER,
         data=DATA,
         python_version=platform.python_version(),
-        env={"virtualenv": "python_env.yaml"},
+        code=CODE,
+        env=write_environment(folder, manifest.needs.torch),
         config=dict(LOAD_SETTINGS),
     )
     # Model.save writes the same with PyYAML's Python code, which takes ten times as long.

@@ -1,0 +1,63 @@
+"""Environment of a registered version: the code and the packages that MLflow serves it with.
+
+`freezer` itself is in no package index, so each version holds the part of it that serves, as one zip file on Python's search path.
+"""
+
+from __future__ import annotations
+
+import io
+import platform
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+import freezer
+
+CODE = "code/freezer.zip"
+
+REQUIREMENTS = ("archspec>=0.2.5", "mlflow>=3.10", "numpy>=1.26", "nvidia-ml-py>=12.560", "safetensors>=0.7")
+"""Packages that serving needs, besides torch; from pyproject.toml."""
+
+NOT_SERVING = ("cli", "freezing")
+"""Packages of `freezer` that serving never imports."""
+
+
+def write_environment(folder: Path, torch: str) -> dict[str, str]:
+    """Write code, requirements.txt, python_env.yaml and conda.yaml; return MLflow's `env`, file names by environment manager.
+
+    Args:
+        folder: of the version.
+        torch: major and minor version that made the artifact. The environment has exactly this one, which was judged.
+    """
+    code = folder / CODE
+    code.parent.mkdir()
+    code.write_bytes(_zipped())
+    requirements = [*REQUIREMENTS, f"torch=={torch}.*"]
+    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements))
+    python = platform.python_version()
+    environments = {
+        "virtualenv": {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]},
+        "conda": {
+            "name": "coldpress",
+            "channels": ["conda-forge"],
+            "dependencies": [f"python={python}", "pip", {"pip": requirements}],
+        },
+    }
+    names = {"virtualenv": "python_env.yaml", "conda": "conda.yaml"}
+    for manager, name in names.items():
+        (folder / name).write_text(yaml.dump(environments[manager], Dumper=yaml.CSafeDumper))
+    return names
+
+
+@lru_cache(maxsize=1)
+def _zipped() -> bytes:
+    """Return the serving part of `freezer` as a zip file; the same bytes for the same code."""
+    root, buffer = Path(str(freezer.__file__)).parent, io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*.py")):
+            name = path.relative_to(root)
+            if name.parts[0] not in NOT_SERVING:
+                archive.writestr(zipfile.ZipInfo(f"{root.name}/{name.as_posix()}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
