@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-Clock = Literal["wall", "cpu"]
-"""What measured latency: the clock, in undisturbed rounds; or the calling thread's CPU time, in all rounds."""
+from freezer.codec import written_if
+
+Clock = Literal["wall", "cpu", "disturbed"]
+"""What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, or the clock in all rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPolicy:
-    """Sampling of a judge; part of its key.
+    """Sampling of a judge; part of its key, except `accept_noise`.
 
     Attributes:
         time_limit_s: longest sampling of one judge, without warm-up.
@@ -44,6 +46,7 @@ class SamplingPolicy:
         steal_limit: share of CPU time that the hypervisor may take in a round.
         num_bootstrap: resamples of the confidence interval.
         seed: for the order of blocks and the bootstrap.
+        accept_noise: with too few undisturbed rounds, publish what is fast enough by the lower bound over all rounds.
     """
 
     time_limit_s: float = 10.0
@@ -55,3 +58,4 @@ class SamplingPolicy:
     steal_limit: float = 0.10
     num_bootstrap: int = 1000
     seed: int = 0
+    accept_noise: bool = field(default=False, metadata=written_if(lambda self: self.accept_noise))

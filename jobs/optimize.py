@@ -15,6 +15,7 @@ from rich.console import Console
 from freezer.errors import UsageError
 from freezer.files.paths import check_file
 from freezer.freezing.recipes.recipes import select
+from freezer.limits import SamplingPolicy
 from freezer.store.store import NAME
 from jobs.exits import exiting, say
 from pipeline.catalog.catalog import BadEntriesError, is_registry, refuse_bad_entries
@@ -63,6 +64,9 @@ def main(
     lift_quarantine: Annotated[
         bool, typer.Option("--lift-quarantine", help="Retry unchanged models that crashed in earlier campaigns.")
     ] = False,
+    accept_noise: Annotated[
+        bool, typer.Option("--accept-noise", help="On busy machines, publish what is faster even by disturbed measurements.")
+    ] = False,
     mlflow_artifacts: Annotated[
         Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
     ] = "copy",
@@ -96,6 +100,7 @@ def main(
             keep_going=keep_going,
             lift_quarantine=lift_quarantine,
             mlflow_artifacts=mlflow_artifacts,
+            policy=SamplingPolicy(accept_noise=accept_noise),
             wait_s=wait_limit if wait_for_nodes else None,
         )
         try:

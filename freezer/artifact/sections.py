@@ -156,7 +156,7 @@ class LatencyRecord:
     Attributes:
         eager_ms, ms: percentiles of eager and of the artifact; None: too few samples.
         speedup, speedup_ci: over eager; None where the machine was too disturbed.
-        clock: which samples decided: `wall` of undisturbed rounds, `cpu` time of all rounds.
+        clock: which samples decided: `wall` of undisturbed rounds, `cpu` time of all rounds, or `disturbed`: `wall` of all rounds.
         num_samples: by entrant.
         settled: whether sampling ended before its time limit.
         points: figures of every payload wherever it was timed, the deciding place first.

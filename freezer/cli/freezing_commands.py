@@ -16,6 +16,7 @@ from freezer.cli.arguments import REFUSED, ClassOption, console, say, table
 from freezer.errors import FreezeError, UsageError
 from freezer.files.paths import check_folder
 from freezer.hardware.device_classes import device_class
+from freezer.limits import SamplingPolicy
 from freezer.spec.parse import declared_spec
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def freeze(
     preserve: Annotated[list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")] = None,
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
     device: Annotated[str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")] = None,
+    accept_noise: Annotated[
+        bool, typer.Option("--accept-noise", help="On a busy machine, publish what is faster even by disturbed measurements.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Only run and check the eager model; write nothing.")] = False,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
@@ -87,6 +91,7 @@ def freeze(
         preserve=preserve or (),
         reset=reset,
         device=device,
+        policy=SamplingPolicy(accept_noise=accept_noise),
     )
     with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
         found = fetched(parsed, Path(cache))

@@ -21,7 +21,7 @@ import torch
 from freezer.hardware.nvml import NvmlError, Reading, opened, reading
 from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import current, nvml_uuid
-from freezer.timing.processes import cpu_times, most_active
+from freezer.timing.disturbers import cpu_times, most_active
 
 ONE_THREAD = 0.05
 """CPU time that other threads of this process may use, relative to the one that makes the calls."""

@@ -56,7 +56,7 @@ class Sampling:
         num_dropped: disturbed rounds.
         settled: whether sampling stopped because the means were stable, not at the time limit.
         stable: whether there were enough rounds to measure speed.
-        clock: that the samples were taken by; `cpu` includes the disturbed rounds.
+        clock: that the samples were taken by; `cpu` and `disturbed` include the disturbed rounds.
         disturbance: what used the CPUs, if rounds were dropped.
         device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
     """
@@ -72,7 +72,7 @@ class Sampling:
     @property
     def num_undisturbed(self) -> int:
         """Number of undisturbed rounds."""
-        return len(next(iter(self.samples_ms.values()))) - (self.num_dropped if self.clock == "cpu" else 0)
+        return len(next(iter(self.samples_ms.values()))) - (0 if self.clock == "wall" else self.num_dropped)
 
     @property
     def problem(self) -> str:
@@ -156,13 +156,15 @@ def _sampling(
     *,
     settled: bool,
 ) -> Sampling:
-    """Return the undisturbed rounds, or the CPU time of all rounds if that is valid and there are too few."""
+    """Return the undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or if noise is accepted."""
     num_dropped, stable = len(tried) - len(rounds), len(rounds) >= policy.min_rounds
     clock: Clock = "wall"
     if not stable and len(tried) >= policy.min_rounds and meter.single_threaded() and _steady(by_cpu := _times("cpu", tried)):
         clock, stable, rounds = "cpu", True, by_cpu
+    elif not stable and policy.accept_noise and len(tried) >= policy.min_rounds:
+        clock, stable, rounds = "disturbed", True, _times("wall", tried)
     disturbance = meter.disturbance() if num_dropped else ""
-    if disturbance and (not stable or clock == "cpu"):
+    if disturbance and (not stable or clock != "wall"):
         logger.warning("%d of %d rounds were disturbed; %s", num_dropped, len(tried), disturbance)
     return Sampling(
         samples_ms={name: [blocks[name] for blocks in rounds] for name in tried[0]},
@@ -236,7 +238,7 @@ def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter)
 
 def _times(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[dict[str, list[float]]]:
     """The times of rounds by one clock."""
-    return [{name: block.wall if clock == "wall" else block.cpu for name, block in blocks.items()} for blocks in rounds]
+    return [{name: block.cpu if clock == "cpu" else block.wall for name, block in blocks.items()} for blocks in rounds]
 
 
 def _has_samples(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:

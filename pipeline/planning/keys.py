@@ -180,7 +180,7 @@ def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTar
             **alone,
             "builds": sorted(build.digest for build in builds),
             "limits": {name: getattr(entry.limits, name) for name in JUDGED_LIMITS},
-            "policy": encode(policy),
+            "policy": encode(replace(policy, accept_noise=False)),  # what it publishes is judged again without it
             "num_threads": [target.num_threads, *target.further_threads] if target.further_threads else target.num_threads,
             "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
             "task_metric": entry.task_metric,

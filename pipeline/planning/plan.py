@@ -291,6 +291,8 @@ class FinishedWork:
         failure = outcome.failure
         if outcome.verdict == "unstable":
             return None, "was unstable (disturbed), which is never kept"
+        if outcome.clock == "disturbed" and not item.policy.accept_noise and item.device_class != PORTABLE:
+            return None, "was measured on a busy machine with --accept-noise"
         if failure is not None and not is_kept(failure, memory_bytes=item.memory_bytes, lifted=self.lifted):
             why = _RETRIED.get(decide(failure.kind, failure.code).kept, "which is never kept")
             return None, f"failed earlier ({failure.kind}), {why}"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freezer.codec import decode, encode, stored_as
+from freezer.codec import decode, encode, stored_as, written_if
+from freezer.limits import Clock
 
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
@@ -144,6 +145,7 @@ class Outcome:
         failure: of a failed outcome.
         num_threads: the deciding thread count.
         figures: of `recipe`.
+        clock: that they were measured by.
         artifact: digest of the published image manifest.
         version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
@@ -166,6 +168,7 @@ class Outcome:
     recipe: str | None = None
     failure: Failure | None = None
     figures: Figures = UNMEASURED
+    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
     artifact: str | None = None
     version: int | None = None
     build_s: float = 0.0

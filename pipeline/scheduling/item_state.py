@@ -322,6 +322,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         recipe=result.recipe,
         failure=result.failure,
         figures=result.figures,
+        clock=result.clock,
         task_metric=result.task_metric,
         build_s=sum(found.wall_s for found in builds.values()),
         judge_s=result.judge_s,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from freezer.codec import decode
-from freezer.limits import SamplingPolicy
+from freezer.codec import decode, written_if
+from freezer.limits import Clock, SamplingPolicy
 from pipeline.catalog.entry import Entry
 from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, nested_json
 
@@ -70,7 +70,7 @@ class JudgeResult:
     Attributes:
         verdict, reason: of the judgement; `failed` if there is none.
         has_artifact: whether the store contains an artifact folder to publish.
-        recipe, failure, figures, task_metric: as in Outcome.
+        recipe, failure, figures, clock, task_metric: as in Outcome.
         candidates: one for each that was judged.
         judge_s: duration of the child, in seconds.
         peak_bytes: of the child.
@@ -83,6 +83,7 @@ class JudgeResult:
     recipe: str | None = None
     failure: Failure | None = None
     figures: Figures = UNMEASURED
+    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
     host: Mapping[str, Any] | None = None

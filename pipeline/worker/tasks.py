@@ -271,6 +271,7 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
         reason=judgement.reason,
         recipe=best.candidate.recipe if best else None,
         figures=replace(_figures(best), latency_ms=latency_ms) if best else UNMEASURED,
+        clock=judgement.sampling.clock if judgement.sampling else "wall",
         task_metric=metric,
         candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
         host=host,

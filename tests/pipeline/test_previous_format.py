@@ -104,18 +104,15 @@ def test_replay_adds_no_runs(campaign: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_campaign_resumes_without_new_work(campaign: Path) -> None:
-    """With the same torch, compiler and Python nothing is built again; only portable is judged, without limits on its speed."""
+def test_campaign_resumes_without_new_builds(campaign: Path) -> None:
+    """With the same torch, compiler and Python nothing is built again; all is judged, since judges need more rounds now."""
     candidates = sorted((campaign / "store" / ".coldpress" / "candidates").glob("*/candidate.json"))
     if any(json.loads(file.read_text())["toolchain"] != toolchain() for file in candidates):
         pytest.skip("made with another toolchain, so that its builds are due again")
-    store = Store.open(str(campaign / "store"))
-    before = store.version("tiny").images
     python(campaign, "-m", "jobs.optimize", "catalog.yaml", "--campaign", "golden", "--json", "out.json")
     outcomes = json.loads((campaign / "out.json").read_text())["outcomes"]
     assert [(item["device_class"], item["verdict"], item["cached"]) for item in outcomes] == [
-        ("cpu-x86-64-v3", "published", True),
+        ("cpu-x86-64-v3", "published", False),
         ("portable", "published", False),
     ]
     assert sorted((campaign / "store" / ".coldpress" / "candidates").glob("*/candidate.json")) == candidates
-    assert store.version("tiny").images["cpu-x86-64-v3"] == before["cpu-x86-64-v3"]

@@ -206,13 +206,16 @@ def _decide(trials: Sequence[Trial], cells: Sequence[Cell], limits: Limits, *, o
         return "unstable", reason, passing[0]
     measured = [(trial, trial.speedup) for trial in passing if trial.speedup]
     ranked = sorted(measured, key=lambda pair: -pair[1].value)
-    how = f"; by CPU time, since {sampling.disturbance}" if sampling.clock == "cpu" else ""
+    clock = {"wall": None, "cpu": "by CPU time", "disturbed": "by disturbed rounds"}[sampling.clock]
+    how = f"; {clock}, since {sampling.disturbance}" if clock else ""
     for trial, faster in ranked:
         if _over_limit(trial, faster, limits) is None:
             reason = f"{trial.candidate.recipe} is {faster.value:.2f} times as fast as eager (at least {faster.low:.2f})"
             return "published", f"{reason}{how}", trial
     fastest, faster = ranked[0]
-    return "kept-eager", f"{fastest.candidate.recipe}: {_over_limit(fastest, faster, limits)}{how}", fastest
+    # Noise may hide a speedup: then the artifact that serves stays.
+    verdict: Verdict = "unstable" if sampling.clock == "disturbed" else "kept-eager"
+    return verdict, f"{fastest.candidate.recipe}: {_over_limit(fastest, faster, limits)}{how}", fastest
 
 
 def _over_limit(trial: Trial, faster: Speedup, limits: Limits) -> str | None:

@@ -24,6 +24,7 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
 from freezer.cli.progress import progress
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze_source
+from freezer.freezing.models.sources import Source
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from freezer.hardware.machine import detect
 from freezer.store.store import Store
@@ -257,6 +258,20 @@ def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_pat
     _, text, _ = coldpress("inspect", out)
     assert re.search(rf"warning +{warning}", text)
     assert "Python reads sizes at" in text
+
+
+def test_freeze_accepts_noise_on_request(coldpress: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def noted(source: Source, *, options: FreezeOptions, **_: object) -> FreezeResult:
+        asked.append(options.policy.accept_noise)
+        return FreezeResult(verdict="unstable", reason="too busy")
+
+    monkeypatch.setattr("freezer.freezing.freeze.freeze_source", noted)
+    for more in ((), ("--accept-noise",)):
+        code, _, _ = coldpress("freeze", "python:tests.models:mlp", "--out", tmp_path / "out", *more)
+        assert code == 1
+    assert asked == [False, True]
 
 
 def test_freeze_reports_a_broken_source(coldpress: Run, tmp_path: Path) -> None:

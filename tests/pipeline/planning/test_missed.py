@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from freezer.limits import SamplingPolicy
 from freezer.store.store import Store
 from pipeline.cluster.ray_cluster import Done, Handle
 from pipeline.failures.classify import CODES
@@ -28,11 +29,11 @@ from tests.steps import HERE
 ONE, OTHER = "torchscript-frozen", "torchscript-exact"
 
 
-def plan_of(store: Store, ledger: Ledger, *, lift: bool = False) -> Plan:
+def plan_of(store: Store, ledger: Ledger, *, lift: bool = False, accept_noise: bool = False) -> Plan:
     """Of one model for this machine's class, by two recipes."""
     model = campaigns.entry("m", store.root.parent)
     model = replace(model, recipes=(ONE, OTHER))
-    plan = campaigns.plan_of([model], store, ledger, lift_quarantine=lift)
+    plan = campaigns.plan_of([model], store, ledger, lift_quarantine=lift, policy=SamplingPolicy(accept_noise=accept_noise))
     return replace(plan, items=plan.items[:1])
 
 
@@ -162,3 +163,15 @@ def test_only_failures_of_circumstances_are_missed(store: Store, ledger: Ledger,
     start(store, ledger, ends, plan)
     assert bool(plan_of(store, ledger).items[0].missed) == missed
     assert bool(plan_of(store, ledger, lift=True).items[0].missed) == (missed or failure == "crash")
+
+
+def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledger) -> None:
+    accepting = plan_of(store, ledger, accept_noise=True)
+    done = judged("rejected")
+    noisy = replace(done, value=replace(done.value, clock="disturbed"))
+    outcome, _, _ = start(store, ledger, [built(ONE), built(OTHER), noisy], accepting)
+    assert outcome.clock == "disturbed"
+    assert plan_of(store, ledger, accept_noise=True).items[0].finished is not None
+    (again,) = plan_of(store, ledger).items
+    assert (again.finished, again.why) == (None, "was measured on a busy machine with --accept-noise")
+    assert again.judge == accepting.items[0].judge, "results of quiet machines stand with and without the option"

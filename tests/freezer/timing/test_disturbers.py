@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from freezer.timing.processes import cpu_times, most_active
+from freezer.timing.disturbers import cpu_times, most_active
 
 
 def test_cpu_time_of_other_processes_is_read() -> None:
