@@ -10,7 +10,6 @@ raise ContractError.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Art
 from freezer.artifact.manifest import Payload
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
+from freezer.files.scratch import scratch_folder
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
 from freezer.spec.items import TensorSpec, take_apart
@@ -67,7 +67,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     needed = [
         item.path for item in registered.contents if isinstance(item, Payload) or item.path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)
     ]
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+    with scratch_folder() as scratch:
         found = store.materialize(version, place.device_class, Path(scratch), paths=needed)
         if replace(found.manifest, version=None) == replace(registered, version=None):  # before a payload is opened
             return PyfuncModel(load(found.folder, threads=threads, limit_isa=limit_isa, device=device))

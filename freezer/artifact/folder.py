@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from freezer.artifact.manifest import FileRef, Manifest, Payload
 from freezer.errors import IntegrityError, NotPublishedError
 from freezer.files.atomic import move, sync, write_whole
 from freezer.files.digest import digest_file, verify_file
+from freezer.files.scratch import scratch_folder
 
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"
@@ -78,8 +78,9 @@ class Artifact:
 
         Raises:
             IntegrityError: a file is missing or differs.
+            UsageError: no temporary folder can be written.
         """
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-")))
+        folder = Path(stack.enter_context(scratch_folder()))
         for item in self.manifest.contents:
             if item.path in paths:
                 origin, link = self.folder / item.path, folder / item.path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from freezer.codec import encode
 from freezer.errors import ColdpressError, IncompatibleError, UsageError
 from freezer.files.atomic import replacing
 from freezer.files.paths import check_file, check_folder
+from freezer.files.scratch import scratch_folder
 from freezer.hardware.device_classes import device_class
 from freezer.hardware.machine import detect
 from freezer.serving.compatibility import rungs
@@ -139,7 +139,7 @@ def inspect(
     kinds = [name for name, wanted in (("code", code), ("graph", graph)) if wanted]
     if captured and not kinds:
         raise UsageError("--captured needs --code or --graph")
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+    with scratch_folder() as scratch:
         folder, published = folder_of(reference), tuple[str, ...]()
         if folder is not None:
             artifact = Artifact.read(folder)
@@ -215,7 +215,7 @@ def _inputs(given: str, names: Sequence[str]) -> list[dict[str, Tensor]]:
     if given == "-":
         data = sys.stdin.buffer.read()
         suffix = next((suffix for start, suffix in STARTS.items() if data.startswith(start)), ".safetensors")
-        with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+        with scratch_folder() as scratch:
             path = Path(scratch) / f"stdin{suffix}"
             path.write_bytes(data)
             return _inputs(str(path), names)

@@ -9,13 +9,15 @@ opened with torch's loader.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import json
 import logging
+import os
 import struct
-import tempfile
+import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from freezer.codec import decode
 from freezer.errors import IntegrityError
+from freezer.files.scratch import scratch_folder, scratch_place
 from freezer.runtime.devices import CPU
 
 TABLE = "coldpress-constants.json"
@@ -34,6 +37,7 @@ ALIGNMENT = 64
 """Of each constant, in bytes; the same as Inductor's."""
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
+_environment = threading.Lock()
 
 logger = logging.getLogger("coldpress")
 
@@ -73,6 +77,7 @@ def open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
 
     Raises:
         IntegrityError: the package is damaged.
+        UsageError: no temporary folder allows code to be loaded from it.
     """
     with zipfile.ZipFile(path) as archive:
         found = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
@@ -116,7 +121,7 @@ def _runner(files: Mapping[str, bytes], address: int, table: WeightTable) -> Any
     """Load the shared library, which survives its temporary folder, with its weights at an address."""
     if address % ALIGNMENT:
         raise TypeError(f"not aligned to {ALIGNMENT} bytes")
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
+    with scratch_folder(executable=True) as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(next(Path(folder).glob("*.so"))), 1)
@@ -169,10 +174,26 @@ def open_inductor(
     run_flat = open_mapped(path) if device.type == "cpu" else None
     if run_flat is None:
         index = -1 if device.index is None else device.index
-        run_flat = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", one_at_a_time, 1, index).run
+        with _unpacking_to(scratch_place(executable=True)):
+            run_flat = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", one_at_a_time, 1, index).run
 
     def run(*tensors: Tensor) -> list[Tensor]:
         outputs: list[Tensor] = run_flat(list(tensors))
         return outputs
 
     return run
+
+
+@contextlib.contextmanager
+def _unpacking_to(place: Path) -> Iterator[None]:
+    """Set the folder that torch's loader unpacks to; it uses $TMPDIR or /tmp, and keeps the files while the package is open."""
+    with _environment:
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(place)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -23,6 +22,7 @@ from freezer.artifact.payload_selection import counts_of, is_exact, set_within
 from freezer.artifact.sections import slower_than_eager
 from freezer.artifact.signatures import Claims, Signatures, read_keys
 from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
+from freezer.files.scratch import scratch_folder
 from freezer.hardware.cgroups import thread_budget
 from freezer.hardware.device_classes import PORTABLE, CudaHere
 from freezer.hardware.device_classes import device_class as class_named
@@ -252,7 +252,7 @@ def _only_older(reference: str | Path, store: str | None) -> dict[str, int]:
 
 def _store_image(store: Store, version: Version, name: str, stack: ExitStack) -> Image:
     def fetch(paths: Collection[str] | None) -> Artifact:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
+        scratch = stack.enter_context(scratch_folder())
         return store.materialize(version, name, Path(scratch), paths=paths)
 
     return Image(

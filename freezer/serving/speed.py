@@ -8,7 +8,6 @@ speedups is the expectation here, where no eager model is available.
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +20,7 @@ from freezer.artifact.folder import GOLDEN_INPUTS, Artifact, folder_of
 from freezer.artifact.manifest import Manifest
 from freezer.artifact.sections import LatencyRecord
 from freezer.errors import SpeedCheck, SpeedError, UsageError
+from freezer.files.scratch import scratch_folder
 from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.limits import SamplingPolicy
@@ -181,7 +181,7 @@ def portable_of(
         if PORTABLE not in version.images:
             published = ", ".join(sorted(version.images))
             raise UsageError(f"{version.model} has no {PORTABLE} artifact to compare with; published are {published}; {HOW}")
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="coldpress-"))
+        scratch = stack.enter_context(scratch_folder())
         found = opened.materialize(version, PORTABLE, Path(scratch))
     if found.manifest.provenance.get("weights") != manifest.provenance.get("weights"):
         raise UsageError(f"{found.manifest.model}: the portable artifact was made of other weights than {reference}; {HOW}")

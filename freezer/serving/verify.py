@@ -61,6 +61,7 @@ def verify(
     Raises:
         IncompatibleError: no artifact serves this machine, thread count and torch; with `speed`, the best one does not.
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones, or no trusted key signed them.
+        UsageError: no temporary folder can be used.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:
@@ -87,8 +88,8 @@ def verify(
         if speed and image.device_class != PORTABLE:
             base = portable_of(reference, image.manifest(), store=store, portable=portable, stack=stack)
         fetched = image.fetch(None)
-        artifact = fetched.held([item.path for item in fetched.manifest.contents], stack, private=bool(keys))
         try:
+            artifact = fetched.held([item.path for item in fetched.manifest.contents], stack, private=bool(keys))
             model = open_artifact(artifact, process.num_threads, options)
             figures = tuple(run_canary(artifact, model))
         except ColdpressError:

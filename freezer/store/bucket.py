@@ -23,6 +23,7 @@ from freezer.errors import IntegrityError, StoreUnreachableError, first_line
 from freezer.files.atomic import replacing
 from freezer.files.buckets import Bucket, remedy
 from freezer.files.digest import verify_file
+from freezer.files.scratch import cache_folder
 
 CHUNK_BYTES = 8 << 20
 NUM_READS = 50
@@ -229,13 +230,3 @@ class RemoteFiles:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
                 raise
             raise RemoteError(f"{first_line(error)}; {remedy(self._bucket.where.partition(':')[0])}") from error
-
-
-def cache_folder() -> Path:
-    """The cache folder of this user: $XDG_CACHE_HOME/coldpress, by default ~/.cache/coldpress.
-
-    `blobs/sha256/<digest>` are copies of buckets' blobs, since payloads are mapped into memory from local files. They are verified
-    before each use. Users may delete them at any time; nothing else does.
-    """
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "coldpress"

@@ -30,6 +30,7 @@ from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableEr
 from freezer.files.atomic import make_folder, move, write_whole
 from freezer.files.buckets import SCHEMES, open_bucket, path_in_bucket
 from freezer.files.digest import verify_file
+from freezer.files.scratch import cache_folder
 from freezer.store.oci_layout import (
     DEVICE_CLASS,
     INDEX,
@@ -112,7 +113,7 @@ class Store:
             MissingDependencyError: the store is in a bucket and pyarrow is not installed.
         """
         if urlparse(uri).scheme in SCHEMES:
-            from freezer.store.bucket import RemoteFiles, cache_folder
+            from freezer.store.bucket import RemoteFiles
 
             root = cache_folder() / "work" / hashlib.sha256(uri.encode()).hexdigest()[:16]
             return cls(root, RemoteFiles(open_bucket(uri), work=WORK))

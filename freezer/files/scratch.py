@@ -1,0 +1,74 @@
+"""Folders outside of stores: the user's cache, and where temporary files are made. Imports no torch."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from freezer.errors import UsageError
+
+VARIABLE = "COLDPRESS_TMPDIR"
+"""Environment variable that names the folder for temporary files."""
+
+
+def cache_folder() -> Path:
+    """The cache folder of this user: $XDG_CACHE_HOME/coldpress, by default ~/.cache/coldpress.
+
+    `blobs/sha256/<digest>` are copies of buckets' blobs, since payloads are mapped into memory from local files. They are verified
+    before each use. Users may delete them at any time; nothing else does.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "coldpress"
+
+
+def scratch_folder(*, executable: bool = False) -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder in `scratch_place`.
+
+    Raises:
+        UsageError: no place can be written.
+    """
+    return tempfile.TemporaryDirectory(prefix="coldpress-", dir=scratch_place(executable=executable))
+
+
+def scratch_place(*, executable: bool = False) -> Path:
+    """An existing folder in which temporary files can be written: $COLDPRESS_TMPDIR, else the system's, else the user's cache.
+
+    Args:
+        executable: code will be loaded from the files, which file systems mounted with `noexec` refuse.
+
+    Raises:
+        UsageError: there is none; the message has the cause for each folder.
+    """
+    given = os.environ.get(VARIABLE)
+    own: list[Callable[[], str | Path]] = [tempfile.gettempdir, lambda: cache_folder() / "tmp"]
+    problems = []
+    for place in [lambda: str(given)] if given else own:
+        try:
+            folder = Path(place())
+            folder.mkdir(parents=True, exist_ok=True)
+            _try(folder, executable=executable)
+            return folder
+        except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+            problems.append(str(error))
+    needed = "allows code to be loaded from its files" if executable else "can be written"
+    raise UsageError(
+        f"no temporary folder {needed}: {'; '.join(problems)}; set {VARIABLE} to a folder that does", code="CP-TEMPORARY"
+    )
+
+
+def _try(folder: Path, *, executable: bool) -> None:
+    """Write a temporary file, and map it for execution as dlopen does."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+            file.flush()
+            if executable:
+                mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except PermissionError as error:
+        noexec = executable and os.statvfs(folder).f_flag & os.ST_NOEXEC
+        raise OSError(f"{folder}: {'mounted with noexec' if noexec else error.strerror}") from error
+    except OSError as error:
+        raise OSError(f"{folder}: {error.strerror}") from error
