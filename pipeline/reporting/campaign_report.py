@@ -21,6 +21,7 @@ from rich.text import Text
 from freezer.errors import InfrastructureError
 from freezer.files.atomic import write_whole
 from freezer.files.buckets import SCHEMES
+from freezer.hardware.device_classes import PORTABLE
 from freezer.store.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
@@ -94,7 +95,7 @@ def _iso(seconds: float) -> str:
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, the reasons of those that are not published, with the logs of failures, and warnings.
+    """Print the table of verdicts, the reasons of those that are unpublished or slow somewhere, logs of failures, and warnings.
 
     Args:
         report: to print.
@@ -118,12 +119,18 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """Group unpublished outcomes by model and reason."""
+    """Group outcomes that are unpublished, or slower than eager somewhere, by model and reason."""
     found: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.verdict != "published" and outcome.coded_reason:
+        if (outcome.verdict != "published" or _is_slow_somewhere(outcome)) and outcome.coded_reason:
             found.setdefault((outcome.model, outcome.coded_reason), []).append(outcome)
     return found
+
+
+def _is_slow_somewhere(outcome: Outcome) -> bool:
+    """Whether a payload of the published recipe was slower than eager at a thread count and size."""
+    points = (item for report in outcome.candidates if report.recipe == outcome.recipe for item in report.points)
+    return outcome.device_class != PORTABLE and any(item.get("verdict") == "slower" for item in points)
 
 
 def _warnings(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:

@@ -63,6 +63,13 @@ FAILED = replace(
 )
 
 
+SLOW = replace(
+    PUBLISHED,
+    reason="inductor-frozen is 1.84 times as fast as eager; slower than eager with 2 threads, batch 64 (0.81)",
+    candidates=(replace(PUBLISHED.candidates[0], points=({"verdict": "faster"}, {"verdict": "slower"})),),
+)
+
+
 def report_of(*outcomes: Outcome, **settings: object) -> CampaignReport:
     return CampaignReport(campaign="c", started=1e9, finished=1e9 + 5, outcomes=outcomes, **settings)  # type: ignore[arg-type]
 
@@ -220,3 +227,9 @@ def test_live_display_shows_tasks_and_time_left() -> None:
         console.print(display._draw())
     assert "about 10 s left" in capture.get()
     assert "m portable" not in capture.get()
+
+
+def test_report_names_slow_sizes() -> None:
+    assert f"resnet50 cpu-x86-64-v4: {SLOW.reason}\n" in printed(report_of(SLOW))
+    assert str(PUBLISHED.reason) not in printed(report_of(PUBLISHED))
+    assert "batch 64" not in printed(report_of(replace(SLOW, device_class="portable"))), "it is judged by drift alone"
