@@ -78,11 +78,14 @@ class GoldenSet:
             only if the model draws them; they may then differ from the golden ones.
         scales: by output that mixes scales, the magnitudes from which values are judged apart from all smaller ones, ascending; the
             same in every set. `native_rmse` is then that of the smallest values.
+        slice_errors: by output whose slices are judged apart (slices.py), the largest relative error of eager in a slice of the
+            golden sets; the same in every set.
     """
 
     point: Mapping[str, int]
     native_rmse: Mapping[str, float]
     scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=written_if(lambda item: bool(item.scales)))
+    slice_errors: Mapping[str, float] = field(default_factory=dict, metadata=written_if(lambda item: bool(item.slice_errors)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from freezer.runtime.devices import tensors_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.golden import golden_inputs, golden_outputs
 from freezer.runtime.pytree import leaves_of
+from freezer.slices import Slices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,7 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
         drawn = any(item.native_rmse.get(spec.name) for item in manifest.golden)  # concerns integers and bools alone
         small = any(r.numel() < POOL_BELOW for r in expected)
         whole = pooled(expected, got, limits) if small else (0.0, 0.0)
+        share, slices = manifest.golden[0].slice_errors.get(spec.name), Slices(limits)
         for index, (r, c) in enumerate(zip(expected, got, strict=True)):
             ratio, worst, problem = None, 0.0, exact_problem(r, c, limits, drawn=drawn)
             if problem is None and comparable(r):
@@ -82,5 +84,9 @@ def canary_figures(artifact: Artifact, model: FrozenModel) -> list[CanaryFigure]
                 native = manifest.golden[index].native_rmse.get(spec.name) or 0.0
                 error = OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=r.dtype, num_elements=r.numel())
                 ratio, problem = golden_bound(error, gate)[0], golden_problem(r, c, error, gate, limits)
+            if problem is None and share is not None:
+                slices.add(r, c)
             figures.append(CanaryFigure(set_index=index, output=spec.name, error_ratio=ratio, max_abs_err=worst, problem=problem))
+        if share is not None and (found := slices.problem(expected[0].dtype, gate.error_ratio_max, share)):
+            figures[-1] = replace(figures[-1], problem=found.problem)
     return figures

@@ -26,6 +26,7 @@ from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.reference import Reference
 from freezer.numerics import comparable
 from freezer.runtime.tensors import save_tensors
+from freezer.slices import Slices
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""
@@ -169,16 +170,30 @@ def write_golden(
     outputs: dict[str, Tensor] = {}
     sets: list[GoldenSet] = []
     scales = {name: limits for name, limits in zip(names, reference.scales, strict=True) if limits}
+    slice_errors = _slice_errors(names, reference, indices)
     for position, index in enumerate(indices):
         call = reference.singles[index]
         inputs |= {f"{position}/{name}": tensor for name, tensor in subject.on_host.sets[index].tensors.items()}
         for name, r, e in zip(names, call.reference, call.eager, strict=True):
             outputs[f"{position}/{name}"] = r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
         known = {name: rmse for set_index, name, rmse in native if set_index == index and rmse is not None}
-        sets.append(GoldenSet(point=dict(subject.sets[index].point), native_rmse=known, scales=scales))
+        sets.append(GoldenSet(point=dict(subject.sets[index].point), native_rmse=known, scales=scales, slice_errors=slice_errors))
     save_tensors(inputs, folder / GOLDEN_INPUTS)
     save_tensors(outputs, folder / GOLDEN_OUTPUTS)
     return tuple(sets)
+
+
+def _slice_errors(names: Sequence[str], reference: Reference, indices: Sequence[int]) -> dict[str, float]:
+    """See `GoldenSet.slice_errors`."""
+    found: dict[str, float] = {}
+    for place, name in enumerate(names) if reference.float64 and reference.deterministic else ():
+        slices = Slices(reference.scales[place])
+        for call in (reference.singles[index] for index in indices):
+            if comparable(call.eager[place]):
+                slices.add(call.reference[place], call.eager[place], call.eager[place])
+        if (share := slices.native_share()) is not None:
+            found[name] = share
+    return found
 
 
 def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:

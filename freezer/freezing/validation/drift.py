@@ -26,11 +26,11 @@ from freezer.numerics import (
     blocks,
     comparable,
     distances,
-    in_double,
     judge_rmse,
     openvino_problem,
     structure_problem,
 )
+from freezer.slices import Slices
 
 STRIDES = "strides "
 """Start of the problem of a row whose strides differ."""
@@ -182,7 +182,7 @@ class _Output:
     def __init__(self, gate: Gate, limits: Sequence[float]) -> None:
         self._gate, self._limits = gate, limits
         self._compared: list[_Compared] = []
-        self._slices = _Slices(limits[-1] if limits else math.inf) if gate.float64 else None
+        self._slices = Slices(limits) if gate.float64 else None
         self._empty = self._not_finite = True
         """Whether no call of eager has an element, or a finite one."""
 
@@ -196,7 +196,7 @@ class _Output:
         if not item.parts or item.row.problem or item.noisy:
             self._slices = None
         elif self._slices and call.kind == "single":
-            self._slices.add(call.reference[index], e, call.candidate[index])
+            self._slices.add(call.reference[index], call.candidate[index], e)
 
     def rows(self) -> list[DriftRow]:
         """The rows of all calls, judged."""
@@ -209,7 +209,8 @@ class _Output:
         if self._not_finite and not self._empty:
             rows[0] = replace(rows[0], problem="eager returns only NaN or Inf, no output was compared; fix the model")
         if self._slices and rows and not any(row.problem for row in rows):
-            rows[0] = self._slices.judged(rows[0], self._compared[0].dtype, self._gate)
+            found = self._slices.problem(self._compared[0].dtype, self._gate.error_ratio_max)
+            rows[0] = replace(rows[0], **asdict(found)) if found else rows[0]
         return rows
 
     def _judged(self, item: _Compared, pools: Mapping[tuple[str, int], Sums], *, noisy: bool) -> DriftRow:
@@ -267,60 +268,6 @@ def _compared(row: DriftRow, call: Call, index: int, limits: Sequence[float], ga
         against=distances(e, c, limits=limits, by=r) if doubtful and gate.float64 else (),
         noisy=noise_rmse > 0,
     )
-
-
-MIN_SLICE = 8
-"""Elements that a slice must have over all input sets; the ratio of two errors of fewer is chance."""
-
-SLICE_FACTOR = 3.0
-"""Factor on the eager model's error in a slice: an output has many slices, of few elements each."""
-
-
-class _Slices:
-    """Squared errors of every slice of an output along each dim but the first, over the single calls.
-
-    Boxes in pixels beside class probabilities of 1e-4 have one rms, which hides the probabilities. Slices where eager has no
-    correct digits are not judged, so neither are those of a model without a float64 reference or with random numbers.
-
-    Args:
-        below: magnitude from which values are left out.
-    """
-
-    def __init__(self, below: float) -> None:
-        self._below = below
-        self._sums: dict[tuple[int, int], Tensor] = {}
-        """By rank and dim: squared errors of the candidate and of eager, squares of the reference, and the count, each by place."""
-
-    def add(self, r: Tensor, e: Tensor, c: Tensor) -> None:
-        """Add the elements of one call that are finite in all three."""
-        by_axis: dict[int, Tensor] = {}
-        for axis in range(1, r.dim()):
-            known = self._sums.get((r.dim(), axis), torch.zeros(4, 0, dtype=torch.float64))
-            by_axis[axis] = torch.nn.functional.pad(known, (0, max(0, r.shape[axis] - known.shape[1])))
-            self._sums[r.dim(), axis] = by_axis[axis]
-        for block in blocks(r.shape) if by_axis else ():
-            wide = [in_double(tensor[block]) for tensor in (r, e, c)]
-            used = (wide[0].abs() < self._below) & (wide[1].abs() < math.inf) & (wide[2].abs() < math.inf)
-            squares = [torch.where(used, values.abs() ** 2, 0.0) for values in (wide[2] - wide[0], wide[1] - wide[0], wide[0])]
-            for axis, sums in by_axis.items():
-                others = [dim for dim in range(r.dim()) if dim != axis]
-                for known, values in zip(sums, (*squares, used.double()), strict=True):
-                    known[block[axis]] += values.sum(others)
-
-    def judged(self, row: DriftRow, dtype: torch.dtype, gate: Gate) -> DriftRow:
-        """The row with the figures and the problem of the first slice that does not pass; as it is if all pass."""
-        eps = torch.finfo(dtype).eps
-        for (_, axis), (wrong, native, power, num) in self._sums.items():
-            large = (num >= MIN_SLICE) & (power > 0) & (native <= DIGITS**2 * power) & (wrong > (SLICE_FACTOR * eps) ** 2 * power)
-            for place in large.nonzero().flatten().tolist():
-                count = int(num[place])
-                rmse, own, size = (math.sqrt(float(values[place]) / count) for values in (wrong, native, power))
-                error = OutputError(rmse=rmse, native_rmse=SLICE_FACTOR * own, rms=size, dtype=dtype, num_elements=count)
-                ratio, bound = judge_rmse(error, gate.error_ratio_max)
-                if not rmse <= bound:
-                    problem = f"values at {place} of dim {axis}, of {size:.3g}, are off by {rmse:.3g}"
-                    return replace(row, rmse=rmse, native_rmse=own, rms=size, error_ratio=ratio, bound=bound, problem=problem)
-        return row
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
