@@ -10,8 +10,8 @@ from itertools import chain, islice, product
 
 from freezer.spec.inputs import InputSpec
 
-_MAX_PRODUCT = 512
-"""The most combinations of sizes that `all_points` returns all of."""
+MAX_COMBINATIONS = 4096
+"""The most combinations of sizes to try."""
 
 _MAX_BESIDE = 24
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -43,19 +43,23 @@ def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
     return list(islice(_distinct(found), _MAX_BESIDE))
 
 
-def all_points(spec: InputSpec) -> Points:
-    """All points in a random order.
-
-    If there are more than _MAX_PRODUCT: every size of each dim with random sizes of the others, and all dims at equal sizes.
-    """
+def all_sizes(spec: InputSpec) -> Points:
+    """Points with every size of each dim and random sizes of the others, and with all dims at equal sizes, in a random order."""
     chosen, names = random.Random(2), [dim.name for dim in spec.dims]
-    every: Iterable[tuple[int, ...]] = product(*(dim.sizes for dim in spec.dims))
-    if math.prod(len(dim.sizes) for dim in spec.dims) > _MAX_PRODUCT:
-        most = max(len(dim.sizes) for dim in spec.dims)
-        columns = [chosen.sample(([*dim.sizes] * -(-most // len(dim.sizes)))[:most], most) for dim in spec.dims]
-        equal = set(spec.dims[0].sizes).intersection(*(dim.sizes for dim in spec.dims))
-        every = chain(zip(*columns, strict=True), ((size,) * len(names) for size in equal))
+    most = max(len(dim.sizes) for dim in spec.dims)
+    columns = [chosen.sample(([*dim.sizes] * -(-most // len(dim.sizes)))[:most], most) for dim in spec.dims]
+    equal = set(spec.dims[0].sizes).intersection(*(dim.sizes for dim in spec.dims))
+    every = chain(zip(*columns, strict=True), ((size,) * len(names) for size in equal))
     points = _distinct(dict(zip(names, sizes, strict=True)) for sizes in every)
+    return chosen.sample(points, len(points))
+
+
+def combinations(spec: InputSpec) -> Points:
+    """All points in a random order; MAX_COMBINATIONS random ones if there are more."""
+    chosen, names = random.Random(3), [dim.name for dim in spec.dims]
+    if math.prod(len(dim.sizes) for dim in spec.dims) > MAX_COMBINATIONS:
+        return _distinct({dim.name: chosen.choice(dim.sizes) for dim in spec.dims} for _ in range(MAX_COMBINATIONS))
+    points = [dict(zip(names, sizes, strict=True)) for sizes in product(*(dim.sizes for dim in spec.dims))]
     return chosen.sample(points, len(points))
 
 

@@ -29,7 +29,10 @@ SIZES = "CP-TRACE-SIZES"
 """Code of a trace for a range of sizes that was not proven at all of them."""
 
 SIZES_LIMIT_S = 120
-"""Time for comparing a trace at all declared sizes."""
+"""Time for proving a trace at every size of each dim."""
+
+COMBINATIONS_LIMIT_S = 20
+"""Time after which no further combinations of sizes are tried."""
 
 _TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By dtype, the allowed difference relative to the value, and to the median of all values. Model and program run the same kernels,
@@ -126,34 +129,41 @@ def check_answers(
 
 
 def check_sizes(
-    what: str,
     fresh: Callable[[], Call],
     subject: Subject,
     eager: EagerAnswers,
     points: Sequence[Mapping[str, int]],
+    num_needed: int,
     proven: Callable[[Mapping[str, int]], bool],
-) -> None:
-    """Compare a captured program with the model, which is called for it, at further points.
+) -> int:
+    """Compare a trace with the model, which is called for it, at further points.
 
     Args:
-        what, fresh, subject, eager: see `check_answers`.
+        fresh, subject, eager: see `check_answers`.
         points: in the order to try.
+        num_needed: the first points, all of which are tried; the others until COMBINATIONS_LIMIT_S.
         proven: whether a point needs no comparison.
 
+    Returns:
+        The number of points that were tried.
+
     Raises:
-        CaptureError: see `check_answers`; or the points take longer than SIZES_LIMIT_S.
+        CaptureError: see `check_answers`; or the first points take longer than SIZES_LIMIT_S.
     """
-    until = time.monotonic() + SIZES_LIMIT_S
+    started = time.monotonic()
     model, call = native_call(subject.fresh(), subject), fresh()
     for number, point in enumerate(points):
-        if time.monotonic() > until:
-            found = f"{what} was proven at {number} of {len(points)} sizes within {SIZES_LIMIT_S} s"
+        passed_s = time.monotonic() - started
+        if number < num_needed and passed_s > SIZES_LIMIT_S:
+            found = f"the trace was proven at {number} of {num_needed} sizes within {SIZES_LIMIT_S} s"
             raise CaptureError(f"{found}; declare fewer, or write forward so that torch.jit.script takes it", code=SIZES)
+        if number >= num_needed and passed_s > COMBINATIONS_LIMIT_S:
+            return number
         if proven(point):
             continue
         item = subject.further_set(point)
         if not eager.deterministic:
-            raise CaptureError(f"{what} cannot be compared with the model on {_sizes_of(item)}: its answers differ", code=SIZES)
+            raise CaptureError(f"the trace cannot be compared with the model on {_sizes_of(item)}: its answers differ", code=SIZES)
         if number and eager.second is not None:
             model, call = native_call(subject.fresh(), subject), fresh()
         try:
@@ -162,7 +172,8 @@ def check_sizes(
             raise _eager_fails(_sizes_of(item), item, error) from error
         problem, cause = _compared(expected, call, item, subject)
         if problem is not None:
-            raise CaptureError(f"{what} differs from the model on {_sizes_of(item)}: {problem}", code=DIFFERS) from cause
+            raise CaptureError(f"the trace differs from the model on {_sizes_of(item)}: {problem}", code=DIFFERS) from cause
+    return len(points)
 
 
 def _compared(expected: Sequence[Tensor], call: Call, item: InputSet, subject: Subject) -> tuple[str | None, Exception | None]:

@@ -38,7 +38,7 @@ from freezer.freezing.models.subject import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
-from freezer.spec.sizes import all_points
+from freezer.spec.sizes import all_sizes, combinations
 
 VALUES = "CP-TRACE-VALUES"
 
@@ -58,7 +58,7 @@ def trace(
     """
     example = subject.set_at(point if point is not None else subject.spec.first_point())
     program, caught = _traced(subject, example)
-    size_lines = _refuse_reads(subject, example)
+    size_lines = [*_refuse_reads(subject, example), *_iterations(caught)]
     _restore(program, FlatModule(subject.fresh(), subject.spec))
     unchecked = _check_answers(program, subject, eager(), caught)
     _check_graphs(program, subject, example)
@@ -112,6 +112,12 @@ def _refuse_reads(subject: Subject, item: InputSet) -> list[str]:
     return size_lines
 
 
+def _iterations(caught: Sequence[warnings.WarningMessage]) -> list[str]:
+    """The lines that iterate over a tensor, whose length the trace keeps."""
+    found = (item for item in caught if str(item.message).startswith("Iterating over a tensor"))
+    return list(dict.fromkeys(warned_at(item) or "a line of torch" for item in found))
+
+
 def _restore(program: nn.Module, initial: nn.Module) -> None:
     """Reset buffers and parameters to their initial state: tracing runs the model, which may change them."""
     before = {**dict(initial.named_buffers()), **dict(initial.named_parameters())}
@@ -158,9 +164,11 @@ def _check_sizes(program: Any, subject: Subject, eager: EagerAnswers, lines: Seq
 
     with torchscript_deprecations_silenced():
         same = same_reads(_flat(subject), sized(subject.spec.first_point()))
-    points = all_points(subject.spec)
-    check_sizes("the trace", _fresh_calls(program, eager), subject, eager, points, lambda point: same(sized(point)))
-    return (f"{found}; at {len(points)} sizes it reads the same, or the answers match the model's.",)
+    needed = all_sizes(subject.spec)
+    points = [*needed, *(point for point in combinations(subject.spec) if point not in needed)]
+    fresh = _fresh_calls(program, eager)
+    number = check_sizes(fresh, subject, eager, points, len(needed), lambda point: same(sized(point)))
+    return (f"{found}; at {number} sizes it reads the same, or the answers match the model's.",)
 
 
 def _check_graphs(program: Any, subject: Subject, example: InputSet) -> None:

@@ -38,6 +38,9 @@ _READS = frozenset(
 _MAKES = frozenset(("tensor", "as_tensor", "asarray"))
 """Functions that make a constant from numbers."""
 
+_BY_SIZES = frozenset(("stride", "unbind"))
+"""Functions that return numbers to Python, or a number of tensors, that depend on the sizes of their first argument."""
+
 _SIZES = frozenset(("size", "numel", "nelement", "stride", "__len__"))
 
 _READING_OPERATORS = frozenset(("aten::_nested_tensor_from_mask_left_aligned",))
@@ -138,6 +141,8 @@ class _Collecting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_read(func, args):
             self.tensors += tensors_in(args)
+        if getattr(func, "__name__", "") in _BY_SIZES:
+            self.tensors += args[0].shape
         return func(*args, **(kwargs or {}))
 
 
@@ -193,7 +198,11 @@ class _Values(TorchDispatchMode):
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note that the current line reads values of tensors."""
-        if origins := _any(self._of(tensor) for tensor in tensors):
+        self.note_read(_any(self._of(tensor) for tensor in tensors))
+
+    def note_read(self, origins: int) -> None:
+        """Note that the current line reads values of some origins."""
+        if origins:
             self._noted.append((origins, running_at() or "a line of torch"))
 
     def note_sizes(self, tensor: Tensor, sizes: Iterable[Tensor]) -> None:
@@ -257,8 +266,11 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_read(func, args):
             self._values.note(tensors_in(args))
+        name = getattr(func, "__name__", "")
+        if name == "stride":
+            self._values.note_read(_SIZE)
         result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in _SIZES or isinstance(result, torch.Size):
+        if name in _SIZES or isinstance(result, torch.Size):
             self._values.note_sizes(args[0], tensors_in(result))
         return result
 

@@ -71,7 +71,7 @@ def test_manifest_records_the_judgement(inductor: Frozen) -> None:
     assert manifest.latency.cold_start.open_ms > 0
     assert manifest.provenance["source"] == "tests.models.TinyConv"
     assert manifest.provenance["weights"] == judgement.winner.candidate.weights
-    assert [dict(item.point) for item in manifest.golden] == [{"batch": 2}, {"batch": 1}, {"batch": 4}]
+    assert [dict(item.point) for item in manifest.golden] == [{"batch": 2}, {"batch": 1}, {"batch": 4}, {"batch": 3}]
 
 
 def test_evidence_has_every_sample_and_row(scripted: Frozen) -> None:

@@ -62,12 +62,13 @@ def test_thread_counts_are_checked() -> None:
 
 
 def test_every_point_has_an_input_set() -> None:
-    every = [{"batch": 1}, {"batch": 2}, {"batch": 4}]
-    subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}}, points=every)
-    assert subject.points == tuple(every)
-    assert {item.point["batch"] for item in subject.sets} == {1, 2, 3, 4}
-    plain = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
+    axes = {"x": {0: Dim(name="batch", min=1, max=64)}}
+    plain = subject_of(mlp(), {"x": random_inputs(2, 4)}, axes)
     assert plain.points == ({"batch": 1},)
+    every = [{"batch": size} for size in (1, 2, 3, 5, 64)]
+    subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, axes, points=every)
+    assert subject.points == tuple(every)
+    assert {item.point["batch"] for item in subject.sets} > {1, 2, 3, 5, 64}
     assert len(plain.sets) < len(subject.sets)
 
 

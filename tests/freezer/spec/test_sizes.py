@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import TensorSpec
-from freezer.spec.sizes import all_points, interior_points, points_beside
+from freezer.spec.sizes import all_sizes, combinations, interior_points, points_beside
 
 
 def spec_of(**bounds: tuple[int, int, int]) -> InputSpec:
@@ -41,12 +41,17 @@ def test_points_beside_are_on_both_sides_of_each_number() -> None:
     assert [point["h"] for point in two] == [29, 30, 31]
 
 
-def test_all_points_cover_every_size_of_each_dim() -> None:
-    few = all_points(spec_of(h=(1, 8, 1), w=(2, 8, 2)))
-    assert len(few) == len({tuple(point.items()) for point in few}) == 32
-    many = all_points(spec_of(h=(1, 300, 1), w=(2, 100, 2), batch=(1, 1, 1)))
-    assert {point["h"] for point in many} == {*range(1, 301)}
-    assert {point["w"] for point in many} == {*range(2, 101, 2)}
-    assert len(many) < 320
-    square = all_points(spec_of(h=(1, 300, 1), w=(1, 300, 1)))
+def test_every_size_of_each_dim_is_tried() -> None:
+    spec = spec_of(h=(1, 300, 1), w=(2, 100, 2), batch=(1, 1, 1))
+    points = all_sizes(spec)
+    assert {point["h"] for point in points} == {*range(1, 301)}
+    assert {point["w"] for point in points} == {*range(2, 101, 2)}
+    assert len(points) == 300
+    square = all_sizes(spec_of(h=(1, 300, 1), w=(1, 300, 1)))
     assert sum(point["h"] == point["w"] for point in square) >= 300
+
+
+def test_combinations_are_all_or_many() -> None:
+    few = combinations(spec_of(h=(1, 8, 1), w=(2, 8, 2)))
+    assert len(few) == len({tuple(point.items()) for point in few}) == 32
+    assert 4000 < len(combinations(spec_of(h=(1, 900, 1), w=(1, 900, 1)))) <= 4096

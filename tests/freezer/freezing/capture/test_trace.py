@@ -142,12 +142,24 @@ def at_one_size(x: Tensor, *_: Tensor) -> Tensor:
     return x * (2 if x.shape[1] == 23 else 1)
 
 
+def at_one_combination(x: Tensor, *_: Tensor) -> Tensor:
+    return x * (2 if x.shape[0] * x.shape[1] == 33 else 1)
+
+
+def at_one_stride(x: Tensor, *_: Tensor) -> Tensor:
+    return x * (2 if x.stride(0) == 23 else 1)
+
+
+def at_one_number_of_rows(x: Tensor, *_: Tensor) -> Tensor:
+    return x * (2 if len([row for row in x.t()]) == 23 else 1)  # noqa: C416
+
+
 def at_random(x: Tensor, *_: Tensor) -> Tensor:
     return x + torch.rand_like(x) if x.shape[1] < 60 else x
 
 
 def varying(function: Callable[..., Tensor]) -> Subject:
-    return subject_of(Calling(function), {"x": random_inputs(2, 8)}, {"x": {1: SEQ}})
+    return subject_of(Calling(function), {"x": random_inputs(2, 8)}, {"x": {0: BATCH, 1: SEQ}})
 
 
 def proven_trace(function: Callable[..., Tensor]) -> Attempt:
@@ -163,20 +175,29 @@ def proven_trace(function: Callable[..., Tensor]) -> Attempt:
 def test_harmless_read_is_proven_at_every_size() -> None:
     captured = proven_trace(checking).capture("trace-sizes")
     found = f"Python reads sizes at {place_of(checking, 'if')}, which a trace keeps for all sizes"
-    assert captured.notes == (f"{found}; at 61 sizes it reads the same, or the answers match the model's.",)
+    assert captured.notes == (f"{found}; at 244 sizes it reads the same, or the answers match the model's.",)
     assert "TracerWarning" in captured.warnings[0]
 
 
-def test_one_wrong_size_is_found() -> None:
-    with pytest.raises(CaptureError, match="the trace differs from the model on seq=23: output 'output' is off by"):
-        proven_trace(at_one_size).capture("trace-sizes")
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (at_one_size, r"batch=\d, seq=23"),
+        (at_one_stride, r"batch=\d, seq=23"),
+        (at_one_number_of_rows, r"batch=\d, seq=23"),
+        (at_one_combination, r"batch=(1, seq=33|3, seq=11)"),
+    ],
+)
+def test_one_wrong_size_is_found(function: Callable[..., Tensor], sizes: str) -> None:
+    with pytest.raises(CaptureError, match=f"the trace differs from the model on {sizes}: output 'output' is off by"):
+        proven_trace(function).capture("trace-sizes")
 
 
 def test_unproven_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CaptureError, match=r"cannot be compared with the model on seq=6\d: its answers differ"):
+    with pytest.raises(CaptureError, match=r"cannot be compared with the model on batch=\d, seq=6\d: its answers differ"):
         proven_trace(at_random).capture("trace-sizes")
     monkeypatch.setattr(equivalence, "SIZES_LIMIT_S", -1)
-    with pytest.raises(CaptureError, match="proven at 0 of 61 sizes") as caught:
+    with pytest.raises(CaptureError, match=r"proven at 0 of 6\d sizes") as caught:
         proven_trace(checking).capture("trace-sizes")
     assert caught.value.code == "CP-TRACE-SIZES"
 
@@ -191,7 +212,7 @@ def length(x: Tensor, *_: Tensor) -> Tensor:
     return x + (0 if int(x.shape[1]) else 1)
 
 
-@pytest.mark.parametrize(("function", "num_calls"), [(checking, 0), (with_value, 61), (length, 60)])
+@pytest.mark.parametrize(("function", "num_calls"), [(checking, 0), (with_value, 244), (length, 240)])
 def test_model_runs_only_where_python_may_read_otherwise(
     function: Callable[..., Tensor], num_calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +229,7 @@ def test_model_runs_only_where_python_may_read_otherwise(
 
 
 def test_one_size_needs_no_proof() -> None:
-    assert captured_by(varying(checking), "trace", {"seq": 4}).name == "trace"
+    assert captured_by(varying(checking), "trace", {"batch": 1, "seq": 4}).name == "trace"
     assert captured_by(subject(Calling(checking)), "trace").name == "trace"
 
 

@@ -113,6 +113,7 @@ def rows_by_index(x: Tensor) -> Tensor:
         (repeating, "range("),
         (number_of_size, "tensor(["),
         (rows_by_index, "int("),
+        (lambda x: x * x.stride(0), "stride"),
     ],
 )
 def test_reading_sizes_is_noted_with_the_line(function: Callable[[Tensor], Any], part: str) -> None:
