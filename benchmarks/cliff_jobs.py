@@ -53,7 +53,7 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from freezer.freezing.candidates.build import build
+    from freezer.freezing.candidates.build import build, build_further
     from freezer.freezing.models.calls import call_source
     from freezer.freezing.models.subject import prepare
     from freezer.freezing.models.weights import weights_digest
@@ -67,7 +67,10 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     folder, spec = Path(job["folder"]), spec_of(dynamic=job["dynamic"])
     subject = prepare(job["model"], load_model(job["model"]), spec)
     target = target_here(job["device_class"], job["counts"])
-    candidate = build(subject, RECIPES["inductor-frozen"], target, folder)
+    first = folder / "first" if target.further_threads else folder
+    first.mkdir(exist_ok=True)
+    candidate = build(subject, RECIPES["inductor-frozen"], target, first)
+    candidate = build_further(subject, candidate, target, folder) if target.further_threads else candidate
     reference = subject.fresh().double()
     inputs = {str(i): generate_at(spec, spec.first_point(), seed=i).tensors[INPUT] for i in range(NUM_INPUTS)}
     answers = {key: leaves_of(call_source(reference, spec, {INPUT: given.double()}))[0] for key, given in inputs.items()}

@@ -115,7 +115,7 @@ def build_further(subject: Subject, candidate: Candidate, target: Target, folder
     more = build(subject, recipe, target, folder, further=True)
     for file in (*(candidate.folder / "payloads").iterdir(), *(candidate.folder / EVIDENCE).glob("*")):
         link_or_copy(file, folder / file.relative_to(candidate.folder))
-    return replace(
+    made = replace(
         candidate,
         folder=folder,
         tried=(*candidate.tried, *more.tried),
@@ -123,6 +123,8 @@ def build_further(subject: Subject, candidate: Candidate, target: Target, folder
         reports={**candidate.reports, **more.reports},
         build_s=candidate.build_s + more.build_s,
     )
+    made.write()
+    return made
 
 
 def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] | None]]:

@@ -29,7 +29,7 @@ from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.tasks import FURTHER, build, judge, probe
-from pipeline.workspace.workspace import candidate_folder, judged_folder, log_path
+from pipeline.workspace.workspace import candidate_folder, damage_of, judged_folder, log_path
 from tests.steps import HERE, QUICK, python
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -93,6 +93,28 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good", why) / "artifact").manifest.freezing
     assert freezing.failures == why
     assert len(freezing.reports["payloads/all.pt"].constants) == 24
+
+
+@pytest.mark.slow
+def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
+    built = build(BuildRequest(key="b", recipe="inductor-frozen", **common))
+    assert built.failure is None, built.failure
+    request = JudgeRequest(key="j", builds={"inductor-frozen": "b"}, policy=QUICK, campaign="c", further_threads=(1,), **common)
+    result = judge(request)
+    assert result.verdict == "published", result.failure
+    artifact = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact")
+    assert [(payload.path, payload.num_threads) for payload in artifact.manifest.payloads] == [
+        ("payloads/all.pt2", 2),
+        ("payloads/all-threads1.pt2", 1),
+    ]
+    artifact.verify()
+    assert result.candidates[0].num_payloads == 2
+    assert [(row["threads"], row["payload"]) for row in result.candidates[0].points] == [
+        (2, "payloads/all.pt2"),
+        (1, "payloads/all-threads1.pt2"),
+    ]
+    assert damage_of(candidate_folder(str(tmp_path), "b")) is None, "the candidate of the build stays as it was"
 
 
 def test_death_in_a_further_build_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
