@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import freezer
 from freezer.artifact.describe import describe, readable
@@ -18,8 +18,7 @@ from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.validation.judge import Judgement, judge
 from freezer.freezing.validation.slow_sizes import nearest_sizes, with_captured
 from freezer.spec.inputs import Dim
-from tests.models import Calling
-from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, random_inputs, subject_of, target_of
+from tests.steps import ANY_SPEED, HERE, QUICK, QUICK_OPTIONS, candidate_of, random_inputs, subject_of, target_of
 
 ONE = 1
 """Thread: other processes disturb it least."""
@@ -29,27 +28,26 @@ POLICY = replace(QUICK, min_rounds=3, block_ms=2.0, time_limit_s=1.0)
 """Three rounds give an interval."""
 
 
-def plain(x: Tensor) -> Tensor:
-    for _ in range(40):
-        x = x + 1.0
-    return x
+class SlowWhenTraced(nn.Module):
+    """Many small operators in eager mode; a few in a trace, with work that grows with the square of the batch."""
 
-
-def slow_at_large_batches(x: Tensor) -> Tensor:
-    """Equal to `plain`, with fewer operators; the extra work grows with the square of the batch."""
-    return (x + 40.0) + 0.0 * (x @ x.t()).sin().cos().sin().cos().sin().sum()
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_tracing():
+            return (x + 40.0) + 0.0 * (x @ x.t()).sin().cos().sin().cos().sin().sum()
+        for _ in range(40):
+            x = x + 1.0
+        return x
 
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return subject_of(Calling(plain), {"x": random_inputs(2, 16)}, {"x": {0: BATCH}})
+    return subject_of(SlowWhenTraced(), {"x": random_inputs(2, 16)}, {"x": {0: BATCH}})
 
 
 @pytest.fixture(scope="module")
 def candidate(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
     """Faster than eager at batch 1 and 32, slower at batch 1024."""
-    slow = replace(subject, model=Calling(slow_at_large_batches))
-    return candidate_of(slow, "torchscript-frozen", tmp_path_factory.mktemp("slow") / "c")
+    return candidate_of(subject, "torchscript-frozen", tmp_path_factory.mktemp("slow") / "c")
 
 
 def judged(subject: Subject, candidate: Candidate, **changes: Any) -> Judgement:
@@ -86,27 +84,27 @@ def test_slow_size_is_not_measured(subject: Subject, candidate: Candidate) -> No
     assert [(item.verdict, item.eager_p50) for item in found.winner.points[1:]] == [("not measured", None)] * 2
 
 
-def test_captured_program_serves_where_it_is_faster(
-    subject: Subject, candidate: Candidate, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    target = target_of(subject, "torchscript-frozen", ONE)
-    (tmp_path / "work").mkdir()
-    found = with_captured(subject, judged(subject, candidate), target, tmp_path / "work")
-    assert found.winner is not None
+def test_captured_program_serves_where_it_is_faster(tmp_path: Path) -> None:
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"], num_threads=ONE, policy=POLICY)
+    model = SlowWhenTraced().eval()
+    found = freezer.freeze(model, {"x": random_inputs(2, 16)}, out=tmp_path / "a", dims={"x": {0: BATCH}}, options=options)
     assert found.reason.endswith("; the captured program serves batch from 182 to 1024"), "sizes nearer to 1024 than to 32"
-    rows = [(item.point["batch"], item.payload.removeprefix("payloads/"), item.verdict) for item in found.winner.points]
+    artifact = found.artifact
+    assert artifact is not None
+    assert artifact.manifest.latency is not None
+    rows = [
+        (item.point["batch"], item.payload.removeprefix("payloads/"), item.verdict) for item in artifact.manifest.latency.points
+    ]
     assert rows[:2] == [(1, "all.pt", "faster"), (32, "all.pt", "faster")]
     assert [row[:2] for row in rows[2:]] == [(1024, "captured.pt2"), (1024, "all.pt")]
     assert rows[3][2] == "slower"
-    artifact = assemble(subject, found, target, dest=tmp_path / "a", provenance={}, failures={})
-    model = freezer.load(artifact.folder)
-    assert [model.payload_for({"batch": size}).path for size in (1, 181)] == ["payloads/all.pt"] * 2
-    assert [model.payload_for({"batch": size}).path for size in (182, 1024)] == ["payloads/captured.pt2"] * 2
+    frozen = freezer.load(artifact.folder)
+    assert [frozen.payload_for({"batch": size}).path for size in (1, 181)] == ["payloads/all.pt"] * 2
+    assert [frozen.payload_for({"batch": size}).path for size in (182, 1024)] == ["payloads/captured.pt2"] * 2
     x = random_inputs(200, 16)
-    torch.testing.assert_close(model(x), plain(x))
-    assert {"payloads/captured.pt2", "payloads/all.pt"} <= {
-        line[2:] for line in readable(artifact, "code", captured=False).split("\n")
-    }
+    torch.testing.assert_close(frozen(x), model(x))
+    code = readable(artifact, "code", captured=False).split("\n")
+    assert {"# payloads/captured.pt2", "# payloads/all.pt"} <= set(code)
 
 
 def test_captured_program_is_left_out_with_a_reason(subject: Subject, candidate: Candidate, tmp_path: Path) -> None:
