@@ -21,6 +21,7 @@ from freezer.artifact.folder import (
     write_artifact,
 )
 from freezer.artifact.manifest import Manifest, version_tuple
+from freezer.artifact.payload_selection import serving, set_for
 from freezer.artifact.sections import (
     CandidateRecord,
     ColdStart,
@@ -84,9 +85,11 @@ def assemble(
             *((path, MEDIA_PARQUET if path.endswith(".parquet") else MEDIA_JSON) for path in tables),
             *((path, MEDIA_TEXT) for path in texts),
         ]
+        served = serving(set_for(candidate.payloads, target.num_threads), golden[0].point)
+        assert served is not None, "every golden set was served"
         opening = Opening(
             folder=staging,
-            payload=candidate.payloads[0],
+            payload=served,
             settings=candidate.settings,
             spec=subject.spec,
             num_threads=target.num_threads,

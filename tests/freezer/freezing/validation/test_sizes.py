@@ -32,7 +32,7 @@ class SlowWhenTraced(nn.Module):
     """Many small operators in eager mode; a few in a trace, with work that grows with the square of the batch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return (x + 40.0) + 0.0 * (x @ x.t()).sin().cos().sin().cos().sin().sum()
         for _ in range(40):
             x = x + 1.0
@@ -119,6 +119,17 @@ def test_captured_program_is_left_out_with_a_reason(subject: Subject, candidate:
         assert kept.winner is not None
         assert [why in item.reason for item in kept.winner.dropped] == [True]
         assert kept.winner.candidate == candidate
+
+
+def test_cold_start_opens_what_serves_its_inputs(subject: Subject, candidate: Candidate, tmp_path: Path) -> None:
+    (candidate.folder / "payloads" / "captured.pt2").write_bytes(b"does not open")
+    large = replace(candidate.payloads[0], path="payloads/captured.pt2", kind="exported", dims=(replace(BATCH, min=182),))
+    found = judged(subject, candidate)
+    assert found.winner is not None
+    winner = replace(found.winner, candidate=replace(candidate, payloads=(large, *candidate.payloads)))
+    target = target_of(subject, "torchscript-frozen", ONE)
+    artifact = assemble(subject, replace(found, winner=winner), target, dest=tmp_path / "a", provenance={}, failures={})
+    assert artifact.manifest.golden[0].point["batch"] < 182
 
 
 DIMS = (BATCH, Dim(name="height", min=32, max=128, multiple_of=8))
