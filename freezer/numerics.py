@@ -35,7 +35,7 @@ DIGITS = 0.1
 EAGER_REFERENCE_TOL = 1e-3
 """Relative error allowed where the reference is eager: OpenVINO's bound for float32. Lower precisions use their eps."""
 
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 _OPENVINO: Mapping[str, tuple[float, float, float]] = {
     "float32": (0.999, 1e-4, 1e-3),
@@ -356,7 +356,7 @@ class Magnitudes:
         The smaller values must be at least two, and the eager model must have correct digits there: values that are zero but for
         rounding do not form a group. Where eager is the reference, they must be at least 64 or a tenth of all instead.
         """
-        apart = HALF_SCALES_APART if dtype in _HALVES else SCALES_APART
+        apart = HALF_SCALES_APART if dtype in HALVES else SCALES_APART
         least = 2 if self._eager else max(2, min(POOL_BELOW, math.ceil(self._total / 10)))
         found: list[float] = []
         num, power, errors = 0.0, 0.0, 0.0
@@ -374,13 +374,13 @@ def judge_rmse(error: OutputError, error_ratio_max: float) -> tuple[float, float
     """Error ratio of an output, and the largest rmse that passes the gate."""
     floor = max(error.native_rmse, torch.finfo(error.dtype).eps * error.rms)
     ratio = error.rmse / floor if floor > 0 else (0.0 if error.rmse == 0 else math.inf)
-    multiplier = 3.0 if error.dtype in _HALVES or error.num_elements < SMALL_TENSOR else 2.0
+    multiplier = 3.0 if error.dtype in HALVES or error.num_elements < SMALL_TENSOR else 2.0
     return ratio, max(error_ratio_max * floor, multiplier * error.native_rmse + tolerance(error.dtype) * error.rms / 10)
 
 
 def tolerance(dtype: torch.dtype) -> float:
     """Allowed error as a share of the rms, from dynamo's benchmarks."""
-    return 1e-2 if dtype in _HALVES else 1e-4 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
+    return 1e-2 if dtype in HALVES else 1e-4 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
 
 
 def golden_bound(error: OutputError, gate: GoldenGate) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def assemble(
         for payload in candidate.payloads:
             link_or_copy(candidate.folder / payload.path, staging / payload.path)
         indices = golden_indices(subject, candidate)
-        golden = write_golden(subject, judgement.reference, winner.drift, indices, staging)
+        golden = write_golden(subject, replace(reference, calls=winner.ties or reference.calls), winner.drift, indices, staging)
         write_own_outputs([winner.answers[index] for index in indices], staging)
         tables, texts = write_evidence(judgement, staging), write_texts(candidate, staging)
         files = [

@@ -48,7 +48,7 @@ _LATENCY = {
 _DRIFT = {
     **dict.fromkeys(DriftRow.__dataclass_fields__, "float64"),
     **dict.fromkeys(("recipe", "kind", "output", "problem", "payload"), "string"),
-    **dict.fromkeys(("set_index", "num_elements", "num_threads"), "int64"),
+    **dict.fromkeys(("set_index", "num_elements", "num_threads", "num_ties"), "int64"),
 }
 """Columns of the drift table, likewise."""
 

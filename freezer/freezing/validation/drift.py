@@ -61,6 +61,7 @@ class DriftRow:
         bound: limit on rmse; None where OpenVINO's bounds apply.
         problem: what failed, or None.
         num_threads, payload: thread count and payload path of the run.
+        num_ties: elements that differ because rounding decides them (see `ties`); the figures are without them.
     """
 
     recipe: str
@@ -82,6 +83,7 @@ class DriftRow:
     problem: str | None = None
     num_threads: int = 0
     payload: str = ""
+    num_ties: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -111,7 +111,7 @@ def run_reference(subject: Subject) -> Reference:
     stateful, deterministic = _nature(subject)
 
     def eager() -> Runner:
-        return _source_runner(subject.fresh(), subject)
+        return source_runner(subject.fresh(), subject)
 
     eagers = list(run_calls(eager, subject, stateful=stateful))
     if subject.reset is not None and deterministic:
@@ -163,7 +163,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     """
     model = subject.fresh()
     state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
-    used, first_set, last_set = _source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
+    used, first_set, last_set = source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
     first = _kept(used.call(first_set))
     after = tensors_of(model)
     changed = any(name not in after or not same_tensors(tensor, after[name]) for name, tensor in state.items())
@@ -171,7 +171,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     last = _kept(used.call(last_set))
 
     def alone(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        return _kept(_source_runner(subject.fresh(), subject).call(tensors))
+        return _kept(source_runner(subject.fresh(), subject).call(tensors))
 
     deterministic = same_each_time(lambda: _all_same(first, alone(first_set)))
     if deterministic and not changed:
@@ -190,7 +190,7 @@ def _check_reset(subject: Subject, eagers: Sequence[list[Tensor]]) -> None:
     for (kind, index), got in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
-        if not _all_same(got, _source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)):
+        if not _all_same(got, source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)):
             raise JudgeError(
                 f"{subject.name}: after {subject.reset}() the model answers input set {index} differently from a fresh copy; let "
                 "it reset everything that forward changes, or call it before freezing",
@@ -224,7 +224,7 @@ def _wide_calls(
         model = subject.fresh().double()
         if mode is not None:
             mode.widen_attributes(model)
-        return _source_runner(model, subject, wide=True, mode=mode)
+        return source_runner(model, subject, wide=True, mode=mode)
 
     try:
         results = list(run_calls(fresh, subject, stateful=stateful))
@@ -238,7 +238,9 @@ def _wide_calls(
     return results, None
 
 
-def _source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None) -> Runner:
+def source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None) -> Runner:
+    """A runner of a copy of the source model; with `wide` its inputs become float64, and `mode` widens what it asks for."""
+
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         # clones, because a model may write into its inputs
         given = {name: in_double(tensor) if wide and comparable(tensor) else tensor.clone() for name, tensor in tensors.items()}

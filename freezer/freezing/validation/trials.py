@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from freezer.freezing.target.target import Target
 from freezer.freezing.validation.distributions import distribution_problem, sampled
 from freezer.freezing.validation.drift import STRIDES, Call, DriftReport, DriftRow, Gate, assess, report
 from freezer.freezing.validation.reference import Reference, Runner, run_calls
+from freezer.freezing.validation.ties import at_ties, eager_reruns
 from freezer.runtime.pytree import leaves_of
 from freezer.runtime.tensors import kept_of
 from freezer.runtime.threads import threads
@@ -32,6 +33,7 @@ class Trial:
     Attributes:
         candidate: the candidate with its kept payloads.
         problem: why it failed the drift gate; None if it passed.
+        ties: if ties explain differences from eager, the calls of the deciding way with the candidate's answers there.
         answers: outputs of the single calls of a passing candidate, without those too large for an artifact.
         latency_ms, speedup: in the deciding cell.
         points: figures of every kept payload in every cell.
@@ -41,6 +43,7 @@ class Trial:
     candidate: Candidate
     drift: DriftReport | None
     problem: str | None
+    ties: tuple[Call, ...] = ()
     answers: Sequence[Mapping[str, Tensor]] = ()
     latency_ms: Mapping[str, float | None] | None = None
     speedup: Speedup | None = None
@@ -66,6 +69,7 @@ def run_trial(
     rows: list[DriftRow] = []
     outputs: list[list[Tensor]] = []
     answers: list[dict[str, Tensor]] = []
+    ties: tuple[Call, ...] = ()
     random: str | None = None
     all_needed = subject.scripted or not reference.deterministic
 
@@ -87,6 +91,10 @@ def run_trial(
                 found = assess(candidate.recipe, names, run(fresh, results), gate, reference.scales)
             served = [serving(payloads, item.point) for item in subject.sets]
             paths = [payload.path if payload else "" for payload in served]
+            if reference.deterministic and any(row.problem for row in found):
+                with threads(num_threads):
+                    found, settled = _without_ties(subject, found, run(fresh, []), gate, reference)
+                ties = settled if settled and not rows else ties
             rows += [replace(row, num_threads=num_threads, payload=paths[row.set_index]) for row in found]
             outputs = outputs or results
             if not reference.deterministic and random is None and not any(row.problem for row in found):
@@ -96,7 +104,32 @@ def run_trial(
         return Trial(candidate=candidate, drift=None, problem=run_sentence(error)), []
     drift = report(rows, gate)
     problem = random if drift.passed else drift.nearest_miss
-    return Trial(candidate=candidate, drift=drift, problem=problem, answers=answers if problem is None else ()), outputs
+    return Trial(candidate=candidate, drift=drift, problem=problem, answers=answers if problem is None else (), ties=ties), outputs
+
+
+def _without_ties(
+    subject: Subject, rows: list[DriftRow], again: Iterable[Call], gate: Gate, reference: Reference
+) -> tuple[list[DriftRow], tuple[Call, ...]]:
+    """Judge a candidate that failed again without its differences at ties.
+
+    Args:
+        rows: as it failed.
+        again: makes its calls again, with all outputs in memory.
+
+    Returns:
+        New rows and calls if it passes so, otherwise the given rows and no calls.
+    """
+    names = [output.name for output in subject.outputs]
+    failed = {names.index(row.output) for row in rows if row.problem}
+    if (found := at_ties(list(again), failed, eager_reruns(subject, stateful=reference.stateful))) is None:
+        return rows, ()
+    calls, ties = found
+    judged = assess(rows[0].recipe, names, calls, gate, reference.scales)
+    if any(row.problem for row in judged):
+        return rows, ()
+    order = [(position, index) for index in range(len(names)) for position in range(len(calls))]  # of `assess`
+    counts = [int(ties[place].sum()) if place in ties else 0 for place in order]
+    return [replace(row, num_ties=count) for row, count in zip(judged, counts, strict=True)], tuple(calls)
 
 
 def _ways_to_serve(subject: Subject, candidate: Candidate, target: Target) -> Iterator[tuple[int, tuple[Payload, ...]]]:
