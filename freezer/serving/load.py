@@ -67,7 +67,8 @@ def load(
             class for this machine. The error also has the refusals of the others by their manifests.
         limit_isa: allow oneDNN to be limited to the instruction set of a lesser class, for the whole process. Only works before
             torch's first oneDNN operation in the process.
-        canary: run the golden inputs and compare; set False only if another check replaces it.
+        canary: run the smallest golden inputs of each payload and compare; set False only if another check replaces it. `verify`
+            runs all.
         device: device to run on: `cpu`, `cuda:1`. Artifacts for other devices are refused. Default: the device that the artifact is
             made for; for a CUDA class the current GPU if it is of the class, else the first that is.
         cuda_graphs: on a GPU, capture each call of a payload for one size, and replay it from then on; calls of one size run one
@@ -187,7 +188,7 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
         held = artifact.held([*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys))
         model = opened(held)
         if options.canary:
-            run_canary(held, model)
+            run_canary(held, model, smallest=True)
             if manifest.stateful:
                 model = opened(held)
     served = {payload.path for payload in payloads}

@@ -138,6 +138,26 @@ def test_bounds_are_relative_with_an_eager_reference(portable: Frozen, tmp_path:
         run_canary(artifact, answering(artifact, factor=1 + 5e-3))
 
 
+def test_load_runs_the_smallest_set_of_each_payload(portable: Frozen, tmp_path: Path) -> None:
+    """The sets of other sizes are run by `verify`, and by `load` if one of the smallest differs."""
+    artifact, golden = portable.artifact, load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
+    sizes = [item.point["batch"] for item in artifact.manifest.golden]
+    least, most = sizes.index(1), sizes.index(4)
+    assert [figure.set_index for figure in run_canary(artifact, answering(artifact), smallest=True)] == [least]
+    larger = with_golden(artifact, tmp_path / "larger", {f"{most}/output": golden[f"{most}/output"] + 1})
+    assert freezer.load(larger.folder).ladder == ()
+    with pytest.raises(CanaryError, match="golden set"):
+        freezer.verify(larger.folder)
+
+
+def test_few_elements_are_judged_over_all_sets(portable: Frozen, tmp_path: Path) -> None:
+    artifact, golden = portable.artifact, load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
+    name = f"{[item.point['batch'] for item in artifact.manifest.golden].index(1)}/output"
+    other = with_golden(artifact, tmp_path / "other", {name: golden[name] * (1 + 1.5e-5)})
+    assert any(figure.problem for figure in canary_figures(other, answering(other), smallest=True))
+    assert not any(figure.problem for figure in run_canary(other, answering(other), smallest=True))
+
+
 def test_load_refuses_a_failing_canary(portable: Frozen, tmp_path: Path) -> None:
     golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
     artifact = with_golden(portable.artifact, tmp_path / "copy", {name: tensor + 1 for name, tensor in golden.items()})
