@@ -141,10 +141,18 @@ def this_worker(wanted: Sequence[str]) -> Worker:
 
 
 def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str]:
-    """Return normal niceness, for timings; idle workers for two classes; limits of a lesser class."""
+    """Return normal niceness, for timings; idle workers for two classes; token authentication; limits of a lesser class."""
     level = best_level(classes)
     limits = device_class(level).limits if level and level != best_level(served) else {}
-    return {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus()), **limits}
+    # A head demands the token that it finds; other nodes send theirs only in this mode.
+    mode = {"RAY_AUTH_MODE": "token"} if "RAY_AUTH_MODE" not in os.environ and _has_token() else {}
+    return {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus()), **mode, **limits}
+
+
+def _has_token() -> bool:
+    """Whether Ray would find a token; a local Ray writes one into the home of its user."""
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or path.is_file()
 
 
 def _num_visible(num_gpus: int) -> int:

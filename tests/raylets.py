@@ -165,10 +165,11 @@ class RayCluster:
 
     Args:
         folder: the home of its processes, with their logs.
+        auth_mode: RAY_AUTH_MODE of its processes; None leaves it unset, as users do.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, auth_mode: str | None = "disabled") -> None:
+        self.folder, self._auth_mode = folder, auth_mode
         self.port = free_port()
         self.ip = LOOPBACK
         self.raylets: list[Raylet] = []
@@ -222,10 +223,11 @@ class RayCluster:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of processes that join the cluster. Its own home, because a local Ray writes a token into it."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
         return {
-            **os.environ,
+            **inherited,
+            **({"RAY_AUTH_MODE": self._auth_mode} if self._auth_mode is not None else {}),
             "HOME": str(self.folder),
-            "RAY_AUTH_MODE": "disabled",
             "RAY_worker_niceness": "0",
             "RAY_num_workers_soft_limit": "8",
             "PYTHONPATH": str(ROOT),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from freezer.errors import InfrastructureError, UsageError, first_line
 from freezer.hardware.cgroups import available_cpus
@@ -21,6 +22,7 @@ from freezer.hardware.machine import detect
 from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
 from pipeline.cluster.ray_cluster import LABEL, Cluster
 from pipeline.cluster.tls import check_tls
+from pipeline.cluster.tokens import check_token, token_rejected
 from pipeline.cluster.working_dir import in_job
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -45,7 +47,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
 
     Raises:
         UsageError: the address is that of a dashboard.
-        InfrastructureError: the cluster cannot be reached, or this machine has not joined it.
+        InfrastructureError: the cluster cannot be reached, rejects the token, or this machine has not joined it.
     """
     check_address(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
@@ -56,9 +58,13 @@ def connect(address: str | None) -> Iterator[Cluster]:
             if place is not None:  # Ray itself retries for minutes
                 check_tls(*place, limit_s=CONNECT_S)
             _check_raylet(joined)
+            if place is not None and "://" not in joined:
+                check_token(joined)
             ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_own_code())
         else:
             _init_local()
+    except AuthenticationError as error:
+        raise token_rejected(joined or "this machine", error) from error
     except (OSError, RuntimeError, ValueError) as error:
         if joined and LOOKED_FOR.search(f"{error} {error.__cause__}"):
             raise _no_raylet(joined) from error

@@ -26,6 +26,7 @@ from ray.job_submission import JobSubmissionClient
 
 from freezer.errors import InfrastructureError, UsageError, first_line
 from freezer.store.store import one_spelling
+from pipeline.cluster import tokens
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, USAGE
 
 STOP_WAIT_S = 60
@@ -42,8 +43,6 @@ ANSWER_S = 60.0
 
 POLL_S = 2.0
 """Interval between two requests for the log of a job. Each returns the whole log: 100 bytes or so for each line."""
-
-TOKEN = "CP-RAY-TOKEN"
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -193,7 +192,7 @@ class Jobs:
                 failures = 0
             except InfrastructureError as error:
                 failures += 1
-                if failures > RETRIES or error.code == TOKEN:
+                if failures > RETRIES or error.code == tokens.CODE:
                     raise InfrastructureError(
                         f"{error}; job {job_id} may still be running: submit it again to follow it, or see `python -m jobs.status`",
                         code=error.code,
@@ -213,11 +212,7 @@ class Jobs:
         try:
             yield
         except AuthenticationError as error:
-            raise InfrastructureError(
-                f"Ray at {self.address} rejects the token ({first_line(error)}); set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or "
-                "RAY_AUTH_TOKEN_PATH to those of the cluster",
-                code=TOKEN,
-            ) from error
+            raise tokens.token_rejected(self.address, error) from error
         except requests.exceptions.SSLError as error:
             raise InfrastructureError(
                 f"the certificate of {self.address} cannot be verified; name its authority with --ca FILE", code="CP-RAY"
@@ -225,7 +220,8 @@ class Jobs:
         except (ConnectionError, requests.RequestException) as error:
             raise InfrastructureError(
                 f"Ray's dashboard at {self.address} does not answer ({type(error).__name__}); check --address, and that the head "
-                "was started with its dashboard (ray[default], --include-dashboard=true)",
+                "was started with its dashboard (ray[default]) and, to accept jobs from other machines, with "
+                "--dashboard-host=0.0.0.0 or its own address: by default only the head itself reaches the dashboard",
                 code="CP-RAY",
             ) from error
         except (RuntimeError, ValueError) as error:

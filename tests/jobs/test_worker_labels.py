@@ -26,6 +26,30 @@ def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without Ray's token."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_token_is_sent_where_one_exists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray start --head` demands the token of an earlier local Ray; `ray start --address` sends it only in this mode."""
+    assert this_worker(()).environment == OF_RAY
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text(64 * "0")
+    assert this_worker(()).environment == {**OF_RAY, "RAY_AUTH_MODE": "token"}
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert this_worker(()).environment == OF_RAY
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(home / "none"))
+    assert this_worker(()).environment == OF_RAY
+    monkeypatch.setenv("RAY_AUTH_TOKEN", 64 * "0")
+    assert this_worker(()).environment == {**OF_RAY, "RAY_AUTH_MODE": "token"}
+
+
 def test_arguments_and_json_for_this_machine() -> None:
     done = printed()
     assert done.returncode == 0, done.stderr

@@ -57,6 +57,7 @@ def test_a_silent_dashboard_is_reported(wordless: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(submit.app, [*places, str(tmp_path / "catalog.yaml")])
     assert done.exit_code == 3, done.output
     assert f"CP-RAY: Ray's dashboard at {wordless} does not answer (ReadTimeout)" in done.output
+    assert "--dashboard-host=0.0.0.0" in done.output, "Ray's default is loopback"
 
 
 def test_a_head_that_vanishes_is_reported(dashboard: Dashboard) -> None:
