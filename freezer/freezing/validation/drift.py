@@ -184,7 +184,7 @@ class _Output:
     def __init__(self, gate: Gate, limits: Sequence[float]) -> None:
         self._gate, self._limits = gate, limits
         self._compared: list[_Compared] = []
-        self._slices = Slices(limits) if gate.float64 else None
+        self._slices: Slices | None = Slices(limits)
         self._empty = self._not_finite = True
         """Whether no call of eager has an element, or a finite one."""
 
@@ -211,7 +211,7 @@ class _Output:
         if self._not_finite and not self._empty:
             rows[0] = replace(rows[0], problem="eager returns only NaN or Inf, no output was compared; fix the model")
         if self._slices and rows and not any(row.problem for row in rows):
-            found = self._slices.problem(self._compared[0].dtype, self._gate.error_ratio_max)
+            found = self._slices.problem(self._compared[0].dtype, self._gate.error_ratio_max if self._gate.float64 else None)
             rows[0] = replace(rows[0], **asdict(found)) if found else rows[0]
         return rows
 
@@ -237,12 +237,12 @@ class _Output:
         if not all(math.isfinite(figure) for figure in (pool.rmse, native, pool.rms)):
             return replace(row, problem="the squares of the values overflow, so the error cannot be measured; fix the model")
         if not gate.float64 and not noisy:
-            return replace(row, bound=None, problem=openvino_problem(figures, dtype))
+            return replace(row, bound=None, problem=openvino_problem(figures, dtype, sums.num_elements))
         if pool.rmse > bound:
             return replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
         if native <= DIGITS * pool.rms or against is None or against.max_abs_err <= ABSOLUTE:
             return row
-        problem = openvino_problem(against.figures(), dtype)  # the ratio accepts anything of the right size
+        problem = openvino_problem(against.figures(), dtype, against.num_elements)  # the ratio accepts anything of the right size
         found = f"eager has no correct digits here, and the distance from eager: {problem}"
         return replace(row, bound=None, problem=found) if problem else row
 

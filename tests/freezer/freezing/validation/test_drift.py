@@ -195,10 +195,32 @@ def test_noise_of_eager_raises_the_floor() -> None:
 )
 def test_without_float64_bounds_are_openvinos(dtype: torch.dtype, relative: float, passes: bool) -> None:
     e = (torch.arange(1, 101).double() * 10).to(dtype)
-    c = (e.double() * (1 + relative)).to(dtype)
+    c = (e.double() * (1 + relative * torch.tensor([1, -1]).repeat(50))).to(dtype)
     report = drift(call(e, e, c), float64=False, limit=1e9)
     assert report.passed is passes
     assert report.margin is None, "rmse was held to no bound"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.2, 2.0])
+def test_without_float64_outputs_keep_their_size(factor: float, size: float, dtype: torch.dtype) -> None:
+    """Probabilities of 20,000 classes, or logits; and harmless rounding, of values near zero too."""
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(4, 500, dtype=torch.float64, generator=generator) * size
+    e, eps = r.to(dtype), torch.finfo(dtype).eps
+    rounding = torch.randn(r.shape, dtype=torch.float64, generator=generator) * size * eps / 2
+    assert drift(call(e, e, (e.double() + rounding).to(dtype)), float64=False).passed
+    assert not drift(call(e, e, (e.double() * factor).to(dtype)), float64=False).passed
+
+
+@pytest.mark.parametrize(("dtype", "gain"), [(torch.float16, 1.03), (torch.bfloat16, 1.05)])
+def test_without_float64_a_gain_is_not_rounding(dtype: torch.dtype, gain: float) -> None:
+    e = (torch.arange(1, 1001).double() * 10).to(dtype)
+    errors = torch.tensor([gain, 2 - gain], dtype=torch.float64).repeat(500)
+    assert drift(call(e, e, (e.double() * errors).to(dtype)), float64=False).passed, "within the relative bound"
+    report = drift(call(e, e, (e.double() * gain).to(dtype)), float64=False)
+    assert f"gain {gain}" in str(report.nearest_miss)
 
 
 def test_nearest_miss_names_the_sufficient_limit() -> None:
@@ -300,17 +322,24 @@ def test_sets_are_pooled_by_magnitude() -> None:
     assert not drift(*scaled(-1e9, rows=5, live=2, off=0.0, add=100.0), alone).passed
 
 
-def boxes(axis: int, *, probabilities: float = 1.0, num_sets: int = 2) -> list[Call]:
-    """Four box coordinates in pixels beside two class probabilities of 1e-4, on `axis` of the output; all between on one row."""
+def boxes(axis: int, *, probabilities: float = 1.0, size: float = 1e-4, num_sets: int = 2) -> list[Call]:
+    """Four box coordinates in pixels beside two class probabilities, on `axis` of the output; all between on one row."""
     generator, calls = torch.Generator().manual_seed(0), []
     for index in range(num_sets):
         pixels = torch.rand(1, 100, 4, dtype=torch.float64, generator=generator).exp2() * 300
         between = torch.logspace(-6, 2, 100, dtype=torch.float64).reshape(1, 100, 1)
-        scores = torch.rand(1, 100, 2, dtype=torch.float64, generator=generator) * 1e-4 + 1e-5
+        scores = torch.rand(1, 100, 2, dtype=torch.float64, generator=generator) * size + size / 10
         r = torch.cat([pixels, between, scores], 2).movedim(2, axis).contiguous()
         c = torch.cat([pixels, between, scores * probabilities], 2).movedim(2, axis).contiguous()
         calls.append(call(r, r.float(), c.float(), index=index))
     return calls
+
+
+def test_slices_are_judged_without_float64() -> None:
+    exact, zeroed = (boxes(2, probabilities=share, size=0.02)[0] for share in (1.0, 0.0))
+    assert drift(replace(exact, reference=exact.eager), float64=False).passed
+    report = drift(replace(zeroed, reference=zeroed.eager), float64=False)
+    assert "values at 5 of dim 2" in str(report.nearest_miss)
 
 
 @pytest.mark.parametrize("axis", [1, 2])
