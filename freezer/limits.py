@@ -10,6 +10,9 @@ from freezer.codec import written_if
 Clock = Literal["wall", "cpu", "disturbed"]
 """What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, or the clock in all rounds."""
 
+CLOCKS: dict[Clock, str] = {"wall": "", "cpu": "by CPU time", "disturbed": "by disturbed rounds"}
+"""The same in words; empty for the default."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:

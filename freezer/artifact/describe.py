@@ -9,6 +9,7 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.sections import NOT_TRIED, FreezingRecord, FreezingReport, LatencyRecord, Migration, PointFigures
 from freezer.errors import NotPublishedError
+from freezer.limits import CLOCKS
 from freezer.spec.inputs import Dim
 
 FREEZING = "freezing.md"
@@ -171,7 +172,7 @@ def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | Poin
     parts = [] if p50 is None or eager is None else [f"p50 {p50:.3g} ms", f"eager {eager:.3g} ms"]
     if figures.speedup is not None and figures.speedup_ci is not None:
         low, high = figures.speedup_ci
-        parts.append(f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f})")
+        parts.append(f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {CLOCKS[figures.clock]}".rstrip())
     return ", ".join(parts) or "too disturbed to measure"
 
 

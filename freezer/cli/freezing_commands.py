@@ -117,6 +117,8 @@ def _print_result(result: FreezeResult) -> None:
         for failed, why in result.failures.items():
             say(f"{failed} was not built: {why}")
     say(f"{result.verdict}: {result.reason}")
+    if result.verdict == "unstable":
+        say("repeat it on a quieter machine, with --threads 1, or with --accept-noise")
     if result.evidence is not None:
         say(f"evidence and full errors: {result.evidence}")
     if result.artifact is not None:

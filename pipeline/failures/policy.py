@@ -177,6 +177,8 @@ def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
     words = [f"tried {num_attempts} times"] if num_attempts > 1 else []
     if decide(kind, code).kept == "quarantine":
         words.append(f"quarantined: tried again when the model, its recipe or the toolchain changes, or with {LIFT}")
+    if kind == "unstable":
+        words.append("repeat it on quieter nodes, or with --accept-noise")
     if decide(kind, code).rebuild:
         words.append("the same command builds it again")
     return "; ".join(words)

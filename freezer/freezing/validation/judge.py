@@ -23,7 +23,7 @@ from freezer.freezing.validation.reference import Reference, run_reference
 from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
 from freezer.freezing.validation.trials import Trial, run_trial
 from freezer.hardware.device_classes import PORTABLE
-from freezer.limits import Limits, SamplingPolicy
+from freezer.limits import CLOCKS, Limits, SamplingPolicy
 from freezer.runtime.devices import called_on, current
 from freezer.runtime.precision import plain_precision
 from freezer.runtime.threads import threads
@@ -206,8 +206,7 @@ def _decide(trials: Sequence[Trial], cells: Sequence[Cell], limits: Limits, *, o
         return "unstable", reason, passing[0]
     measured = [(trial, trial.speedup) for trial in passing if trial.speedup]
     ranked = sorted(measured, key=lambda pair: -pair[1].value)
-    clock = {"wall": None, "cpu": "by CPU time", "disturbed": "by disturbed rounds"}[sampling.clock]
-    how = f"; {clock}, since {sampling.disturbance}" if clock else ""
+    how = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}" if sampling.clock != "wall" else ""
     for trial, faster in ranked:
         if _over_limit(trial, faster, limits) is None:
             reason = f"{trial.candidate.recipe} is {faster.value:.2f} times as fast as eager (at least {faster.low:.2f})"

@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.artifact.describe import describe, describe_freezing, manifest_markdown
-from freezer.artifact.sections import CandidateRecord, Change, FreezingRecord, FreezingReport, KeptTensor, Migration, PreservedName
+from freezer.artifact.sections import (
+    CandidateRecord,
+    Change,
+    FreezingRecord,
+    FreezingReport,
+    KeptTensor,
+    LatencyRecord,
+    Migration,
+    PreservedName,
+)
 from tests.steps import write_plain_artifact
 
 REPORT = FreezingReport(
@@ -127,3 +136,11 @@ def test_the_markdown_page(tmp_path: Path) -> None:
     page = str(manifest_markdown(replace(manifest, freezing=FREEZING)))
     assert page.startswith("# What freezing did: tiny for portable, portable\n\npublished: not timed, error ratio 1.25\n\n| | |\n")
     assert "| stays | attribute count: `forward` sets it at model.py:12: self.count = a \\| b |\n" in page
+
+
+def test_speed_names_an_unusual_clock(tmp_path: Path) -> None:
+    latency = LatencyRecord(point={}, num_threads=1, speedup=1.5, speedup_ci=(1.1, 2.0))
+    plain = write_plain_artifact(tmp_path, latency=latency).manifest
+    noisy = replace(plain, latency=replace(latency, clock="disturbed"))
+    assert dict(describe(plain))["speed"] == "1.50x (1.10 to 2.00), 1 threads"
+    assert dict(describe(noisy))["speed"] == "1.50x (1.10 to 2.00) by disturbed rounds, 1 threads"

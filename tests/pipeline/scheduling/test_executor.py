@@ -181,7 +181,8 @@ def test_third_disturbed_judge_is_final(store: Store, ledger: Ledger) -> None:
     built(plan, store, "a")
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert workers.said == [*["judge a home"] * 3, "outcome a"]
-    assert (outcome.verdict, outcome.failure, outcome.reason) == ("unstable", None, "too busy; tried 3 times")
+    assert (outcome.verdict, outcome.failure) == ("unstable", None)
+    assert outcome.reason == "too busy; tried 3 times; repeat it on quieter nodes, or with --accept-noise"
 
 
 def test_outcomes_wait_for_the_turn_of_others(store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
