@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -116,33 +116,44 @@ def run_reference(subject: Subject) -> Reference:
     eagers = list(run_calls(eager, subject, stateful=stateful))
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
-    noises = [[0.0] * len(e) for e in eagers]
-    runs = [] if deterministic else [sampled(eagers)]
-    while 0 < len(runs) < NUM_RUNS:
-        rerun = list(run_calls(eager, subject, stateful=stateful))
-        runs.append(sampled(rerun))
-        noises = [
-            list(map(max, known, map(_rms_difference, e, other))) for known, e, other in zip(noises, eagers, rerun, strict=True)
-        ]
-    drawn = {index: max(by_call) for index, by_call in enumerate(zip(*noises, strict=True)) if not comparable(eagers[0][index])}
-    noises = [[drawn.get(index, noise) for index, noise in enumerate(by_output)] for by_output in noises]
+    further = () if deterministic else (run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RUNS - 1))
+    noises, runs = _noise(eagers, further)
     wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     calls = []
     for (kind, index), e, r, noise in zip(schedule(subject), eagers, wide or eagers, noises, strict=True):
         kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
         calls.append(Call(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
+    found = None
     if wide is not None and deterministic and (names := _without_digits(subject, calls)):
         found = f"eager has no correct digits in {names} (error above {DIGITS:.0%}), so the bounds are against eager there"
-        note = f"{note}; {found}" if note else found
+    random = [repr(output.name) for output, by_call in zip(subject.outputs, zip(*noises, strict=True), strict=True) if any(by_call)]
+    if random:
+        found = f"{', '.join(random)} differ from run to run, so the distributions over {NUM_RUNS} runs are compared too"
     return Reference(
         calls=tuple(calls),
         stateful=stateful,
         deterministic=deterministic,
         float64=wide is not None,
-        note=note,
-        runs=tuple(runs),
+        note="; ".join(filter(None, (note, found))) or None,
+        runs=runs,
         scales=tuple(scales_of(calls, index, float64=wide is not None) for index in range(len(subject.outputs))),
     )
+
+
+def _noise(eagers: Sequence[list[Tensor]], further: Iterable[Iterable[list[Tensor]]]) -> tuple[list[list[float]], tuple[Run, ...]]:
+    """For each call, by output, the largest rms difference of further runs from the first; and what to compare of every run.
+
+    That of integers and bools is the largest of all calls, in each of which they may differ.
+    """
+    noises, runs = [[0.0] * len(e) for e in eagers], []
+    for run in map(list, further):
+        runs.append(sampled(run))
+        noises = [
+            list(map(max, known, map(_rms_difference, e, other))) for known, e, other in zip(noises, eagers, run, strict=True)
+        ]
+    drawn = {index: max(by_call) for index, by_call in enumerate(zip(*noises, strict=True)) if not comparable(eagers[0][index])}
+    noises = [[drawn.get(index, noise) for index, noise in enumerate(by_output)] for by_output in noises]
+    return noises, (sampled(eagers), *runs) if runs else ()
 
 
 def _without_digits(subject: Subject, calls: Sequence[Call]) -> str:

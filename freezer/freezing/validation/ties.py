@@ -106,7 +106,8 @@ def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
                 if not missing[position, index].any() or answer.shape != mask.shape:
                     continue
                 near = (in_double(answer[mask]) - wanted[position, index]).abs() <= bounds[position, index]
-                missing[position, index] &= ~(near & _jumps(calls[position], index, answer)[mask])
+                if near.any():
+                    missing[position, index] &= ~(near & _jumps(calls[position], index, answer)[mask])
         before, num_missing = num_missing, sum(int(left.sum()) for left in missing.values())
         num_vain = num_vain + 1 if num_missing == before else 0
         if not num_missing or num_vain == MAX_VAIN:
