@@ -30,3 +30,4 @@ ClassOption = Annotated[str, typer.Option("--device-class", help="A device class
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads for calls. Default: torch's setting.")]
 KeysOption = Annotated[list[Path] | None, typer.Option("--key", help="Public key (PEM) of an accepted signature. Repeatable.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N. Default: the artifact's device.")]
+MinVersionOption = Annotated[int, typer.Option("--min-version", help="Refuse an older version that the store offers.")]

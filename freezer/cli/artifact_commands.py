@@ -14,7 +14,17 @@ from rich.text import Text
 
 from freezer.artifact.describe import describe, readable
 from freezer.artifact.folder import MANIFEST, Artifact, folder_of
-from freezer.cli.arguments import ClassOption, DeviceOption, KeysOption, StoreOption, ThreadsOption, console, say, table
+from freezer.cli.arguments import (
+    ClassOption,
+    DeviceOption,
+    KeysOption,
+    MinVersionOption,
+    StoreOption,
+    ThreadsOption,
+    console,
+    say,
+    table,
+)
 from freezer.codec import encode
 from freezer.errors import ColdpressError, IncompatibleError, UsageError
 from freezer.files.atomic import replacing
@@ -39,12 +49,15 @@ def pull(
     dest: Annotated[Path, typer.Option(help="New or empty folder to write.")],
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
+    min_version: MinVersionOption = 0,
 ) -> None:
     """Copy the artifact for this machine into a folder, and verify every digest."""
     if not (dest / MANIFEST).is_file():  # a folder with this artifact is kept
         check_folder(dest, "--dest")
     opened = Store.open(store)
     version = opened.version(model)
+    if version.number < min_version:
+        raise IncompatibleError(f"{model}: rolled_back: got version {version.number}, expected version {min_version} or later")
     name = _pick(version, device_class_)
     artifact = opened.pull(version, name, dest)
     size_mb = sum(item.size_bytes for item in artifact.manifest.contents) / 1e6
@@ -74,6 +87,7 @@ def verify(
     portable: Annotated[Path | None, typer.Option(help="With --speed: folder of the portable artifact.")] = None,
     device: DeviceOption = None,
     key: KeysOption = None,
+    min_version: MinVersionOption = 0,
 ) -> None:
     """Verify every digest, and run the golden inputs on this machine."""
     from freezer.serving.verify import verify as verify_here
@@ -87,6 +101,7 @@ def verify(
         portable=portable,
         device=device,
         trusted_keys=key or (),
+        min_version=min_version,
     )
     for refusal in found.ladder:
         say(f"skipped {refusal}")
@@ -171,6 +186,7 @@ def run(
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     key: KeysOption = None,
+    min_version: MinVersionOption = 0,
 ) -> None:
     """Run a frozen model on a file of inputs."""
     if output.suffix not in (".safetensors", ".npz", ".npy"):
@@ -190,6 +206,7 @@ def run(
         strict=is_folder,
         device=device,
         trusted_keys=key or (),
+        min_version=min_version,
     )
     sets = _inputs(input_, [spec.name for spec in model.inputs.tensors])
     tensors: dict[str, Tensor] = {}

@@ -48,13 +48,14 @@ def verify(
     portable: Path | None = None,
     device: str | None = None,
     trusted_keys: Sequence[str | Path] = (),
+    min_version: int = 0,
 ) -> Verification:
     """Verify the artifact that `load` would serve here: its signature, every digest, and the canary.
 
     Unlike `load`, it raises on damaged bytes and on a failing canary instead of trying the next artifact.
 
     Args:
-        reference, store, device_class, threads, device, trusted_keys: see `load`.
+        reference, store, device_class, threads, device, trusted_keys, min_version: see `load`.
         speed: also compare its speed with the portable artifact. Raises if the best artifact is refused.
         portable: folder of the portable artifact; by default it is read from the store.
 
@@ -67,7 +68,11 @@ def verify(
     if portable is not None and not speed:
         raise UsageError("--portable names the artifact that --speed compares with; give both")
     options = LoadOptions(
-        device_class=device_class, threads=threads, device=None if device is None else str(with_index(device)), canary=False
+        device_class=device_class,
+        threads=threads,
+        device=None if device is None else str(with_index(device)),
+        canary=False,
+        min_version=min_version,
     )
     with ExitStack() as stack:
         images = resolve_images(reference, store, stack)

@@ -74,6 +74,22 @@ def test_pull_selects_the_class_of_this_machine(coldpress: Run, published: Store
     assert Artifact.read(tmp_path / "p").manifest.device_class == "portable"
 
 
+@pytest.mark.parametrize("command", ["pull", "verify", "run"])
+def test_older_versions_are_refused(coldpress: Run, published: Store, tmp_path: Path, command: str) -> None:
+    save_file({"x": random_inputs(2, 4)}, tmp_path / "x.safetensors")
+    more = {
+        "pull": ["--dest", tmp_path / "pulled"],
+        "verify": [],
+        "run": ["--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.npz"],
+    }[command]
+    arguments = (command, "mlp", "--store", published.root, *more, "--min-version")
+    code, _, err = coldpress(*arguments, 2)
+    assert code == 1
+    assert "rolled_back: got version 1, expected version 2 or later" in err
+    assert not (tmp_path / "pulled").exists()
+    assert coldpress(*arguments, 1)[0] == 0
+
+
 def test_inspect_prints_words_or_json(coldpress: Run, published: Store, scripted: Frozen) -> None:
     code, out, _ = coldpress("inspect", "mlp", "--store", published.root)
     assert code == 0

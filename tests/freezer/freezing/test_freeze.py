@@ -134,6 +134,19 @@ def test_rejected_model_leaves_evidence_alone(tmp_path: Path) -> None:
     assert model.calls == 0
 
 
+def test_own_files_beside_the_evidence_survive(tmp_path: Path) -> None:
+    """A freeze replaces the evidence of its class and of `portable`, and removes nothing else in the folder."""
+    evidence = tmp_path / "out.evidence"
+    own, earlier = [evidence / "notes.txt", evidence / "plots" / "drift.png"], evidence / "portable" / "drift.parquet"
+    for path in (*own, earlier):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("own")
+    result = quickly(mlp(), {"x": X}, tmp_path / "out", device_class="portable")
+    assert result.artifact is not None
+    assert [path.read_text() for path in own] == ["own", "own"]
+    assert not earlier.exists()
+
+
 def test_kept_eager_writes_the_portable_program(tmp_path: Path) -> None:
     result = quickly(mlp(), {"x": X}, tmp_path / "out", limits=Limits(speedup_min=1e6))
     assert result.verdict == "kept-eager"
