@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_NAMED = 3
 """Processes to name."""
@@ -17,8 +18,15 @@ LEAST_SHARE = 0.05
 """Share of a CPU below which a process is not named."""
 
 
-def cpu_times(proc: Path = Path("/proc")) -> dict[tuple[int, str], float]:
-    """CPU seconds of every visible process but this one, by pid and name."""
+class Usage(NamedTuple):
+    """Name and CPU seconds of a process."""
+
+    name: str
+    used_s: float
+
+
+def cpu_times(proc: Path = Path("/proc")) -> dict[int, Usage]:
+    """CPU time of every visible process but this one, by pid."""
     tick, found = os.sysconf("SC_CLK_TCK"), {}
     for path in proc.glob("[0-9]*/stat"):
         try:
@@ -28,12 +36,12 @@ def cpu_times(proc: Path = Path("/proc")) -> dict[tuple[int, str], float]:
         start, _, rest = text.rpartition(")")  # a name may contain spaces and parentheses
         pid, _, name = start.partition(" (")
         if int(pid) != os.getpid():
-            found[int(pid), name] = sum(map(int, rest.split()[11:13])) / tick  # utime and stime; proc(5)
+            found[int(pid)] = Usage(name, sum(map(int, rest.split()[11:13])) / tick)  # utime and stime; proc(5)
     return found
 
 
-def most_active(before: Mapping[tuple[int, str], float], now: Mapping[tuple[int, str], float], elapsed_s: float) -> str:
+def most_active(before: Mapping[int, Usage], now: Mapping[int, Usage], elapsed_s: float) -> str:
     """The processes that used the CPU most between two readings: `cc1plus (pid 12) 98% of a CPU, ...`; empty if none did."""
-    shares = {key: (used_s - before.get(key, 0.0)) / elapsed_s for key, used_s in now.items()}
-    first = sorted((key for key, share in shares.items() if share >= LEAST_SHARE), key=lambda key: -shares[key])[:MAX_NAMED]
-    return ", ".join(f"{name} (pid {pid}) {shares[pid, name]:.0%} of a CPU" for pid, name in first)
+    shares = {pid: (used_s - (before[pid].used_s if pid in before else 0.0)) / elapsed_s for pid, (_, used_s) in now.items()}
+    first = sorted((pid for pid, share in shares.items() if share >= LEAST_SHARE), key=lambda pid: -shares[pid])[:MAX_NAMED]
+    return ", ".join(f"{now[pid].name} (pid {pid}) {shares[pid]:.0%} of a CPU" for pid in first)
