@@ -16,6 +16,7 @@ import yaml
 import freezer
 
 CODE = "code/freezer.zip"
+PYTHON_ENV, CONDA = "python_env.yaml", "conda.yaml"
 
 REQUIREMENTS = ("archspec>=0.2.5", "mlflow>=3.10", "numpy>=1.26", "nvidia-ml-py>=12.560", "safetensors>=0.7")
 """Packages that serving needs, besides torch; from pyproject.toml."""
@@ -31,24 +32,24 @@ def write_environment(folder: Path, torch: str) -> dict[str, str]:
         folder: of the version.
         torch: major and minor version that made the artifact. The environment has exactly this one, which was judged.
     """
-    code = folder / CODE
-    code.parent.mkdir()
-    code.write_bytes(_zipped())
-    requirements = [*REQUIREMENTS, f"torch=={torch}.*"]
-    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements))
-    python = platform.python_version()
-    environments = {
-        "virtualenv": {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]},
-        "conda": {
-            "name": "coldpress",
-            "channels": ["conda-forge"],
-            "dependencies": [f"python={python}", "pip", {"pip": requirements}],
-        },
+    (folder / CODE).parent.mkdir()
+    (folder / CODE).write_bytes(_zipped())
+    for name, text in _environments(torch).items():
+        (folder / name).write_text(text)
+    return {"virtualenv": PYTHON_ENV, "conda": CONDA}
+
+
+@lru_cache(maxsize=8)
+def _environments(torch: str) -> dict[str, str]:
+    """Return the texts of the environment's files, by name."""
+    requirements, python = [*REQUIREMENTS, f"torch=={torch}.*"], platform.python_version()
+    conda_dependencies = [f"python={python}", "pip", {"pip": requirements}]
+    documents = {
+        PYTHON_ENV: {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]},
+        CONDA: {"name": "coldpress", "channels": ["conda-forge"], "dependencies": conda_dependencies},
     }
-    names = {"virtualenv": "python_env.yaml", "conda": "conda.yaml"}
-    for manager, name in names.items():
-        (folder / name).write_text(yaml.dump(environments[manager], Dumper=yaml.CSafeDumper))
-    return names
+    texts = {name: yaml.dump(document, Dumper=yaml.CSafeDumper) for name, document in documents.items()}
+    return {"requirements.txt": "".join(f"{line}\n" for line in requirements), **texts}
 
 
 @lru_cache(maxsize=1)
