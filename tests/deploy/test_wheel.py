@@ -98,6 +98,8 @@ model = freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4], c
 print(imported - started, spent() - imported)
 assert model(torch.randn(1, 3, 224, 224)).pooler_output.shape == (1, 512, 1, 1)
 assert model.manifest.device_class == sys.argv[4]
+if sys.argv[4] != "portable":
+    assert "/blobs/sha256/" in open("/proc/self/maps").read()  # the weights of 45 MB are mapped from the store
 freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4])  # with its canary
 """
 
