@@ -30,8 +30,8 @@ from freezer.artifact.manifest import Manifest
 from freezer.codec import encode
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import listed, one_transaction, reaching, upload
-from pipeline.tracking.environment import CODE, write_environment
 from pipeline.tracking.run_records import free_tags
+from pipeline.tracking.serving_environment import CODE, write_environment
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

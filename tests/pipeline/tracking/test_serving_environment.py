@@ -21,8 +21,8 @@ from torch import nn
 
 import freezer
 from freezer.artifact.folder import Artifact
-from pipeline.tracking.environment import REQUIREMENTS
 from pipeline.tracking.projection import Projection
+from pipeline.tracking.serving_environment import REQUIREMENTS
 from tests.pipeline.tracking.outcomes import X, outcome
 from tests.pipeline.tracking.test_registry import registered
 from tests.raylets import LOOPBACK, ROOT, free_port
