@@ -21,7 +21,7 @@ from freezer.freezing.target.target import Target
 from freezer.freezing.validation.drift import Gate, report
 from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.timed_cells import figures_of, kept, time_further_threads
-from freezer.freezing.validation.trials import Trial, run_trial
+from freezer.freezing.validation.trials import run_trial
 from freezer.runtime.devices import current
 from freezer.runtime.precision import plain_precision
 from freezer.runtime.threads import threads
@@ -45,7 +45,7 @@ def with_further_threads(subject: Subject, judgement: Judgement, target: Target,
         candidate = build_further(subject, winner.candidate, target, folder)
     except FreezeError as error:
         failed = [Dropped(payload="not built", num_threads=count, reason=str(error)) for count in target.further_threads]
-        return _with_winner(judgement, replace(winner, dropped=(*winner.dropped, *failed)))
+        return judgement.with_winner(replace(winner, dropped=(*winner.dropped, *failed)))
     return judge_further(subject, judgement, candidate, target)
 
 
@@ -90,16 +90,11 @@ def judge_further(subject: Subject, judgement: Judgement, candidate: Candidate, 
         dropped=(*winner.dropped, *dropped),
     )
     slower = slower_than_eager(points)
-    reason = judgement.reason + (f"; slower than eager with {slower}" if slower else "")
-    return replace(_with_winner(judgement, trial), reason=reason, cells=(*judgement.cells, *timed))
+    judgement = judgement.with_winner(trial, text=f"slower than eager with {slower}" if slower else "")
+    return replace(judgement, cells=(*judgement.cells, *timed))
 
 
 def _without(candidate: Candidate, count: int, reason: str) -> tuple[Candidate, Sequence[Dropped]]:
     """The candidate without its payloads for a thread count, and these."""
     gone = [payload.path for payload in candidate.payloads if payload.num_threads == count]
     return candidate.without(gone), [Dropped(payload=path, num_threads=count, reason=reason) for path in gone]
-
-
-def _with_winner(judgement: Judgement, trial: Trial) -> Judgement:
-    trials = tuple(trial if one is judgement.winner else one for one in judgement.trials)
-    return replace(judgement, winner=trial, best=trial, trials=trials)

@@ -68,6 +68,12 @@ class Judgement:
         """Percentiles of eager in the deciding cell."""
         return self.sampling.percentiles(EAGER, self.policy) if self.sampling else None
 
+    def with_winner(self, trial: Trial, *, text: str = "") -> Judgement:
+        """The judgement with another trial of its winner, and more text in its reason."""
+        trials = tuple(trial if one is self.winner else one for one in self.trials)
+        reason = "; ".join(part for part in (self.reason, text) if part)
+        return replace(self, winner=trial, best=trial, trials=trials, reason=reason)
+
 
 TaskMetric = Callable[[Callable[..., Any]], float]
 """Measure the quality of a callable model; larger is better."""

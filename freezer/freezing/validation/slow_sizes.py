@@ -59,11 +59,8 @@ def with_captured(subject: Subject, judgement: Judgement, target: Target, folder
         trial, cells = _try(placed(subject, target.device), judgement, captured, target, slow)
     except FreezeError as error:
         dropped = Dropped(payload=PAYLOAD, num_threads=target.num_threads, reason=str(error))
-        return _with_winner(
-            judgement,
-            replace(winner, dropped=(*winner.dropped, dropped)),
-            f"the captured program does not serve instead: {error}",
-        )
+        trial = replace(winner, dropped=(*winner.dropped, dropped))
+        return judgement.with_winner(trial, text=f"the captured program does not serve instead: {error}")
     others = [item.point for item in winner.points if item.num_threads == target.num_threads]
     dims = nearest_sizes(subject.spec.dims, [cell.point for cell in cells], others)
     trial = replace(trial, candidate=_in_one_folder(winner.candidate, captured, dims, folder))
@@ -140,7 +137,7 @@ def _merged(subject: Subject, judgement: Judgement, trial: Trial, gains: Sequenc
         dropped=(*winner.dropped, *(Dropped(payload=p.path, num_threads=p.num_threads or 0, reason=text) for p in gone)),
     )
     cells = {str(cell): cell for cell in (*judgement.cells, *gains)}
-    return _with_winner(replace(judgement, cells=tuple(cells.values())), changed, text)
+    return replace(judgement, cells=tuple(cells.values())).with_winner(changed, text=text)
 
 
 def _text(dim: Dim) -> str:
@@ -202,8 +199,3 @@ def _in_order(payloads: Sequence[Payload], added: Payload) -> tuple[Payload, ...
     exact = [payload for payload in payloads if is_exact(payload)]
     single = [payload for payload in exact if not added.accepts({dim.name: dim.min for dim in payload.dims})]
     return (*single, added, *(payload for payload in payloads if payload not in exact))
-
-
-def _with_winner(judgement: Judgement, trial: Trial, text: str) -> Judgement:
-    trials = tuple(trial if one is judgement.winner else one for one in judgement.trials)
-    return replace(judgement, winner=trial, best=trial, trials=trials, reason=f"{judgement.reason}; {text}")
