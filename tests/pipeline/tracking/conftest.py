@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import mlflow
@@ -30,6 +31,12 @@ def tracking_uri_restored() -> Iterator[None]:
     before = os.environ.get("MLFLOW_TRACKING_URI")
     yield
     mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture(autouse=True)
+def search_path_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a registered version adds its code to Python's search path."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture
