@@ -7,7 +7,15 @@ from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import NOT_TRIED, FreezingRecord, FreezingReport, LatencyRecord, Migration, PointFigures
+from freezer.artifact.sections import (
+    NOT_TRIED,
+    FreezingRecord,
+    FreezingReport,
+    LatencyRecord,
+    Migration,
+    PointFigures,
+    place_text,
+)
 from freezer.errors import NotPublishedError
 from freezer.limits import CLOCKS
 from freezer.spec.inputs import Dim
@@ -36,7 +44,7 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]
     yield "recipe", f"{manifest.recipe.name}: {manifest.recipe.capture} -> {manifest.recipe.lowering}"
     yield from _contract(manifest)
     for payload in manifest.payloads:
-        threads = f"{payload.num_threads} threads" if payload.num_threads else "any thread count"
+        threads = place_text(payload.num_threads, {}) if payload.num_threads else "any thread count"
         yield "payload", ", ".join([f"{payload.path}: {_size(payload.size_bytes)}", threads, *map(_sizes, payload.dims)])
     ratio = manifest.drift.error_ratio
     yield "drift", "equal to eager" if ratio is None else f"error ratio {ratio:.2f} against {manifest.reference}"
@@ -158,7 +166,8 @@ def _contract(manifest: Manifest) -> Iterator[Row]:
 
 
 def _latency(latency: LatencyRecord) -> Iterator[Row]:
-    yield "speed", f"{_speed(latency.ms.get('p50'), latency.eager_ms.get('p50'), latency)}, {latency.num_threads} threads"
+    threads = f", {place_text(latency.num_threads, {})}" if latency.num_threads else ""
+    yield "speed", _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency) + threads
     if latency.cold_start is not None:
         cold = latency.cold_start
         times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"

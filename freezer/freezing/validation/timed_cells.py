@@ -238,7 +238,7 @@ def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limi
     entrants = [(cell, name) for cell in cells for name in names if name in cell.payloads]
     found = [(faster, cell) for cell, name in entrants if (faster := cell.faster(name, EAGER, len(entrants), policy))]
     if not found:
-        return f"with {count} threads the machine was too disturbed to measure"
+        return f"with {place_text(count, {})} the machine was too disturbed to measure"
     best, cell = max(found, key=lambda item: item[0].low)
     if best.low > limits.speedup_min:
         return None

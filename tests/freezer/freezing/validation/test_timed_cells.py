@@ -116,7 +116,7 @@ def test_disturbed_cells_drop_their_payloads() -> None:
     quiet = {"eager": 1.0, "special": 1.0, "dynamic": 1.0, "stable": False}
     none = cells(one_one=cell(1, 1, **quiet), one_eight=cell(1, 8, **quiet))  # type: ignore[arg-type]
     assert {item.reason for item in kept(ALL, none, Limits(), POLICY)[1]} == {
-        "with 1 threads the machine was too disturbed to measure"
+        "with 1 thread the machine was too disturbed to measure"
     }
 
 
