@@ -44,6 +44,9 @@ from freezer.runtime.tensors import addresses_of, program_bytes, program_dtypes,
 
 SUFFIX = ".pt2"
 
+MAX_PRINTED = 16
+"""Elements of a tensor that is not freed while Inductor works: it prints those of up to 4, also replaced ones."""
+
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Compile a package for the target's device class and thread count. Requires a C++ compiler.
@@ -128,7 +131,7 @@ def _compile(
         module, inputs = original_freeze(*args)
         constants = _tensors_in(module.graph)
         observed.see_constants(constants, addresses)
-        give_back(captured.owned, constants)
+        give_back([tensor for tensor in captured.owned if tensor.numel() > MAX_PRINTED], constants)
         return module, inputs
 
     def finish(graph: torch.fx.Graph) -> None:
