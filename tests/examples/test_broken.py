@@ -32,7 +32,7 @@ REASONS = {
     "wrong-name": ("'pixels'", "forward(x)"),
     "raises": ("FileNotFoundError: weights-of-last-week.bin is not there",),
     "hangs": ("20 s",),
-    "leaves": ("exit code 7",),
+    "leaves": ("code 7",),
     "segfaults": ("SIGSEGV",),
     "eats-memory": ("1.5 GB",),
     "talks": ("67 MB",),
