@@ -76,8 +76,8 @@ class Slices:
 
         Args:
             dtype: of the output.
-            error_ratio_max: of the gate; None where eager is the reference. Nothing tells then which slices are zero but for
-                rounding, so only an error above 10% and above OpenVINO's absolute bound fails.
+            error_ratio_max: of the gate; None where eager is the reference. Slices that are zero but for rounding are unknown
+                then, so only an error above 10% and above OpenVINO's absolute bound fails.
             native_share: relative error of eager to assume, where eager was not given.
         """
         eps = torch.finfo(dtype).eps

@@ -76,7 +76,7 @@ class Sampling:
 
     @property
     def problem(self) -> str:
-        """Why there is no result, if it is not stable."""
+        """Reason why the samples are too few for a result."""
         why = f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few to measure speed"
         return f"{why}; {self.disturbance}" if self.disturbance else f"{why} of a model as slow as this"
 

@@ -168,9 +168,10 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
 
 
 def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy) -> Key:
-    """Return the key of one judge. Default points are not part of it; source and class are if there are no builds.
+    """Return the key of one judge.
 
-    `sizes` are timed besides the points; judges of earlier releases timed none.
+    Default points are not part of it. Source and class are part of it only if there are no builds. `sizes` are the further sizes at
+    which the winner is timed; judges of earlier releases timed none.
     """
     alone = {} if builds else {"source": source.digest, "device_class": target.device_class}
     return make_key(

@@ -158,7 +158,7 @@ def _time_at(
     policy: SamplingPolicy,
     most_s: float | None = None,
 ) -> Sampling:
-    """Time eager and candidates, interleaved, at a point; there are no samples if the least rounds take more than `most_s`."""
+    """Time eager and candidates, interleaved, at a point. If the fewest rounds take longer than `most_s`, take no samples."""
     inputs = [on_device(item, subject.device) for item in distinct_at(subject.spec, subject.on_host.sets, point)]
     eager = subject.fresh()
     for part in eager.modules():

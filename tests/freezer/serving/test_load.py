@@ -176,7 +176,7 @@ def test_payloads_for_more_threads_are_refused(
     assert torch.get_num_threads() == THREADS
 
 
-def test_strict_refuses_where_only_an_older_version_has_the_class(store: Store, portable: Frozen) -> None:
+def test_strict_refuses_a_class_of_an_older_version(store: Store, portable: Frozen) -> None:
     store.publish("mlp", source_key="another", artifacts={"portable": portable.artifact}, carried={})
     assert freezer.load("mlp", store=str(store.root), strict=True).ladder == (), "latest keeps the class of version 1"
     store.publish("mlp", source_key="third", artifacts={"portable": portable.artifact}, carried={}, decided=[HERE])

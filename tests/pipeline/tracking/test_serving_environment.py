@@ -104,7 +104,7 @@ def test_a_version_loads_where_coldpress_is_not_installed(version: Projection, t
     assert shape.strip() == "(2, 3) set()"
 
 
-def test_an_imported_coldpress_is_not_mixed_with_that_of_a_version(version: Projection) -> None:
+def test_imported_code_is_not_mixed_with_a_versions(version: Projection) -> None:
     model = mlflow.pyfunc.load_model(URI)
     assert model.predict(X).shape == (2, 3)
     assert any(path.endswith("code/freezer.zip") for path in sys.path)

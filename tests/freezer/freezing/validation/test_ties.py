@@ -166,7 +166,7 @@ def test_noise_of_reruns_explains_no_drift() -> None:
 
 
 def test_other_calls_explain_only_equal_answers() -> None:
-    """The same inputs after other calls: the answer of a model without its state is no tie."""
+    """The answer that a model without its state gives to the same inputs after other calls is not a tie."""
     first, later = torch.arange(10), torch.arange(10)
     later[0], rerun = 7, torch.arange(10)
     assert at_ties([call(first, first, first), call(later, later, first)], {0}, lambda _: [[first], [later]]) is None
