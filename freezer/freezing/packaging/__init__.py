@@ -1,4 +1,4 @@
-"""Packaging: assemble the artifact folder, with its evidence and the cold-start measurement.
+"""Packaging: assemble the artifact folder, with its evidence.
 
 May import: freezer.freezing.validation and below.
 Read first: assemble.py.

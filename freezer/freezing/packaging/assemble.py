@@ -36,10 +36,10 @@ from freezer.artifact.sections import (
 )
 from freezer.files.atomic import link_or_copy
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.packaging.cold_start import Opening, measure
 from freezer.freezing.packaging.evidence import golden_indices, write_evidence, write_golden, write_texts
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
+from freezer.freezing.validation.cold_start import Opening, measure
 from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.migration import refused
 from freezer.freezing.validation.trials import Trial

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -22,14 +22,13 @@ from freezer.freezing.validation.migration import compare
 from freezer.freezing.validation.reference import Reference, run_reference
 from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
 from freezer.freezing.validation.trials import Trial, run_trial
+from freezer.freezing.validation.verdicts import Verdict, decide
 from freezer.hardware.device_classes import PORTABLE
-from freezer.limits import CLOCKS, Limits, SamplingPolicy
+from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.devices import called_on, current
 from freezer.runtime.precision import plain_precision
 from freezer.runtime.threads import threads
-from freezer.timing.sampling import Sampling, Speedup
-
-Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
+from freezer.timing.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +123,7 @@ def judge(
         if cells:
             trials = [_measured(trial, subject, cells, len(passing), limits, policy, task_metric) for trial in trials]
         by_drift = on_drift_alone or target.device_class.name == PORTABLE
-        verdict, reason, best = _decide(trials, cells, limits, on_drift_alone=by_drift)
+        verdict, reason, best = decide(trials, cells, limits, on_drift_alone=by_drift)
         if verdict == "published":
             sizes = time_sizes(subject, [best.candidate], target.num_threads, policy)
             timed = replace(best, points=(*best.points, *figures_of(best.candidate, sizes, policy, 1)))
@@ -194,43 +193,3 @@ def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None
     except Exception as error:
         raise JudgeError(f"task_metric: got {type(found).__name__} ({error}), expected one number") from error
     return number if math.isfinite(number) else None
-
-
-def _decide(trials: Sequence[Trial], cells: Sequence[Cell], limits: Limits, *, on_drift_alone: bool) -> tuple[Verdict, str, Trial]:
-    """The verdict (docs/contract.md), its reason, and the trial that won or came nearest."""
-    passing = [trial for trial in trials if trial.problem is None]
-    if not passing:
-        nearest = min(trials, key=lambda t: t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else math.inf)
-        return "rejected", f"{nearest.candidate.recipe}: {nearest.problem}", nearest
-    if on_drift_alone:
-        return "published", f"{passing[0].candidate.capture} program, judged on drift alone", passing[0]
-    sampling = cells[0].sampling
-    if not sampling.stable:
-        reason = sampling.problem
-        if sampling.device and (shared := sampling.device.get("num_rounds_shared")):
-            reason += f"; in {shared} of them another process used the GPU"
-        return "unstable", reason, passing[0]
-    measured = [(trial, trial.speedup) for trial in passing if trial.speedup]
-    ranked = sorted(measured, key=lambda pair: -pair[1].value)
-    how = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}" if sampling.clock != "wall" else ""
-    for trial, faster in ranked:
-        if _over_limit(trial, faster, limits) is None:
-            reason = f"{trial.candidate.recipe} is {faster.value:.2f} times as fast as eager (at least {faster.low:.2f})"
-            return "published", f"{reason}{how}", trial
-    fastest, faster = ranked[0]
-    # Noise may hide a speedup: then the artifact that serves stays.
-    verdict: Verdict = "unstable" if sampling.clock == "disturbed" else "kept-eager"
-    return verdict, f"{fastest.candidate.recipe}: {_over_limit(fastest, faster, limits)}{how}", fastest
-
-
-def _over_limit(trial: Trial, faster: Speedup, limits: Limits) -> str | None:
-    """The limit on speed or size that a trial exceeds; None if it meets all."""
-    median = (trial.latency_ms or {}).get("p50")
-    size_mb = trial.candidate.size_bytes / 1e6
-    if faster.low <= limits.speedup_min:
-        return f"speedup {faster.value:.2f}, at least {faster.low:.2f}; speedup_min is {limits.speedup_min:g}"
-    if limits.latency_ms_max is not None and (median is None or median > limits.latency_ms_max):
-        return f"median {median} ms; latency_ms_max is {limits.latency_ms_max:g}"
-    if limits.size_mb_max is not None and size_mb > limits.size_mb_max:
-        return f"{size_mb:.1f} MB; size_mb_max is {limits.size_mb_max:g}"
-    return None

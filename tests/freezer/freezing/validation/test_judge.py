@@ -20,7 +20,8 @@ from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import target_here
-from freezer.freezing.validation.judge import _over_limit, _quality, judge
+from freezer.freezing.validation.judge import _quality, judge
+from freezer.freezing.validation.verdicts import over_limit
 from freezer.limits import Limits
 from freezer.spec.inputs import Dim
 from freezer.timing.sampling import Speedup
@@ -143,7 +144,7 @@ def test_lower_bound_decides(mlp_candidate: tuple[Subject, Candidate]) -> None:
     subject, candidate = mlp_candidate
     found = judgement_of(subject, [candidate])
     assert found.winner is not None
-    bounds = [_over_limit(found.winner, Speedup(value=1.2, low=low, high=1.3), Limits()) for low in (1.05, 1.06)]
+    bounds = [over_limit(found.winner, Speedup(value=1.2, low=low, high=1.3), Limits()) for low in (1.05, 1.06)]
     assert bounds == ["speedup 1.20, at least 1.05; speedup_min is 1.05", None]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import JudgeError
-from freezer.freezing.packaging.cold_start import Opening, measure, raised_in
+from freezer.freezing.validation.cold_start import Opening, measure, raised_in
 from tests.conftest import Frozen
 from tests.steps import copy_of
 

@@ -1,4 +1,4 @@
-"""`python -m freezer.freezing.packaging.cold_start`: load time, first call and peak memory of a payload in a fresh process.
+"""`python -m freezer.freezing.validation.cold_start`: load time, first call and peak memory of a payload in a fresh process.
 
 The request is JSON on stdin, the answer one line of JSON on stdout. Steady latency never includes these figures.
 """
@@ -52,7 +52,7 @@ def measure(opening: Opening) -> ColdStart:
         JudgeError: the process fails or hangs.
     """
     name, request = Path(opening.payload.path).name, json.dumps(encode(opening))
-    command = [sys.executable, "-m", "freezer.freezing.packaging.cold_start"]
+    command = [sys.executable, "-m", "freezer.freezing.validation.cold_start"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ)
