@@ -4,6 +4,8 @@ Warm up until stable. Sample in rounds of one block per entrant. Drop and count 
 windows are within 10% of their mean and every percentile has enough samples, or at the time limit. Pool the raw samples. A
 percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
 
+Entrants that are clearly slower than a rival are not timed to the end (halving.py).
+
 With too few undisturbed rounds, the CPU time of all rounds decides if the calls used one thread and its means are as close.
 
 A block has a duration, not a number of calls: a number found while the machine was busier or quieter would make rounds last a
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from freezer.limits import Clock, SamplingPolicy
+from freezer.timing.halving import Halving, Rivals
 from freezer.timing.meters import CpuMeter
 
 logger = logging.getLogger("coldpress")
@@ -52,7 +55,7 @@ class Sampling:
     """Raw samples of all entrants.
 
     Attributes:
-        samples_ms: latency of each call in milliseconds, by entrant and kept round.
+        samples_ms: latency of each call in milliseconds, by entrant and kept round. A stopped entrant has the first rounds only.
         num_dropped: disturbed rounds.
         settled: whether sampling stopped because the means were stable, not at the time limit.
         stable: whether there were enough rounds to measure speed.
@@ -72,13 +75,21 @@ class Sampling:
     @property
     def num_undisturbed(self) -> int:
         """Number of undisturbed rounds."""
-        return len(next(iter(self.samples_ms.values()))) - (0 if self.clock == "wall" else self.num_dropped)
+        return self._num_rounds - (0 if self.clock == "wall" else self.num_dropped)
+
+    @property
+    def _num_rounds(self) -> int:
+        return max(map(len, self.samples_ms.values()))
 
     @property
     def problem(self) -> str:
         """Reason why the samples are too few for a result."""
         why = f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few to measure speed"
         return f"{why}; {self.disturbance}" if self.disturbance else f"{why} of a model as slow as this"
+
+    def stopped(self, name: str) -> bool:
+        """Whether an entrant was not timed to the end, as it was clearly slower than a rival (halving.py)."""
+        return len(self.samples_ms[name]) < self._num_rounds
 
     def pooled(self, name: str) -> list[float]:
         """All kept samples of an entrant, in milliseconds."""
@@ -111,6 +122,7 @@ def sample(
     policy: SamplingPolicy,
     resets: Mapping[str, Callable[[], object]] | None = None,
     meter: CpuMeter | None = None,
+    rivals: Rivals | None = None,
 ) -> Sampling:
     """Time all entrants side by side.
 
@@ -120,8 +132,10 @@ def sample(
         resets: resets of an entrant's state by name, untimed, before its warm-up and each block. A growing state would slow down
             later calls, most of all for the fastest entrant, which makes the most calls.
         meter: times calls and detects disturbance; a CpuMeter by default.
+        rivals: see halving.py; by default all entrants are timed to the end.
     """
     resets, meter = resets or {}, meter or CpuMeter(policy)
+    halving = Halving({name: set(others) & set(entrants) for name, others in (rivals or {}).items() if name in entrants})
     for name, calls in entrants.items():
         _warm_up(calls, policy, resets.get(name), meter)
     shuffle, rotating = random.Random(policy.seed), {name: itertools.cycle(calls) for name, calls in entrants.items()}
@@ -140,10 +154,12 @@ def sample(
                 if name in resets:
                     resets[name]()
                 blocks[name] = _block(rotating[name], policy.block_ms, meter)
-            together.append({name: blocks[name] for name in entrants})
+            together.append({name: blocks[name] for name in entrants if name in blocks})
         tried += together
         if not meter.disturbed(len(together)):
             rounds += _times("wall", together)
+            beaten = halving.beaten(rounds)
+            order = [name for name in order if name not in beaten]
         settled = len(rounds) >= max(4, 2 * policy.min_rounds) and _has_samples(rounds, policy) and _steady(rounds)
     return _sampling(tried, rounds, policy, meter, settled=settled)
 
@@ -167,7 +183,7 @@ def _sampling(
     if disturbance and (not stable or clock != "wall"):
         logger.warning("%d of %d rounds were disturbed; %s", num_dropped, len(tried), disturbance)
     return Sampling(
-        samples_ms={name: [blocks[name] for blocks in rounds] for name in tried[0]},
+        samples_ms={name: [blocks[name] for blocks in rounds if name in blocks] for name in tried[0]},
         num_dropped=num_dropped,
         settled=settled,
         stable=stable,
@@ -187,8 +203,8 @@ def _goes_on(passed_s: float, num_kept: int, num_tried: int, policy: SamplingPol
 def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy) -> Speedup:
     """Speedup over eager, with a 95% confidence interval by paired bootstrap over rounds.
 
-    Every round counts once. In the pooled samples a fast round counts more, as its blocks have more calls: their ratio may be
-    outside the interval if the machine changes its speed.
+    Every round with both counts once. In the pooled samples a fast round counts more, as its blocks have more calls: their ratio
+    may be outside the interval if the machine changes its speed.
 
     Args:
         sampling: of both.
@@ -196,9 +212,9 @@ def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: i
         num_candidates: competing candidates; the interval is widened to hold for all of them at once (Bonferroni).
         policy: number of resamples, and seed.
     """
+    pairs = list(zip(sampling.samples_ms[candidate], sampling.samples_ms[eager], strict=False))  # one may have been stopped
     theirs, eagers = (
-        torch.tensor([statistics.median(block) for block in sampling.samples_ms[name]], dtype=torch.float64)
-        for name in (candidate, eager)
+        torch.tensor([statistics.median(block) for block in blocks], dtype=torch.float64) for blocks in zip(*pairs, strict=True)
     )
     generator = torch.Generator().manual_seed(policy.seed)
     picks = torch.randint(0, len(theirs), (policy.num_bootstrap, len(theirs)), generator=generator)
@@ -242,15 +258,15 @@ def _times(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[dict[st
 
 
 def _has_samples(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
-    """Whether every entrant has enough samples for all percentiles."""
+    """Whether every entrant that was not stopped has enough samples for all percentiles."""
     needed = max(MIN_SAMPLES[key] for key in policy.percentiles)
-    return all(sum(len(blocks[name]) for blocks in rounds) >= needed for name in rounds[0])
+    return all(sum(len(blocks[name]) for blocks in rounds) >= needed for name in rounds[-1])
 
 
 def _steady(rounds: Sequence[Mapping[str, Sequence[float]]]) -> bool:
-    """Whether the means of every entrant's last 3 windows are within 10% of their mean."""
+    """Whether the means of the last 3 windows are within 10% of their mean, for every entrant that was not stopped."""
     window = max(1, len(rounds) // 4)
-    for name in rounds[0]:
+    for name in rounds[-1]:
         last = [rounds[len(rounds) - (i + 1) * window : len(rounds) - i * window] for i in range(3)]
         means = [statistics.fmean(s for blocks in part for s in blocks[name]) for part in last]
         overall = statistics.fmean(means)

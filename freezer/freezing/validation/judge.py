@@ -116,7 +116,7 @@ def judge(
             if subject.scripted:
                 outputs[candidate.recipe] = found
         passing = [trial.candidate for trial in trials if trial.problem is None]
-        cells = time_cells(subject, passing, target.num_threads, policy)
+        cells = time_cells(subject, passing, target.num_threads, policy, limits)
         eager_metric = None
         if task_metric is not None:
             eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))

@@ -31,6 +31,7 @@ from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.threads import threads
 from freezer.spec.inputs import bind
+from freezer.timing.halving import Rivals
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, Speedup, sample, speedup
 
@@ -71,19 +72,32 @@ def general(recipe: str) -> str:
     return f"{recipe}, all sizes"
 
 
-def time_cells(subject: Subject, candidates: Sequence[Candidate], num_threads: int, policy: SamplingPolicy) -> tuple[Cell, ...]:
+def time_cells(
+    subject: Subject, candidates: Sequence[Candidate], num_threads: int, policy: SamplingPolicy, limits: Limits
+) -> tuple[Cell, ...]:
     """Time eager and the candidates at every point, the deciding one first.
+
+    At the deciding point, candidates that are clearly slower than another are not timed to the end; nor at the other points.
 
     Args:
         subject: the model and its points.
         candidates: the candidates that passed the drift gate; without any, no cell is timed.
         num_threads: the deciding thread count.
         policy: the sampling policy; the cells share its time limit with `time_sizes`.
+        limits: a candidate that exceeds `size_mb_max` beats no other.
     """
     if not candidates:
         return ()
-    policies = shared_out(policy, len(subject.points) + len(_further_sizes(subject)))
-    return tuple(_time_cell(subject, candidates, num_threads, *each) for each in zip(subject.points, policies, strict=False))
+    first, *others = zip(subject.points, shared_out(policy, len(subject.points) + len(_further_sizes(subject))), strict=False)
+    deciding = _time_cell(subject, candidates, num_threads, *first, rivals=_rivals(candidates, limits))
+    left = [candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)]
+    return deciding, *(_time_cell(subject, left, num_threads, *each) for each in others)
+
+
+def _rivals(candidates: Sequence[Candidate], limits: Limits) -> Rivals:
+    """The candidates that may win, for each entrant that a faster one of them makes needless."""
+    able = [item.recipe for item in candidates if limits.size_mb_max is None or item.size_bytes <= limits.size_mb_max * 1e6]
+    return {name: set(able) - {item.recipe} for item in candidates for name in (item.recipe, general(item.recipe))}
 
 
 def time_sizes(
@@ -133,9 +147,11 @@ def _time_cell(
     num_threads: int,
     point: Mapping[str, int],
     policy: SamplingPolicy,
+    *,
     most_s: float | None = None,
+    rivals: Rivals | None = None,
 ) -> Cell:
-    """Time one cell with freshly opened payloads; `most_s` as in `_time_at`."""
+    """Time one cell with freshly opened payloads; `most_s` and `rivals` as in `_time_at`."""
     serve: dict[str, tuple[Candidate, Payload]] = {}
     for candidate in candidates:
         held = set_for(candidate.payloads, num_threads)
@@ -146,7 +162,7 @@ def _time_cell(
             serve[general(candidate.recipe)] = candidate, other
     with threads(num_threads):
         models = {name: candidate.open(subject, [payload]) for name, (candidate, payload) in serve.items()}
-        sampling = _time_at(point, subject, models, policy, most_s)
+        sampling = _time_at(point, subject, models, policy, most_s=most_s, rivals=rivals)
     paths = {name: payload.path for name, (_, payload) in serve.items()}
     return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
 
@@ -156,9 +172,14 @@ def _time_at(
     subject: Subject,
     candidates: Mapping[str, FrozenModel],
     policy: SamplingPolicy,
-    most_s: float | None = None,
+    *,
+    most_s: float | None,
+    rivals: Rivals | None,
 ) -> Sampling:
-    """Time eager and candidates, interleaved, at a point. If the fewest rounds take longer than `most_s`, take no samples."""
+    """Time eager and candidates, interleaved, at a point. If the fewest rounds take longer than `most_s`, take no samples.
+
+    `rivals` as in `sample`, also of entrants that are not timed here.
+    """
     inputs = [on_device(item, subject.device) for item in distinct_at(subject.spec, subject.on_host.sets, point)]
     eager = subject.fresh()
     for part in eager.modules():
@@ -177,7 +198,7 @@ def _time_at(
             if least_s > most_s:
                 return Sampling(samples_ms={name: [] for name in calls}, num_dropped=0, settled=False, stable=False)
             policy = replace(policy, time_limit_s=max(policy.time_limit_s, least_s))
-        return sample(calls, policy, resets, meter)
+        return sample(calls, policy, resets, meter, rivals)
 
 
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -248,9 +269,9 @@ def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limi
 
 
 def _no_faster(candidate: Candidate, payload: Payload, cells: Sequence[Cell], deciding: Cell, policy: SamplingPolicy) -> str | None:
-    """Why the payload of a point is dropped; None if it decides the verdict, or is faster than the payload for all sizes."""
-    cell = next(cell for cell in cells if cell.payloads.get(candidate.recipe) == payload.path)
-    if cell is deciding:
+    """Why the payload of a point is dropped; None if it decides, was not timed, or is faster than the payload for all sizes."""
+    cell = next((cell for cell in cells if cell.payloads.get(candidate.recipe) == payload.path), None)
+    if cell is None or cell is deciding:  # None: stopped at the deciding point
         return None
     other = cell.payloads[general(candidate.recipe)]
     gain = cell.faster(candidate.recipe, general(candidate.recipe), 1, policy)

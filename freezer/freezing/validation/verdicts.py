@@ -29,7 +29,7 @@ def decide(trials: Sequence[Trial], cells: Sequence[Cell], limits: Limits, *, on
             reason += f"; in {shared} of them another process used the GPU"
         return "unstable", reason, passing[0]
     measured = [(trial, trial.speedup) for trial in passing if trial.speedup]
-    ranked = sorted(measured, key=lambda pair: -pair[1].value)
+    ranked = sorted(measured, key=lambda pair: (sampling.stopped(pair[0].candidate.recipe), -pair[1].value))
     how = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}" if sampling.clock != "wall" else ""
     for trial, faster in ranked:
         if over_limit(trial, faster, limits) is None:

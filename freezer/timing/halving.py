@@ -1,0 +1,82 @@
+"""Successive halving: stop timing an entrant that is clearly slower than a rival, and give its time to the others.
+
+A rival's block and the entrant's own run in the same rounds. A one-sided t-test of the logarithms of their ratios, block median by
+block median, is made at 5, 10, 20, 40, ... undisturbed rounds. All tests of a judge together stop an entrant that is as fast as its
+rivals with a probability of at most FALSE_STOPS: half of it is spent at the first look, a quarter at the second, and so on, each
+divided by the number of pairs (Bonferroni), so that it does not matter which rival looks fastest.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+
+logger = logging.getLogger("coldpress")
+
+FALSE_STOPS = 0.01
+"""Largest probability that a judge stops any entrant that is as fast as its rivals."""
+
+FIRST_LOOK = 5
+"""Undisturbed rounds before the first test. Each further one follows after twice as many."""
+
+Rivals = Mapping[str, Collection[str]]
+"""The entrants that may be stopped, each with those of which one suffices to beat it. Others are timed to the end."""
+
+
+class Halving:
+    """Decides which entrants are timed further.
+
+    Args:
+        rivals: of the entrants that may be stopped.
+    """
+
+    def __init__(self, rivals: Rivals) -> None:
+        self._rivals = rivals
+        self._num_pairs = sum(len(others) for others in rivals.values())
+        self._next_look, self._level = FIRST_LOOK, FALSE_STOPS
+
+    def beaten(self, rounds: Sequence[Mapping[str, Sequence[float]]]) -> set[str]:
+        """The entrants to stop now.
+
+        Args:
+            rounds: latencies of each undisturbed round by entrant. Those in the last round are in all of them.
+        """
+        if not self._num_pairs or len(rounds) < self._next_look:
+            return set()
+        while self._next_look <= len(rounds):
+            self._next_look *= 2
+            self._level /= 2
+        logs = {name: [math.log(max(statistics.median(blocks[name]), 1e-9)) for blocks in rounds] for name in rounds[-1]}
+        found: set[str] = set()
+        for name, others in self._rivals.items():
+            for other in others if name in logs else ():
+                if other in logs and slower_p(logs[name], logs[other]) < self._level / self._num_pairs:
+                    ratio = math.exp(statistics.fmean(logs[name]) - statistics.fmean(logs[other]))
+                    logger.info("stopped timing %s after %d rounds: %.2f times as slow as %s", name, len(rounds), ratio, other)
+                    found.add(name)
+                    break
+        return found
+
+
+def slower_p(own: Sequence[float], other: Sequence[float]) -> float:
+    """Probability that paired values exceed the other's as clearly as these, or more, if there is no difference (t-test)."""
+    differences = [a - b for a, b in zip(own, other, strict=True)]
+    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    if mean <= 0:
+        return 1.0
+    return 0.0 if spread == 0 else _upper_tail(mean / spread * math.sqrt(len(differences)), len(differences) - 1)
+
+
+def _upper_tail(t: float, freedom: int) -> float:
+    """P(T > t) of Student's t with a whole number of degrees of freedom, t > 0 (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term = total = cosine if odd else 1.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    inner = 0.0 if freedom == 1 else math.sin(angle) * total
+    share = 2 / math.pi * (angle + inner) if odd else inner
+    return max(0.0, (1 - share) / 2)
