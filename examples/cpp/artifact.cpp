@@ -52,11 +52,13 @@ Manifest manifest_from(const json& data) {
   manifest.positional = data.at("inputs").at("style") == "positional";
   manifest.stateful = data.at("stateful");
   manifest.eager_reference = data.at("reference") == "eager";
-  const json& recipe = data.at("recipe");
+  // Payloads of other engines need Python; the artifact then has payloads that need torch alone.
+  const json& served = data.contains("fallback") ? data.at("fallback") : data;
+  const json& recipe = served.at("recipe");
   if (const auto reset = recipe.find("reset"); reset != recipe.end() && !reset->is_null()) manifest.reset = *reset;
   manifest.optimize_for_inference = recipe.at("settings").value("optimize_for_inference", false);
   manifest.error_ratio_max = data.at("gate").at("error_ratio_max");
-  for (const auto& item : data.at("payloads")) manifest.payloads.push_back(payload_from(item));
+  for (const auto& item : served.at("payloads")) manifest.payloads.push_back(payload_from(item));
   // Only Python opens the program that serves sizes at which the others were measured slow; they accept these sizes too.
   const auto exported = [](const Payload& payload) { return payload.kind == "exported"; };
   if (!std::all_of(manifest.payloads.begin(), manifest.payloads.end(), exported)) std::erase_if(manifest.payloads, exported);

@@ -46,6 +46,10 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]
     for payload in manifest.payloads:
         threads = place_text(payload.num_threads, {}) if payload.num_threads else "any thread count"
         yield "payload", ", ".join([f"{payload.path}: {_size(payload.size_bytes)}", threads, *map(_sizes, payload.dims)])
+    if manifest.fallback:
+        paths = ", ".join(payload.path for payload in manifest.fallback.payloads)
+        speed = figures_text(manifest.fallback.speedup, None)
+        yield "fallback", f"without {' and '.join(manifest.engines)}: {manifest.fallback.recipe.name}, {speed}: {paths}"
     ratio = manifest.drift.error_ratio
     yield "drift", "equal to eager" if ratio is None else f"error ratio {ratio:.2f} against {manifest.reference}"
     if manifest.latency:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, LatencyRecord, Needs, RecipeRecord
+from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, LatencyRecord, Needs, PointFigures, RecipeRecord
 from freezer.codec import decode, encode, keyed_by, read_json, written_if
 from freezer.errors import IntegrityError
 from freezer.files.digest import check_digest
@@ -26,7 +26,10 @@ MAX_NAME_BYTES = 200
 OWN_FILES = ("manifest.json", "signature.json")
 """Files of an artifact folder that the manifest does not list."""
 
-PayloadKind = Literal["inductor", "torchscript", "exported"]
+PayloadKind = Literal["inductor", "torchscript", "exported", "onnxruntime", "openvino"]
+
+ENGINES: Mapping[PayloadKind, str] = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
+"""The package that a payload needs besides torch, by kind; Coldpress has an extra of the same name for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +92,23 @@ class GoldenSet:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fallback:
+    """The best candidate that needs torch alone. It serves where the engine of the winner's payloads is not installed.
+
+    Attributes:
+        recipe, payloads: as in Manifest.
+        ms, speedup, speedup_ci, points: as in LatencyRecord.
+    """
+
+    recipe: RecipeRecord
+    payloads: tuple[Payload, ...]
+    ms: Mapping[str, float | None] = field(default_factory=dict)
+    speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+    points: tuple[PointFigures, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Description of an artifact.
 
@@ -102,6 +122,7 @@ class Manifest:
         stateful: whether calls change the results of later calls.
         toolchain: versions of the tools that made it.
         provenance: source, weights digest, campaign, host.
+        fallback: None if the payloads need torch alone, or nothing that does passed the drift gate.
         version: the version that first published it; None if never published.
     """
 
@@ -124,13 +145,29 @@ class Manifest:
     latency: LatencyRecord | None
     provenance: Mapping[str, Any]
     freezing: FreezingRecord = field(default_factory=FreezingRecord)
+    fallback: Fallback | None = field(default=None, metadata=written_if(lambda self: self.fallback is not None))
     version: int | None = None
     format_version: int = FORMAT_VERSION
 
     @property
     def contents(self) -> tuple[Payload | FileRef, ...]:
         """Every file of the artifact except the manifest."""
-        return (*self.payloads, *self.files)
+        return (*self.payloads, *(self.fallback.payloads if self.fallback else ()), *self.files)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Packages that the payloads need besides torch."""
+        return tuple(dict.fromkeys(ENGINES[payload.kind] for payload in self.payloads if payload.kind in ENGINES))
+
+    def without_engine(self) -> Manifest | None:
+        """The manifest of what the fallback serves; None without a fallback."""
+        if self.fallback is None:
+            return None
+        other = self.fallback
+        latency = self.latency and replace(
+            self.latency, ms=other.ms, speedup=other.speedup, speedup_ci=other.speedup_ci, points=other.points, cold_start=None
+        )
+        return replace(self, recipe=other.recipe, payloads=other.payloads, latency=latency, fallback=None)
 
     def to_bytes(self) -> bytes:
         """The bytes of manifest.json: sorted keys, no NaN."""

@@ -39,6 +39,7 @@ from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.packaging.evidence import write_refused
 from freezer.freezing.recipes.recipes import KEPT_EAGER, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
+from freezer.freezing.validation.fallback import with_fallback
 from freezer.freezing.validation.further_threads import with_further_threads
 from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
 from freezer.freezing.validation.slow_sizes import with_captured
@@ -277,6 +278,7 @@ def _freeze_for(
         raise
     judgement = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
     judgement = with_captured(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
+    judgement = with_fallback(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
     artifact = None
     if judgement.winner is not None:
         artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind, version_tuple
@@ -18,6 +18,8 @@ NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
     "inductor": "canary decides",  # its code calls libtorch, which promises little compatibility across versions
     "torchscript": "opens",
     "exported": "opens",
+    "onnxruntime": "opens",
+    "openvino": "opens",
 }
 """Whether a payload serves with a newer torch than it was made with, by kind. None serves with an older torch."""
 
@@ -103,6 +105,15 @@ def refuse_by_torch(manifest: Manifest, torch_version: str, *, canary: bool = Tr
         expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"
         return _refusal(manifest, "torch_untried", f"torch {torch_version}, and no canary", expected)
     return None
+
+
+def refuse_by_engine(manifest: Manifest, installed: Collection[str]) -> Refusal | None:
+    """Why an artifact does not serve where only these engines are installed; None where it needs none of the others."""
+    missing = [engine for engine in manifest.engines if engine not in installed]
+    if not missing:
+        return None
+    expected = f"{' and '.join(missing)} (pip install 'coldpress[{','.join(missing)}]')"
+    return _refusal(manifest, "runtime_missing", f"{' and '.join(missing)} not installed", expected)
 
 
 def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:

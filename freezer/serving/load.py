@@ -12,12 +12,13 @@ import os
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
-from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact.manifest import ENGINES, Manifest, Payload
 from freezer.artifact.payload_selection import counts_of, is_exact, set_within
 from freezer.artifact.sections import slower_than_eager
 from freezer.artifact.signatures import Claims, Signatures, read_keys
@@ -122,7 +123,10 @@ def _told(refusal: Refusal, images: Sequence[Image], selection: Selection) -> st
     with suppress(Exception):  # the refused manifest may be what cannot be read
         refused = next(image for image in images if image.device_class == refusal.rung).manifest()
         slower = f"; {slowdown(refused, selection.chosen.manifest(), selection.process.num_threads)}"
-    return f"{selection.chosen.device_class} serves instead of {refusal.rung}{slower}; refused: {refusal}"
+    serves = selection.chosen.device_class
+    if selection.chosen.is_fallback:
+        serves = f"{serves} ({selection.chosen.manifest().recipe.name}, which needs torch alone)"
+    return f"{serves} serves instead of {refusal.rung}{slower}; refused: {refusal}"
 
 
 def open_selection(selection: Selection) -> FrozenModel:
@@ -292,4 +296,5 @@ def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProces
         num_threads=options.threads or thread_budget(own_count()),
         torch_version=torch.__version__,
         cuda=cuda_here(device) if needs_cuda else CudaHere(),
+        engines=[package for package in ENGINES.values() if find_spec(package) is not None],
     )

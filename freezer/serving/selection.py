@@ -18,6 +18,7 @@ from freezer.serving.compatibility import (
     refuse_by_class,
     refuse_by_cuda,
     refuse_by_device,
+    refuse_by_engine,
     refuse_by_isa,
     refuse_by_threads,
     refuse_by_torch,
@@ -59,6 +60,7 @@ class ServingProcess:
         num_threads: that calls may use.
         torch_version: for example `2.13.0+cpu`.
         cuda: GPUs that may serve; read only where a published class needs one.
+        engines: packages of ENGINES that are installed.
     """
 
     host: Host
@@ -66,6 +68,7 @@ class ServingProcess:
     num_threads: int
     torch_version: str
     cuda: CudaHere
+    engines: Collection[str] = ()
 
     def machine(self, limits: Mapping[str, str] | None = None) -> Machine:
         """The machine as this process sees it, also under further limits of the instruction set."""
@@ -82,6 +85,7 @@ class Image:
         signatures: reads the signatures.
         asked: what a signature must vouch for; None for a folder.
         fetch: makes files available locally: those at some paths, or all.
+        is_fallback: whether this is the part of an artifact that needs torch alone.
     """
 
     device_class: str
@@ -90,6 +94,22 @@ class Image:
     signatures: Callable[[], Signatures | None]
     fetch: Callable[[Collection[str] | None], Artifact]
     asked: Claims | None = None
+    is_fallback: bool = False
+
+    def fallbacks(self) -> tuple[Image, ...]:
+        """The part of the artifact that needs torch alone, if it has one and can be read."""
+        try:
+            found = None if self.is_fallback else self.manifest().without_engine()
+        except Exception:  # why it cannot be read is recorded by whoever refused it
+            found = None
+        if found is None:
+            return ()
+        served = found
+
+        def fetch(paths: Collection[str] | None) -> Artifact:
+            return replace(self.fetch(paths), manifest=served)
+
+        return (replace(self, manifest=lambda: served, fetch=fetch, is_fallback=True),)
 
     def unsigned(self, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
         """Why no trusted key vouches for the artifact; None where one does."""
@@ -130,7 +150,8 @@ class Selection:
 
     def after(self, refusal: Refusal) -> Selection:
         """The next selection, after the chosen artifact was refused while it was opened."""
-        return _first(replace(self, chosen=None, refused=(*self.refused, refusal)))
+        rest = (*(self.chosen.fallbacks() if self.chosen else ()), *self.rest)
+        return _first(replace(self, chosen=None, refused=(*self.refused, refusal), rest=rest))
 
     def error(self, reference: object) -> IncompatibleError:
         """The error of a selection without a chosen artifact."""
@@ -189,13 +210,15 @@ def slowdown(refused: Manifest, serving: Manifest, num_threads: int) -> str:
 
 
 def _first(selection: Selection) -> Selection:
-    refused = list(selection.refused)
-    for index, image in enumerate(selection.rest):
+    refused, rest = list(selection.refused), list(selection.rest)
+    while rest:
+        image = rest.pop(0)
         found = _refusal(image, selection.process, selection.options)
         if found is not None:
             refused.append(found)
+            rest[:0] = image.fallbacks()
         elif not (selection.options.strict and refused):
-            return replace(selection, chosen=image, refused=tuple(refused), rest=selection.rest[index + 1 :])
+            return replace(selection, chosen=image, refused=tuple(refused), rest=tuple(rest))
     return replace(selection, refused=tuple(refused), rest=())
 
 
@@ -213,6 +236,7 @@ def _refusal(image: Image, process: ServingProcess, options: LoadOptions) -> Ref
             refuse_by_device(manifest, options.device)
             or refuse_by_cuda(manifest, process.cuda)
             or refuse_by_torch(manifest, process.torch_version, canary=options.canary)
+            or refuse_by_engine(manifest, process.engines)
             or refuse_by_threads(manifest, process.num_threads)
             or (refuse_by_isa(manifest, process.machine()) and refuse_by_isa(manifest, process.machine(limits)))
         )

@@ -289,7 +289,7 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
         data=DATA,
         python_version=platform.python_version(),
         code=CODE,
-        env=write_environment(folder, manifest.needs.torch),
+        env=write_environment(folder, manifest.needs.torch, manifest.engines),
         config=dict(LOAD_SETTINGS),
     )
     # Model.save writes the same with PyYAML's Python code, which takes ten times as long.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import platform
 import zipfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,24 +26,25 @@ NOT_SERVING = ("cli", "freezing")
 """Packages of `freezer` that serving never imports."""
 
 
-def write_environment(folder: Path, torch: str) -> dict[str, str]:
+def write_environment(folder: Path, torch: str, engines: Sequence[str] = ()) -> dict[str, str]:
     """Write code, requirements.txt, python_env.yaml and conda.yaml; return MLflow's `env`, file names by environment manager.
 
     Args:
         folder: of the version.
         torch: major and minor version that made the artifact. The environment has exactly this one, which was judged.
+        engines: packages that its payloads need besides torch.
     """
     (folder / CODE).parent.mkdir()
     (folder / CODE).write_bytes(_zipped())
-    for name, text in _environments(torch).items():
+    for name, text in _environments(torch, tuple(engines)).items():
         (folder / name).write_text(text)
     return {"virtualenv": PYTHON_ENV, "conda": CONDA}
 
 
 @lru_cache(maxsize=8)
-def _environments(torch: str) -> dict[str, str]:
+def _environments(torch: str, engines: Sequence[str]) -> dict[str, str]:
     """Return the texts of the environment's files, by name."""
-    requirements, python = [*REQUIREMENTS, f"torch=={torch}.*"], platform.python_version()
+    requirements, python = [*REQUIREMENTS, f"torch=={torch}.*", *engines], platform.python_version()
     conda_dependencies = [f"python={python}", "pip", {"pip": requirements}]
     documents = {
         PYTHON_ENV: {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]},

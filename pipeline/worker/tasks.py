@@ -66,8 +66,8 @@ MEMORY_SHARE = 0.8
 _PROBE = "import sys, json; from pipeline.worker.tasks import toolchain_of; print(json.dumps(toolchain_of(sys.argv[1])))"
 
 FURTHER = "further"
-"""Folder of a judge's staging with payloads for further thread counts and slow sizes. It exists once the verdict is known; if
-the process dies from then on, the model is judged again without them."""
+"""Folder of a judge's staging with payloads for further thread counts, for slow sizes, and of the fallback. It exists once the
+verdict is known; if the process dies from then on, the model is judged again without them."""
 
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a report in the ledger; the manifest has longer ones."""
@@ -151,7 +151,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
         end = _isolated(_judge_child, request, staging, list(folders.values()))
         if end.failure is not None and (staging / FURTHER).exists():
             counts = ", ".join(map(str, request.further_threads))
-            what = f"not frozen for threads {counts}" if counts else "the captured program was not tried where it is slower"
+            what = f"not frozen for threads {counts}" if counts else "no further payloads were tried"
             lost = f"{what}: {end.failure.message}"
             end = _isolated(_judge_child, replace(request, further_threads=()), staging, list(folders.values()))
             if end.failure is None:
@@ -205,6 +205,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     from freezer.freezing.models.weights import weights_digest
     from freezer.freezing.packaging.assemble import assemble
     from freezer.freezing.target.target import target_here
+    from freezer.freezing.validation.fallback import needs_engine, with_fallback
     from freezer.freezing.validation.further_threads import with_further_threads
     from freezer.freezing.validation.judge import judge as judge_candidates
     from freezer.freezing.validation.slow_sizes import with_captured
@@ -217,10 +218,12 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
     judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
     winner = judgement.winner
-    if winner is not None and (request.further_threads or slower_places(winner.points)) and not (staging / FURTHER).exists():
+    more = winner is not None and (request.further_threads or slower_places(winner.points) or needs_engine(winner))
+    if more and not (staging / FURTHER).exists():
         (staging / FURTHER).mkdir()
         judgement = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
         judgement = with_captured(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
+        judgement = with_fallback(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
     folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
     if has_artifact:

@@ -21,7 +21,7 @@ from freezer.artifact.folder import (
     file_ref,
     write_artifact,
 )
-from freezer.artifact.manifest import Manifest, version_tuple
+from freezer.artifact.manifest import Fallback, Manifest, version_tuple
 from freezer.artifact.payload_selection import serving, set_for
 from freezer.artifact.sections import (
     CandidateRecord,
@@ -35,6 +35,7 @@ from freezer.artifact.sections import (
     RecipeRecord,
 )
 from freezer.files.atomic import link_or_copy
+from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.packaging.evidence import golden_indices, write_evidence, write_golden, write_texts
 from freezer.freezing.recipes.recipes import EAGER
@@ -75,12 +76,14 @@ def assemble(
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
-        for payload in candidate.payloads:
-            link_or_copy(candidate.folder / payload.path, staging / payload.path)
-        indices = golden_indices(subject, candidate)
+        served_by = [trial.candidate for trial in (winner, judgement.fallback) if trial is not None]
+        for one in served_by:
+            for payload in one.payloads:
+                link_or_copy(one.folder / payload.path, staging / payload.path)
+        indices = golden_indices(subject, served_by)
         golden = write_golden(subject, replace(reference, calls=winner.ties or reference.calls), winner.drift, indices, staging)
         write_own_outputs([winner.answers[index] for index in indices], staging)
-        tables, texts = write_evidence(judgement, staging), write_texts(candidate, staging)
+        tables, texts = write_evidence(judgement, staging), write_texts(served_by, staging)
         files = [
             *((path, MEDIA_SAFETENSORS) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)),
             *((path, MEDIA_PARQUET if path.endswith(".parquet") else MEDIA_JSON) for path in tables),
@@ -100,15 +103,7 @@ def assemble(
             model=subject.name,
             device_class=target.device_class.name,
             verdict=judgement.verdict,
-            recipe=RecipeRecord(
-                name=candidate.recipe,
-                capture=candidate.capture,
-                lowering=candidate.lowering,
-                settings=candidate.settings,
-                tried=candidate.tried,
-                preserve=candidate.preserve,
-                reset=subject.reset,
-            ),
+            recipe=_recipe(candidate, subject),
             inputs=subject.spec,
             outputs=subject.outputs,
             structure=subject.structure,
@@ -133,11 +128,38 @@ def assemble(
             latency=_latency(judgement, winner, measure(opening)),
             provenance={**provenance, "host": host_fingerprint(target.device)},
             freezing=_freezing(judgement, winner, failures),
+            fallback=_fallback(judgement, subject),
         )
         staging.chmod(0o755)
         return write_artifact(manifest, staging, dest)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _recipe(candidate: Candidate, subject: Subject) -> RecipeRecord:
+    return RecipeRecord(
+        name=candidate.recipe,
+        capture=candidate.capture,
+        lowering=candidate.lowering,
+        settings=candidate.settings,
+        tried=candidate.tried,
+        preserve=candidate.preserve,
+        reset=subject.reset,
+    )
+
+
+def _fallback(judgement: Judgement, subject: Subject) -> Fallback | None:
+    trial = judgement.fallback
+    if trial is None:
+        return None
+    return Fallback(
+        recipe=_recipe(trial.candidate, subject),
+        payloads=trial.candidate.payloads,
+        ms=trial.latency_ms or {},
+        speedup=trial.speedup.value if trial.speedup else None,
+        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
+        points=trial.points,
+    )
 
 
 def _latency(judgement: Judgement, winner: Trial, cold_start: ColdStart) -> LatencyRecord:

@@ -103,17 +103,17 @@ def _write_json(columns: Mapping[str, list[Any]], path: str, folder: Path) -> st
     return path
 
 
-def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
-    """Copy the candidate's code, graphs and errors to evidence/.
+def write_texts(candidates: Sequence[Candidate], folder: Path) -> tuple[str, ...]:
+    """Copy the code, graphs and errors of candidates to evidence/.
 
     Returns:
         The paths written, relative to `folder`, sorted.
     """
-    texts = sorted((candidate.folder / EVIDENCE).glob("*.txt"))
+    texts = sorted(text for candidate in candidates for text in (candidate.folder / EVIDENCE).glob("*.txt"))
     (folder / EVIDENCE).mkdir(exist_ok=True)
     for source in texts:
         (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
-    return tuple(f"{EVIDENCE}/{source.name}" for source in texts)
+    return tuple(sorted(f"{EVIDENCE}/{source.name}" for source in texts))
 
 
 def write_refused(
@@ -196,18 +196,18 @@ def _slice_errors(names: Sequence[str], reference: Reference, indices: Sequence[
     return found
 
 
-def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
+def golden_indices(subject: Subject, candidates: Sequence[Candidate]) -> list[int]:
     """Select the first set at each point, the smallest first, within GOLDEN_BYTES; always one for each payload."""
     first: dict[tuple[tuple[str, int], ...], int] = {}
     for index, item in enumerate(subject.sets):
         first.setdefault(tuple(sorted(item.point.items())), index)
     sizes = {index: sum(tensor.nbytes for tensor in subject.sets[index].tensors.values()) for index in first.values()}
-    counts = counts_of(candidate.payloads) or (0,)
+    held = [(one.payloads, count) for one in candidates for count in counts_of(one.payloads) or (0,)]
     chosen: list[int] = []
     served: set[str] = set()
     total = 0
     for index in sorted(sizes, key=sizes.__getitem__):
-        found = [serving(set_for(candidate.payloads, count), subject.sets[index].point) for count in counts]
+        found = [serving(set_for(payloads, count), subject.sets[index].point) for payloads, count in held]
         serves = {payload.path for payload in found if payload is not None}
         if not serves <= served or total + sizes[index] <= GOLDEN_BYTES:
             chosen.append(index)

@@ -43,6 +43,7 @@ class Judgement:
         task_metric: the eager model's.
         cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
         migration: for a TorchScript model that was converted.
+        fallback: the best trial that needs torch alone, if the winner does not (fallback.py).
     """
 
     verdict: Verdict
@@ -56,6 +57,7 @@ class Judgement:
     task_metric: float | None
     cells: tuple[Cell, ...]
     migration: Migration | None
+    fallback: Trial | None = None
 
     @property
     def sampling(self) -> Sampling | None:
