@@ -33,7 +33,7 @@ from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, auto_classes_of, make_plan
+from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, auto_classes_of, make_plan, recipes_left_out
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
@@ -86,7 +86,7 @@ def run(config: Config, display: Display) -> CampaignReport:
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
         with tracker, fleet.assembled(work.classes(config)):
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
-            plan, skipped = _planned(config, work, ledger, continued, _of_fleet(fleet))
+            plan, skipped = _planned(config, work, ledger, continued, _of_fleet(fleet), note)
             executor = Executor(plan, fleet, store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
             try:
@@ -119,7 +119,7 @@ def explain(config: Config, display: Display) -> CampaignReport:
         else:
             note("planning for this machine, without Ray; with --address for the workers of a cluster")
             workers = facts_here(work.entries, requested, work.store, continued.facts, note), auto_classes(detect().classes)
-        plan, skipped = _planned(config, work, ledger, continued, workers)
+        plan, skipped = _planned(config, work, ledger, continued, workers, note)
         explain_plan(plan, skipped, BuildRecords(work.store, ledger, lifted=config.lift_quarantine), display)
     return CampaignReport(campaign=config.campaign, started=started, finished=time.time(), outcomes=())
 
@@ -186,7 +186,9 @@ def _of_fleet(fleet: Fleet) -> Workers:
     return fleet.facts(), auto_classes_of([node.classes for node in fleet.nodes])
 
 
-def _planned(config: Config, work: _Work, ledger: Ledger, continued: Continued, workers: Workers) -> tuple[Plan, list[Outcome]]:
+def _planned(
+    config: Config, work: _Work, ledger: Ledger, continued: Continued, workers: Workers, note: Callable[[str], None]
+) -> tuple[Plan, list[Outcome]]:
     """Return the plan, and the outcomes of what --keep-going skips."""
     facts, auto = workers
     request = PlanRequest(
@@ -198,6 +200,8 @@ def _planned(config: Config, work: _Work, ledger: Ledger, continued: Continued, 
         policy=config.policy,
         keep_going=config.keep_going,
     )
+    for line in recipes_left_out(request):
+        note(line)
     finished = FinishedWork(work.store, ledger, lifted=config.lift_quarantine, since=continued.own_since)
     plan = make_plan(request, finished, work.digests)
     return plan, skipped_outcomes((*work.problems, *plan.problems), plan.unplaced)

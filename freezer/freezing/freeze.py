@@ -37,8 +37,9 @@ from freezer.freezing.models.subject import Subject, SubjectOptions, placed, pre
 from freezer.freezing.models.weights import let_go, weights_digest
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.packaging.evidence import write_refused
-from freezer.freezing.recipes.recipes import KEPT_EAGER, select
+from freezer.freezing.recipes.recipes import KEPT_EAGER, left_out, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
+from freezer.freezing.target.toolchain import installed_versions
 from freezer.freezing.validation.fallback import with_fallback
 from freezer.freezing.validation.further_threads import with_further_threads
 from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
@@ -336,7 +337,11 @@ def build_all(
     candidates: list[Candidate] = []
     errors: dict[str, FreezeError] = {}
     handled = sys.exception()
-    for recipe in select(recipes, portable=target.device_class.name == PORTABLE):
+    wanted, kind = tuple(recipes), target.device_class.kind
+    installed = installed_versions() if kind == "cpu" else ()
+    if kind == "cpu" and (text := left_out(wanted, installed=installed)):
+        logger.info("%s", text)
+    for recipe in select(wanted, portable=kind == PORTABLE, installed=installed):
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
         logger.info("building %s for %s", recipe.name, target.device_class.name)

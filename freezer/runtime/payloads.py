@@ -17,6 +17,7 @@ from freezer.errors import ContractError, IntegrityError
 from freezer.runtime.devices import CPU
 from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.onnxruntime_loader import open_onnxruntime
 from freezer.runtime.pt2_archives import code_in
 from freezer.runtime.tensors import program_tensors
 
@@ -96,6 +97,7 @@ LOADERS: Mapping[PayloadKind, PayloadLoader] = {
     "torchscript": open_torchscript,
     "inductor": open_inductor,
     "exported": open_exported,
+    "onnxruntime": open_onnxruntime,
 }
 
 

@@ -21,7 +21,7 @@ from freezer.files.atomic import make_folder, move, write_whole
 from freezer.files.digest import digest_file
 from freezer.files.download import is_url
 from freezer.freezing.models.sources import FILE_KINDS, Source, module_file
-from freezer.freezing.recipes.recipes import Recipe
+from freezer.freezing.recipes.recipes import Recipe, own_toolchain
 from freezer.limits import SamplingPolicy
 from pipeline.catalog.entry import SOURCE_RUN, Entry
 from pipeline.workspace.staging import own_path
@@ -161,7 +161,7 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
             "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
             "device_class": target.device_class,
             "num_threads": target.num_threads if recipe.by_thread else None,
-            "toolchain": dict(target.toolchain),
+            "toolchain": own_toolchain(recipe, target.toolchain),
             "format_version": FORMAT_VERSION,
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from freezer.errors import CatalogError, InfrastructureError, StoreUnreachableError
-from freezer.freezing.recipes.recipes import made_for, select
+from freezer.freezing.recipes.recipes import left_out, made_for, select
 from freezer.hardware.cgroups import counts_within
 from freezer.hardware.device_classes import PORTABLE, auto_classes, device_class
 from freezer.limits import Limits, SamplingPolicy
@@ -204,6 +204,22 @@ def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
     return [*(name for name in found if name != PORTABLE), PORTABLE]
 
 
+def _packages(name: str, facts: ClassFacts) -> Collection[str]:
+    """What builds for a class may use besides torch; GPUs have torch alone."""
+    return facts.toolchain if device_class(name).kind == "cpu" else ()
+
+
+def recipes_left_out(request: PlanRequest) -> list[str]:
+    """The recipes that `auto` and `all` leave out for what the workers of a CPU class lack, in a line for each class."""
+    lines = []
+    for name, facts in request.facts.items():
+        if device_class(name).kind == "cpu":
+            names = {recipe for entry in request.entries for recipe in request.recipes or entry.recipes}
+            if text := left_out(sorted(names), installed=_packages(name, facts)):
+                lines.append(f"{name}: {text} on its workers")
+    return lines
+
+
 def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: str | None) -> Item:
     facts, policy = request.facts[name], request.policy
     if name == PORTABLE:  # judged by drift alone
@@ -218,8 +234,8 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         toolchain=facts.toolchain,
         samples=samples,
     )
-    recipes = select(request.recipes or entry.recipes, portable=name == PORTABLE)
     kind = device_class(name).kind
+    recipes = select(request.recipes or entry.recipes, portable=name == PORTABLE, installed=_packages(name, facts))
     builds = {recipe.name: build_key(entry, source, made_for(recipe, kind), target) for recipe in recipes}
     memory_gb = entry.limits.memory_gb
     return Item(

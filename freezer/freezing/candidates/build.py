@@ -25,7 +25,7 @@ from freezer.freezing.lowering.readable import captured_texts
 from freezer.freezing.lowering.result import timed
 from freezer.freezing.models.subject import Subject, placed
 from freezer.freezing.models.weights import give_back, is_large, let_go, weights_digest
-from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe, made_for
+from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe, made_for, own_toolchain
 from freezer.freezing.target.target import Target, toolchain
 from freezer.freezing.target.torch_config import without_environment
 from freezer.hardware.peak_memory import peak_memory
@@ -89,7 +89,7 @@ def build(
         payloads=tuple(item.payload for item in made),
         reports={item.payload.path: item.report for item in made},
         warnings=tuple(dict.fromkeys(line for item in made for line in item.captured.warnings)),
-        toolchain=toolchain(target.device),
+        toolchain=own_toolchain(recipe, toolchain(target.device)),
         weights=weights,
         build_s=time.monotonic() - started,
         preserve=subject.kept_names,

@@ -53,6 +53,17 @@ def inductor_sentence(error: Exception) -> str:
     return _known(error, "inductor", None) or _first_sentence(_whole(error).splitlines()[0])
 
 
+def onnx_sentence(error: Exception) -> str:
+    """Why a program could not be converted to ONNX, or optimized by ONNX Runtime."""
+    causes = [error]
+    while causes[-1].__cause__ is not None and isinstance(causes[-1].__cause__, Exception):
+        causes.append(causes[-1].__cause__)
+    for cause in reversed(causes):  # the exporter wraps the cause in a page of advice
+        if known := _known(cause, "onnx", None):
+            return known
+    return _first_sentence(_whole(causes[-1]).splitlines()[0])
+
+
 def code_of(error: Exception) -> str | None:
     """A code of docs/errors.md that is more specific than the failed capture or lowering; None if there is none."""
     if isinstance(error, ColdpressError):

@@ -1,4 +1,4 @@
-"""Remedies: what messages of TorchScript, torch.export and Inductor mean, and what to do about them. Imports no torch.
+"""Remedies: what messages of TorchScript, torch.export, Inductor and ONNX mean, and what to do about them. Imports no torch.
 
 The first pattern found in a message wins. `means` and `remedy` may use the pattern's named groups.
 """
@@ -223,6 +223,21 @@ INDUCTOR: tuple[Remedy, ...] = (
 )
 """Messages of Inductor."""
 
+ONNX: tuple[Remedy, ...] = (
+    Remedy(
+        pattern=r"No ONNX function found for <OpOverload\(op='(?P<name>[\w:.]+)', overload='\w+'\)>|"
+        r"No ONNX function found for (?P<other>[\w:.<>=', ()]+?)\.? Failure",
+        means="the operator {name}{other} has no counterpart in ONNX",
+        remedy="write it in other operations of torch, or use inductor-frozen or torchscript-frozen",
+    ),
+    Remedy(
+        pattern=r"Could not find an implementation for (?P<name>\w+)\(\d+\)",
+        means="ONNX Runtime has no {name} for these dtypes on a CPU",
+        remedy="use float32 there, or inductor-frozen or torchscript-frozen",
+    ),
+)
+"""Messages of torch.onnx.export and ONNX Runtime."""
+
 RUN: tuple[Remedy, ...] = (
     Remedy(
         pattern=r"annotated to be ignored and cannot be run",
@@ -249,13 +264,14 @@ ROOM = "free space on the disks of temporary files and of the store, or repair t
 WRITE: tuple[Remedy, ...] = (Remedy(pattern=NOT_WRITTEN, means="torch could not write the file", remedy=ROOM),)
 """Messages of any file writer."""
 
-Family = Literal["script", "trace", "export", "inductor", "run"]
+Family = Literal["script", "trace", "export", "inductor", "onnx", "run"]
 
 FAMILIES: Mapping[Family, tuple[Remedy, ...]] = {
     "script": (*SCRIPT, *WRITE),
     "trace": (*TRACE, *SCRIPT[:1]),
     "export": EXPORT,
     "inductor": (*INDUCTOR, *WRITE),
+    "onnx": (*ONNX, *WRITE),
     "run": RUN,
 }
 """Remedies by the origin of the message."""

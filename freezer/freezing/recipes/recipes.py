@@ -5,7 +5,7 @@ A recipe's name and settings are part of a build's key: whoever changes what a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -40,6 +40,14 @@ class Recipe:
     by_shape: bool = False
     auto: bool = True
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages that a build needs besides torch."""
+        return tuple(dict.fromkeys(name for _, lowering in self.ways for name in ENGINE_PACKAGES.get(lowering, ())))
+
+
+ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript")}
+"""The packages that build a kind of payload, besides torch. ENGINES of freezer/artifact/manifest.py names those that serve it."""
 
 EAGER = "eager"
 """The baseline: the source model itself, always an entrant and never an artifact."""
@@ -77,6 +85,12 @@ RECIPES: Mapping[str, Recipe] = {
     "inductor-frozen": _inductor("inductor-frozen"),
     "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
     "inductor-max-autotune": _inductor("inductor-max-autotune", max_autotune=True, auto=False),
+    "onnxruntime": Recipe(
+        name="onnxruntime",
+        ways=tuple((capture, "onnxruntime") for capture in _EXPORT),
+        settings={"optimized": "extended", "session": {"session.force_spinning_stop": "1"}},
+        keeps_state=False,
+    ),
     "portable": Recipe(
         name="portable",
         ways=(("export", "exported"), ("export-strict", "exported"), *_TORCHSCRIPT),
@@ -114,12 +128,20 @@ def made_for(recipe: Recipe, kind: str) -> Recipe:
     return replace(recipe, settings=settings, by_thread=False)
 
 
-def select(names: Iterable[str], *, portable: bool) -> tuple[Recipe, ...]:
+def own_toolchain(recipe: Recipe, toolchain: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a toolchain that shapes payloads of a recipe: the packages of other engines do not."""
+    others = {name for packages in ENGINE_PACKAGES.values() for name in packages} - set(recipe.packages)
+    return {name: version for name, version in toolchain.items() if name not in others}
+
+
+def select(names: Iterable[str], *, portable: bool, installed: Collection[str] | None = None) -> tuple[Recipe, ...]:
     """The recipes to build for a device class.
 
     Args:
         names: names of RECIPES, `eager`, `auto`, or `all`.
         portable: whether the device class is `portable`, for which `names` is ignored.
+        installed: packages that builds for the class may use besides torch: `auto` and `all` leave out recipes that need others.
+            None: all.
 
     Raises:
         UsageError: a name is unknown.
@@ -129,8 +151,18 @@ def select(names: Iterable[str], *, portable: bool) -> tuple[Recipe, ...]:
         raise UsageError(f"unknown recipe {name!r}; {expected_names(name, ('auto', 'all', EAGER, *RECIPES))}")
     if portable:
         return tuple(recipe for recipe in RECIPES.values() if recipe.portable)
-    return tuple(
-        recipe
-        for recipe in RECIPES.values()
-        if not recipe.portable and ("all" in wanted or (recipe.auto and "auto" in wanted) or recipe.name in wanted)
-    )
+
+    def is_wanted(recipe: Recipe) -> bool:
+        found = "all" in wanted or (recipe.auto and "auto" in wanted)
+        return recipe.name in wanted or (found and (installed is None or set(recipe.packages) <= set(installed)))
+
+    return tuple(recipe for recipe in RECIPES.values() if not recipe.portable and is_wanted(recipe))
+
+
+def left_out(names: Iterable[str], *, installed: Collection[str]) -> str:
+    """The recipes that `select` leaves out and the packages that they lack, for people; empty if there is none."""
+    wanted = tuple(names)
+    selected = select(wanted, portable=False, installed=installed)
+    others = [recipe for recipe in select(wanted, portable=False) if recipe not in selected]
+    lacking = {recipe.name: " ".join(name for name in recipe.packages if name not in installed) for recipe in others}
+    return "; ".join(f"{name} is left out, which needs `pip install {packages}`" for name, packages in lacking.items())

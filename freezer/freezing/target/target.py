@@ -14,7 +14,7 @@ from freezer.freezing.models.calls import device_of_model
 from freezer.freezing.target.environment import check_environment
 from freezer.freezing.target.toolchain import toolchain_with, torch_versions
 from freezer.hardware.device_classes import PORTABLE, DeviceClass, best_level, device_class, packed_dtype
-from freezer.hardware.machine import detect
+from freezer.hardware.machine import describe_host, detect, this_host
 from freezer.runtime.devices import CPU, class_of, device_of, versions_of, with_index
 
 
@@ -157,6 +157,25 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
         f"Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does",
         code="CP-DEVICE-CLASS",
     )
+
+
+def check_unlimited(target: Target, engine: str) -> None:
+    """Check that an engine that uses every instruction of its CPU is as fast here as on a CPU of the target's class.
+
+    Raises:
+        UsageError: the class is for GPUs, or lesser than this machine's level; code CP-DEVICE-CLASS.
+    """
+    wanted = target.device_class
+    if wanted.kind != "cpu":
+        raise UsageError(f"{engine} runs on CPUs only, so not for {wanted.name}; omit the recipe", code="CP-DEVICE-CLASS")
+    hardware = describe_host(this_host(), {})
+    own = dict.fromkeys(name for name in (best_level(hardware.classes), hardware.hardware) if name)
+    if wanted.name not in own:
+        raise UsageError(
+            f"{engine} cannot be limited to the instructions of {wanted.name}, so its speed here would be that of "
+            f"{' or '.join(own)}; build and judge it on a machine of {wanted.name}",
+            code="CP-DEVICE-CLASS",
+        )
 
 
 def toolchain(device: torch.device = CPU) -> dict[str, Any]:

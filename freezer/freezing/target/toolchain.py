@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -9,7 +10,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
+
+from freezer.freezing.recipes.recipes import ENGINE_PACKAGES
 
 
 def toolchain_with(torch_versions: Mapping[str, str | None]) -> dict[str, Any]:
@@ -24,7 +28,18 @@ def toolchain_with(torch_versions: Mapping[str, str | None]) -> dict[str, Any]:
         "cxx": _version(compiler()),
         "cuda": torch_versions["cuda"],
         "python": platform.python_version(),
+        **installed_versions(),
     }
+
+
+@functools.cache
+def installed_versions() -> Mapping[str, str]:
+    """Versions of the installed packages that build payloads for other engines than torch."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for packages in ENGINE_PACKAGES.values() for name in packages):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def torch_versions() -> dict[str, str | None]:

@@ -9,7 +9,7 @@ import pytest
 from freezer.artifact.manifest import PayloadKind
 from freezer.errors import UsageError
 from freezer.freezing.lowering.lowerings import LOWERINGS
-from freezer.freezing.recipes.recipes import RECIPES, CaptureName, select
+from freezer.freezing.recipes.recipes import RECIPES, CaptureName, left_out, own_toolchain, select
 from freezer.runtime.payloads import LOADERS
 from freezer.serving.compatibility import NEWER_TORCH
 
@@ -19,7 +19,7 @@ def names(*wanted: str, portable: bool = False) -> list[str]:
 
 
 def test_select_auto_and_all() -> None:
-    assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "inductor-frozen"]
+    assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "inductor-frozen", "onnxruntime"]
     assert names("all") == [name for name in RECIPES if name != "portable"]
     assert names("all", portable=True) == ["portable"]
     assert names("auto", portable=True) == ["portable"]
@@ -27,9 +27,25 @@ def test_select_auto_and_all() -> None:
 
 def test_select_by_name() -> None:
     assert names("inductor-frozen") == ["inductor-frozen"]
-    assert names("inductor-unpacked", "auto") == [*names("auto"), "inductor-unpacked"]
+    assert set(names("inductor-unpacked", "auto")) == {*names("auto"), "inductor-unpacked"}
     assert names("inductor-frozen", portable=True) == ["portable"]
     assert names("eager") == []
+
+
+def test_auto_leaves_out_engines_that_are_not_installed() -> None:
+    def with_packages(*wanted: str) -> list[str]:
+        return [recipe.name for recipe in select(wanted, portable=False, installed=("torch", "onnxruntime"))]
+
+    assert with_packages("auto") == [name for name in names("auto") if name != "onnxruntime"]
+    assert with_packages("auto", "onnxruntime") == names("auto"), "a named recipe is tried, and fails with the command to install"
+    assert left_out(["auto"], installed=["onnxruntime"]) == "onnxruntime is left out, which needs `pip install onnx onnxscript`"
+    assert not left_out(["auto"], installed=["onnxruntime", "onnx", "onnxscript"])
+
+
+def test_packages_of_other_engines_are_not_in_the_toolchain() -> None:
+    toolchain = {"torch": "2.13.0", "onnxruntime": "1.32.0", "onnx": "1.23.2"}
+    assert own_toolchain(RECIPES["inductor-frozen"], toolchain) == {"torch": "2.13.0"}
+    assert own_toolchain(RECIPES["onnxruntime"], toolchain) == toolchain
 
 
 def test_unknown_recipe_lists_the_known_ones() -> None:

@@ -1,0 +1,226 @@
+"""ONNX Runtime: an ONNX file, optimized ahead of time as far as that does not depend on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freezer.artifact.sections import Change
+from freezer.errors import BuildError, MissingDependencyError, UsageError
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.diagnostics.messages import onnx_sentence
+from freezer.freezing.lowering.inductor.inductor_report import report_before
+from freezer.freezing.lowering.readable import GRAPH
+from freezer.freezing.lowering.result import Lowered, timed
+from freezer.freezing.recipes.recipes import ENGINE_PACKAGES
+from freezer.freezing.target.target import Target, check_unlimited
+from freezer.freezing.target.toolchain import installed_versions
+from freezer.runtime.onnxruntime_loader import OUTPUT_ORDERS, session_options
+from freezer.runtime.tensors import program_bytes
+
+SUFFIX = ".onnx"
+
+MAX_BYTES = 1_900_000_000
+"""Largest size of the weights. A protobuf message, which an ONNX file is, holds at most 2 GiB."""
+
+FUSED = "com.microsoft"
+"""The domain of ONNX Runtime's own operators, most of which replace several of ONNX."""
+
+
+def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+    """Convert a program to ONNX and optimize it with ONNX Runtime at the level "extended".
+
+    The level above it, which the loader applies, chooses layouts for the instruction set at hand.
+
+    Raises:
+        BuildError: calls change buffers (code CP-STATE), a package is missing (code CP-DEPENDENCY), the class is not that of this
+            machine (code CP-DEVICE-CLASS), the weights are too large for one file, or the program cannot be converted.
+    """
+    if captured.mutates:
+        raise BuildError(
+            f"onnxruntime: a call changes {', '.join(captured.mutates)}, and an ONNX file keeps no state; torchscript-frozen does",
+            code="CP-STATE",
+        )
+    missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]
+    if missing:
+        raise BuildError(
+            f"onnxruntime: not installed: {', '.join(missing)}; pip install {' '.join(missing)}", code=MissingDependencyError.code
+        )
+    try:
+        check_unlimited(target, "ONNX Runtime")
+    except UsageError as error:
+        raise BuildError(f"onnxruntime: {error}", code=error.code) from error
+    size = program_bytes(captured.program)
+    if size > MAX_BYTES:
+        raise BuildError(
+            f"onnxruntime: {size / 1e9:.1f} GB of weights; one ONNX file holds {MAX_BYTES / 1e9:.1f} GB; use inductor-frozen, or "
+            "weights of half precision"
+        )
+    try:
+        return _build(captured, path, settings)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise BuildError(f"onnxruntime: {onnx_sentence(error)}") from error
+
+
+def _build(captured: Captured, path: Path, settings: Mapping[str, Any]) -> Lowered:
+    report, phases_s = report_before(captured), dict[str, float]()
+    orders = output_orders(captured.program)
+    with timed(phases_s, "convert"):
+        model = _converted(captured.program)
+    _check_sizes(captured.program, model)
+    _lay_out(model, orders)
+    before = _operators(model.graph)
+    with timed(phases_s, "optimize"):
+        model = _optimized(model, path.parent, settings)
+    model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
+    path.write_bytes(model.SerializeToString())
+    after = _operators(model.graph)
+    report = replace(report, ops_after=after, changes=tuple(_changes(before, after)), phases_s=phases_s)
+    return Lowered(report=report, texts={GRAPH: _text(model)})
+
+
+def _converted(program: torch.export.ExportedProgram) -> Any:
+    """The program as an ONNX ModelProto."""
+    with _quiet():
+        made = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert made is not None, "it is returned if no file is named"
+    return made.model_proto
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter, which logs each of its passes and that torchvision is missing, and warns of torch's deprecations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | None]:
+    """For each output the order of its dims in memory, largest stride first; None if it is contiguous.
+
+    Raises:
+        BuildError: an output is a view with gaps or repetitions, which no output of ONNX is.
+    """
+    found: list[list[int] | None] = []
+    for place, value in enumerate(_values(program, program.graph_signature.user_outputs)):
+        sizes, strides = [_hint(size) for size in value.shape], [_hint(stride) for stride in value.stride()]
+        dims = sorted((dim for dim, size in enumerate(value.shape) if size != 1), key=lambda dim: (-strides[dim], dim))
+        dense = 1
+        for dim in reversed(dims):
+            if strides[dim] != dense:
+                raise BuildError(
+                    f"onnxruntime: output {place} is a view of a larger tensor, with strides {strides} for the sizes {sizes}, "
+                    "which ONNX Runtime does not return; use .contiguous() on it in forward"
+                )
+            dense *= sizes[dim]
+        order = [*(dim for dim, size in enumerate(value.shape) if size == 1), *dims]
+        found.append(None if dims == sorted(dims) else order)
+    return found
+
+
+def _hint(size: Any) -> int:
+    """A size in the example that a program was exported with."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _values(program: torch.export.ExportedProgram, names: Sequence[Any]) -> list[Any]:
+    nodes = {node.name: node for node in program.graph.nodes}
+    return [nodes[name].meta["val"] for name in names]
+
+
+def _check_sizes(program: torch.export.ExportedProgram, model: Any) -> None:
+    """Check that the ONNX file takes the program's inputs, and that each size that varies is not a constant there.
+
+    Raises:
+        BuildError: it does not.
+    """
+    values = _values(program, program.graph_signature.user_inputs)
+    if len(values) != len(model.graph.input) or len(program.graph_signature.user_outputs) != len(model.graph.output):
+        raise BuildError(
+            f"onnxruntime: the conversion made {len(model.graph.input)} inputs and {len(model.graph.output)} outputs of "
+            f"{len(values)} and {len(program.graph_signature.user_outputs)}; use inductor-frozen"
+        )
+    for item, value in zip(model.graph.input, values, strict=True):
+        for dim, size in zip(item.type.tensor_type.shape.dim, value.shape, strict=True):
+            if not isinstance(size, int) and dim.HasField("dim_value"):
+                raise BuildError(
+                    f"onnxruntime: the conversion fixed a size of {item.name} that varies to {dim.dim_value}; use inductor-frozen"
+                )
+
+
+def _lay_out(model: Any, orders: Sequence[Sequence[int] | None]) -> None:
+    """Let the file return each output in eager's order of dims in memory. The loader gives the dims their places again."""
+    from onnx import helper
+
+    for item, order in zip(model.graph.output, orders, strict=True):
+        if order is None:
+            continue
+        own, item.name = item.name, f"{item.name}_laid_out"
+        model.graph.node.append(helper.make_node("Transpose", [own], [item.name], perm=order))
+        dims = list(item.type.tensor_type.shape.dim)
+        moved = [type(dims[dim]).FromString(dims[dim].SerializeToString()) for dim in order]
+        del item.type.tensor_type.shape.dim[:]
+        item.type.tensor_type.shape.dim.extend(moved)
+
+
+def _optimized(model: Any, folder: Path, settings: Mapping[str, Any]) -> Any:
+    """The model after ONNX Runtime's optimizations that hold on every CPU."""
+    import onnx
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        target = Path(scratch) / "optimized.onnx"
+        options = session_options(settings, 1)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(target)
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(str(target))
+
+
+def _operators(graph: Any) -> Counter[str]:
+    """Number of operators by kind in a graph and in its branches and loops: `Conv`, `com.microsoft.FusedConv`."""
+    found: Counter[str] = Counter()
+    for node in graph.node:
+        found[f"{node.domain}.{node.op_type}" if node.domain else node.op_type] += 1
+        for item in node.attribute:
+            for inner in (item.g, *item.graphs):
+                found += _operators(inner)
+    return found
+
+
+def _changes(before: Counter[str], after: Counter[str]) -> Iterator[Change]:
+    """What ONNX Runtime fused and removed."""
+    fused = {kind.removeprefix(f"{FUSED}."): count for kind, count in after.items() if kind.startswith(FUSED)}
+    if fused:
+        note = ", ".join(f"{kind} {count}" for kind, count in sorted(fused.items()))
+        yield Change(name="operators of ONNX Runtime", count=sum(fused.values()), note=note)
+    fewer = before.total() - after.total()
+    if fewer > 0:
+        yield Change(name="operators of ONNX fused or removed", count=fewer, note=f"{after.total()} are left")
+
+
+def _text(model: Any) -> str:
+    """The graph without its weights."""
+    from onnx import helper
+
+    return str(helper.printable_graph(model.graph)) + "\n"
