@@ -7,6 +7,12 @@ from typing import Literal
 
 from freezer.codec import written_if
 
+Objective = Literal["p50", "p95", "throughput", "load", "memory", "size"]
+"""What the published candidate is best in, of those that meet the limits (docs/contract.md)."""
+
+Timing = Literal["p50", "p95", "throughput"]
+"""The objectives about steady latency: median, 95th percentile, mean."""
+
 Clock = Literal["wall", "cpu", "disturbed"]
 """What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, or the clock in all rounds."""
 
@@ -19,12 +25,13 @@ class Limits:
     """Limits that an entry may set.
 
     Attributes:
-        speedup_min: the lower confidence bound of the speedup must exceed it.
+        speedup_min: the lower confidence bound of the speedup must exceed it, also if the objective is another one.
         error_ratio_max: limit of the drift gate.
         timeout_s: longest wall time of a build or judge.
         memory_gb: most resident memory of a build or judge, in 1e9 bytes.
-        latency_ms_max: highest median latency at the first point.
+        latency_ms_max: highest median latency at the first point; with the objective `p95`, highest 95th percentile.
         size_mb_max: largest total size of payloads, in 1e6 bytes.
+        memory_mb_max: most resident memory that opening and calling adds to a fresh process, in 1e6 bytes.
     """
 
     speedup_min: float = 1.05
@@ -33,6 +40,7 @@ class Limits:
     memory_gb: float | None = None
     latency_ms_max: float | None = None
     size_mb_max: float | None = None
+    memory_mb_max: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +52,8 @@ class SamplingPolicy:
         warmup_s: longest warm-up of each entrant.
         block_ms: wall time of an entrant's block of calls in a round.
         percentiles: published ones.
-        min_rounds: undisturbed rounds needed for a result; slow models are sampled beyond the time limit for them.
+        min_rounds, min_samples: undisturbed rounds, and calls of each entrant, that a result needs; slow models are sampled beyond
+            the time limit for them.
         busy_limit: share of CPU time that other processes may use in a round.
         steal_limit: share of CPU time that the hypervisor may take in a round.
         num_bootstrap: resamples of the confidence interval.
@@ -62,3 +71,9 @@ class SamplingPolicy:
     num_bootstrap: int = 1000
     seed: int = 0
     accept_noise: bool = field(default=False, metadata=written_if(lambda self: self.accept_noise))
+    min_samples: int = field(default=0, metadata=written_if(lambda self: self.min_samples > 0))
+
+
+def timing_of(objective: Objective) -> Timing:
+    """The figure that the speedup over eager is of: the objective, or the median if that is not about latency."""
+    return objective if objective in ("p95", "throughput") else "p50"

@@ -14,6 +14,7 @@ from freezer.artifact.sections import (
     LatencyRecord,
     Migration,
     PointFigures,
+    Tradeoff,
     place_text,
 )
 from freezer.errors import NotPublishedError
@@ -41,6 +42,8 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]
     yield "model", f"{manifest.model}, {version}"
     yield "device class", manifest.device_class + (f" (published: {', '.join(published)})" if published else "")
     yield "verdict", manifest.verdict
+    if manifest.gate.objective != "p50":
+        yield "objective", manifest.gate.objective
     yield "recipe", f"{manifest.recipe.name}: {manifest.recipe.capture} -> {manifest.recipe.lowering}"
     yield from _contract(manifest)
     for payload in manifest.payloads:
@@ -84,10 +87,24 @@ def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str
     for other in freezing.candidates:
         made = f"{other.recipe} ({other.capture} -> {other.lowering}, {_size(other.size_bytes)})"
         yield "candidate", f"{made}: {other.problem or 'passes, ' + figures_text(other.speedup, other.error_ratio)}"
+    for item in freezing.pareto if len(freezing.pareto) > 1 else ():
+        yield "trade-off", _tradeoff(item)
     for name, why in freezing.failures.items():
         yield "not built", f"{name}: {why}"
     if freezing.migration:
         yield "migration", _migration(freezing.migration)
+
+
+def _tradeoff(item: Tradeoff) -> str:
+    figures = (
+        ("p50 {:.3g} ms", item.p50_ms),
+        ("p95 {:.3g} ms", item.p95_ms),
+        ("{:.4g} items/s", item.items_per_s),
+        ("{:.3g} ms to load", item.load_ms),
+        ("{:.1f} MB of memory", item.memory_mb),
+        ("{:.1f} MB in size", item.size_mb),
+    )
+    return f"{item.recipe}: {', '.join(text.format(value) for text, value in figures if value is not None)}"
 
 
 def freezing_markdown(*, title: str, verdict: str, tried: Sequence[Mapping[str, str]], freezing: FreezingRecord) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from freezer.codec import stored_as, written_if
 from freezer.hardware.device_classes import CudaNeeds
-from freezer.limits import Clock, SamplingPolicy
+from freezer.limits import Clock, Objective, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
 
@@ -80,11 +80,12 @@ class DriftRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateRecord:
-    """The limits that the artifact was judged by."""
+    """The limits that the artifact was judged by, and what it is the best in."""
 
     kind: str = "calibrated"
     error_ratio_max: float
     speedup_min: float
+    objective: Objective = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +98,16 @@ class ColdStart:
     second_call_ms: float
     memory_before_mb: float
     memory_peak_mb: float
+
+    @property
+    def load_ms(self) -> float:
+        """From opening to the first answer, in a process that has imported torch."""
+        return self.open_ms + self.first_call_ms
+
+    @property
+    def memory_mb(self) -> float:
+        """Peak resident memory that opening and calling adds."""
+        return self.memory_peak_mb - self.memory_before_mb
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,6 +313,33 @@ class CandidateRecord(EntrantRecord):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Tradeoff:
+    """A candidate on the Pareto front: no other that passed the drift gate is better in one figure and as good in the others.
+
+    The latencies are at the deciding thread count and point.
+
+    Attributes:
+        p50_ms, p95_ms: None with too few samples; `p95_ms` also unless it is the objective.
+        items_per_s: sizes of the dim `batch` (1 without one) per second of calls, by their mean.
+        load_ms, memory_mb: see ColdStart; None unless the objective or a limit is about them.
+        size_mb: of the payloads for the deciding thread count.
+    """
+
+    recipe: str
+    p50_ms: float | None
+    p95_ms: float | None = None
+    items_per_s: float
+    load_ms: float | None = None
+    memory_mb: float | None = None
+    size_mb: float
+
+
+def num_items(point: Mapping[str, int]) -> int:
+    """Number of inferences in one call at a point: the size of the dim `batch`, or 1 without one."""
+    return point.get("batch", 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Dropped:
     """A payload that was built and dropped."""
 
@@ -342,6 +380,7 @@ class FreezingRecord:
         size_bytes: of all payloads.
         warnings: of the capture.
         entrants: figures of every candidate.
+        pareto: the Pareto front of those that passed the drift gate.
         reports: by payload path.
         dropped: payloads that were built and dropped.
         strides_equal: whether outputs had eager's strides; None: not compared.
@@ -360,3 +399,4 @@ class FreezingRecord:
     candidates: tuple[CandidateRecord, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     migration: Migration | None = None
+    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=written_if(lambda self: bool(self.pareto)))

@@ -16,7 +16,7 @@ from freezer.cli.arguments import REFUSED, ClassOption, console, say, table
 from freezer.errors import FreezeError, UsageError
 from freezer.files.paths import check_folder
 from freezer.hardware.device_classes import device_class
-from freezer.limits import SamplingPolicy
+from freezer.limits import Objective, SamplingPolicy
 from freezer.spec.parse import declared_spec
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def freeze(
     ] = None,
     point: Annotated[list[str] | None, typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")] = None,
+    objective: Annotated[Objective, typer.Option(help="What the artifact should be best in; docs/contract.md.")] = "p50",
     preserve: Annotated[list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")] = None,
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
     device: Annotated[str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")] = None,
@@ -89,6 +90,7 @@ def freeze(
         num_threads=threads or None,
         points=[_point(text) for text in point or ()],
         preserve=preserve or (),
+        objective=objective,
         reset=reset,
         device=device,
         policy=SamplingPolicy(accept_noise=accept_noise),

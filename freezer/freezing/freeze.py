@@ -19,12 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import nn
 
 from freezer.artifact.folder import Artifact
-from freezer.errors import FreezeError, SpecError
+from freezer.errors import FreezeError, SpecError, UsageError, expected_names
 from freezer.files.paths import check_folder
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
@@ -46,7 +47,7 @@ from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
 from freezer.freezing.validation.slow_sizes import with_captured
 from freezer.hardware.cgroups import counts_within, thread_budget
 from freezer.hardware.device_classes import PORTABLE
-from freezer.limits import Limits, SamplingPolicy
+from freezer.limits import Limits, Objective, SamplingPolicy
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
 from freezer.spec.inputs import InputSpec
 
@@ -67,6 +68,8 @@ class FreezeOptions:
         points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`: try a payload for each, beside the one for all sizes. A dim that
             a point omits takes its minimum. The verdict is taken at the first point, by default the minimum of every dim.
         limits: speedup, drift, latency and size limits that a candidate must meet.
+        objective: what the winner is best in, of the candidates that meet the limits: `p50` (latency), `p95`, `throughput`,
+            `load`, `memory` or `size`.
         policy: how long and how often to sample latency.
         task_metric: the caller's own quality measure; reported, not gated.
         preserve: attributes, methods and submodule attributes (`sub.attr`) that the frozen model keeps.
@@ -81,6 +84,7 @@ class FreezeOptions:
     num_threads: int | Sequence[int] | None = None
     points: Sequence[Mapping[str, int]] = ()
     limits: Limits = field(default_factory=Limits)
+    objective: Objective = "p50"
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
     task_metric: TaskMetric | None = None
     preserve: Sequence[str] = ()
@@ -139,7 +143,7 @@ def freeze(
         options: see `FreezeOptions`.
 
     Raises:
-        UsageError: `out`, the device class, the device or a recipe is invalid.
+        UsageError: `out`, the device class, the device, a recipe or the objective is invalid.
         SpecError: an input, a dim or a name to preserve is invalid.
         JudgeError: the eager model does not run.
     """
@@ -206,6 +210,8 @@ def _freeze_subject(
     subject: Subject, device_class: str, device: torch.device, *, out: Path, source: str, options: FreezeOptions
 ) -> FreezeResult:
     """Freeze for a device class; if nothing is faster than eager, write the unfrozen program that serves instead."""
+    if options.objective not in get_args(Objective):
+        raise UsageError(f"objective: the name is unknown; {expected_names(options.objective, get_args(Objective))}")
     if device_class == "auto":
         device_class = class_here(dtypes_of(program_tensors(subject.model)))
     own = counts_within(thread_budget(torch.get_num_threads()))
@@ -272,7 +278,13 @@ def _freeze_for(
         return with_evidence(replace(result, verdict="failed", reason=reason)) if errors else result
     try:
         judgement = judge(
-            subject, candidates, target, limits=options.limits, policy=options.policy, task_metric=options.task_metric
+            subject,
+            candidates,
+            target,
+            limits=options.limits,
+            policy=options.policy,
+            objective=options.objective,
+            task_metric=options.task_metric,
         )
     except FreezeError:
         with_evidence(result)

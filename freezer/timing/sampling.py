@@ -21,12 +21,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from freezer.limits import Clock, SamplingPolicy
+from freezer.limits import Clock, Objective, SamplingPolicy, Timing
 from freezer.timing.halving import Halving, Rivals
 from freezer.timing.meters import CpuMeter
 
@@ -45,7 +46,7 @@ OVERTIME = 2
 """Multiple of the time limit after which a disturbed machine is given up."""
 
 SLOW_OVERTIME = 20
-"""The same for rounds so long that fewer than twice the minimum were tried."""
+"""The same for rounds so long that fewer than twice the minimum were tried, or that have too few calls."""
 
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
@@ -91,6 +92,10 @@ class Sampling:
         """Whether an entrant was not timed to the end, as it was clearly slower than a rival (halving.py)."""
         return len(self.samples_ms[name]) < self._num_rounds
 
+    def mean_ms(self, name: str) -> float:
+        """Mean latency of an entrant; every round counts once."""
+        return statistics.fmean(statistics.fmean(block) for block in self.samples_ms[name])
+
     def pooled(self, name: str) -> list[float]:
         """All kept samples of an entrant, in milliseconds."""
         return [sample for block in self.samples_ms[name] for sample in block]
@@ -103,7 +108,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speedup:
-    """Ratio of the medians of all blocks' medians, eager's over the candidate's, and its confidence interval."""
+    """Ratio of a figure of all blocks, eager's over the candidate's, and its confidence interval; see `speedup`."""
 
     value: float
     low: float
@@ -115,6 +120,14 @@ class _Block(NamedTuple):
 
     wall: list[float]
     cpu: list[float]
+
+
+def policy_for(objective: Objective, policy: SamplingPolicy) -> SamplingPolicy:
+    """The policy that samples enough calls for an objective."""
+    if objective != "p95":
+        return policy
+    percentiles = sorted({*policy.percentiles, objective}, key=lambda key: float(key[1:]))
+    return replace(policy, percentiles=tuple(percentiles), min_samples=MIN_SAMPLES[objective])
 
 
 def sample(
@@ -143,7 +156,7 @@ def sample(
     tried: list[dict[str, _Block]] = []
     rounds: list[dict[str, list[float]]] = []  # undisturbed
     settled, started = False, time.monotonic()
-    while not tried or (not settled and _goes_on(time.monotonic() - started, len(rounds), len(tried), policy)):
+    while not tried or (not settled and _goes_on(time.monotonic() - started, rounds, len(tried), policy)):
         together: list[dict[str, _Block]] = []
         began = time.monotonic()
         meter.begin()
@@ -173,12 +186,13 @@ def _sampling(
     settled: bool,
 ) -> Sampling:
     """Return the undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or if noise is accepted."""
-    num_dropped, stable = len(tried) - len(rounds), len(rounds) >= policy.min_rounds
+    num_dropped, stable = len(tried) - len(rounds), _enough(rounds, policy)
+    by_wall = _times("wall", tried)
     clock: Clock = "wall"
-    if not stable and len(tried) >= policy.min_rounds and meter.single_threaded() and _steady(by_cpu := _times("cpu", tried)):
+    if not stable and _enough(by_wall, policy) and meter.single_threaded() and _steady(by_cpu := _times("cpu", tried)):
         clock, stable, rounds = "cpu", True, by_cpu
-    elif not stable and policy.accept_noise and len(tried) >= policy.min_rounds:
-        clock, stable, rounds = "disturbed", True, _times("wall", tried)
+    elif not stable and policy.accept_noise and _enough(by_wall, policy):
+        clock, stable, rounds = "disturbed", True, by_wall
     disturbance = meter.disturbance() if num_dropped else ""
     if disturbance and (not stable or clock != "wall"):
         logger.warning("%d of %d rounds were disturbed; %s", num_dropped, len(tried), disturbance)
@@ -193,14 +207,16 @@ def _sampling(
     )
 
 
-def _goes_on(passed_s: float, num_kept: int, num_tried: int, policy: SamplingPolicy) -> bool:
-    """Whether to sample further: until the time limit, and beyond it for enough undisturbed rounds."""
-    if num_kept >= policy.min_rounds:
-        return passed_s <= policy.time_limit_s
+def _goes_on(passed_s: float, kept: Sequence[Mapping[str, Sequence[float]]], num_tried: int, policy: SamplingPolicy) -> bool:
+    """Whether to sample further: until the time limit, and beyond it for enough undisturbed rounds and calls."""
+    if len(kept) >= policy.min_rounds:
+        return passed_s <= policy.time_limit_s * (1 if _enough(kept, policy) else SLOW_OVERTIME)
     return passed_s <= policy.time_limit_s * (OVERTIME if num_tried >= 2 * policy.min_rounds else SLOW_OVERTIME)
 
 
-def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy) -> Speedup:
+def speedup(
+    sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy, timing: Timing = "p50"
+) -> Speedup:
     """Speedup over eager, with a 95% confidence interval by paired bootstrap over rounds.
 
     Every round with both counts once. In the pooled samples a fast round counts more, as its blocks have more calls: their ratio
@@ -211,18 +227,40 @@ def speedup(sampling: Sampling, candidate: str, *, eager: str, num_candidates: i
         candidate, eager: names of entrants.
         num_candidates: competing candidates; the interval is widened to hold for all of them at once (Bonferroni).
         policy: number of resamples, and seed.
+        timing: the figure to compare: the median of the blocks' medians, the 95th percentile of all calls, or, for throughput,
+            the mean of the blocks' means.
     """
     pairs = list(zip(sampling.samples_ms[candidate], sampling.samples_ms[eager], strict=False))  # one may have been stopped
-    theirs, eagers = (
-        torch.tensor([statistics.median(block) for block in blocks], dtype=torch.float64) for blocks in zip(*pairs, strict=True)
-    )
+    theirs, eagers = zip(*pairs, strict=True)
     generator = torch.Generator().manual_seed(policy.seed)
     picks = torch.randint(0, len(theirs), (policy.num_bootstrap, len(theirs)), generator=generator)
-    ratios = eagers[picks].quantile(0.5, dim=1) / theirs[picks].quantile(0.5, dim=1)
+    ratios = _figures(eagers, picks, timing) / _figures(theirs, picks, timing)
     tail = 0.025 / max(num_candidates, 1)
     low, high = torch.quantile(ratios, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    value = float(eagers.quantile(0.5) / theirs.quantile(0.5))
+    each = torch.arange(len(theirs))[None]
+    value = float(_figures(eagers, each, timing) / _figures(theirs, each, timing))
     return Speedup(value=value, low=min(low, value), high=max(high, value))
+
+
+def _figures(blocks: Sequence[Sequence[float]], picks: Tensor, timing: Timing) -> Tensor:
+    """A figure of blocks for each row of picks, [resamples, rounds]."""
+    if timing == "p95":
+        return _p95(blocks, picks)
+    of_block = statistics.fmean if timing == "throughput" else statistics.median
+    found = torch.tensor([of_block(block) for block in blocks], dtype=torch.float64)[picks]
+    return found.mean(dim=1) if timing == "throughput" else found.quantile(0.5, dim=1)
+
+
+def _p95(blocks: Sequence[Sequence[float]], picks: Tensor) -> Tensor:
+    """The 95th percentile of the calls of each row's blocks, where all blocks weigh the same."""
+    sizes = torch.tensor([len(block) for block in blocks])
+    calls, order = torch.tensor([ms for block in blocks for ms in block], dtype=torch.float64).sort()
+    block_of = torch.arange(len(blocks)).repeat_interleave(sizes)[order]
+    found = []
+    for row in picks:
+        weights = torch.bincount(row, minlength=len(blocks)) / sizes.double()
+        found.append(torch.searchsorted(weights[block_of].cumsum(0), 0.95 * len(row) - 1e-9))
+    return calls[torch.stack(found).clamp(max=len(calls) - 1)]
 
 
 def _warm_up(
@@ -255,6 +293,13 @@ def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter)
 def _times(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[dict[str, list[float]]]:
     """The times of rounds by one clock."""
     return [{name: block.cpu if clock == "cpu" else block.wall for name, block in blocks.items()} for blocks in rounds]
+
+
+def _enough(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
+    """Whether the rounds are enough for a result."""
+    if len(rounds) < policy.min_rounds:
+        return False
+    return policy.min_samples == 0 or all(sum(len(blocks[name]) for blocks in rounds) >= policy.min_samples for name in rounds[-1])
 
 
 def _has_samples(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:

@@ -124,7 +124,11 @@ def assemble(
                 deterministic=reference.deterministic,
                 task_metric={EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
             ),
-            gate=GateRecord(error_ratio_max=judgement.limits.error_ratio_max, speedup_min=judgement.limits.speedup_min),
+            gate=GateRecord(
+                error_ratio_max=judgement.limits.error_ratio_max,
+                speedup_min=judgement.limits.speedup_min,
+                objective=judgement.objective,
+            ),
             latency=_latency(judgement, winner, measure(opening)),
             provenance={**provenance, "host": host_fingerprint(target.device)},
             freezing=_freezing(judgement, winner, failures),
@@ -210,6 +214,7 @@ def _freezing(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) 
         ),
         failures=failures,
         migration=judgement.migration or refused(failures),
+        pareto=judgement.pareto,
     )
 
 

@@ -32,7 +32,8 @@ class Opening:
     """What the fresh process opens and calls.
 
     Attributes:
-        folder: contains the payload and the golden inputs.
+        folder: contains the payload.
+        inputs: file with the inputs, set 0, relative to the folder.
         settings: the recipe settings that the payload was built with.
         num_threads: intra-op threads.
     """
@@ -43,6 +44,7 @@ class Opening:
     spec: InputSpec
     num_threads: int
     device: str = "cpu"
+    inputs: Path = Path(GOLDEN_INPUTS)
 
 
 def measure(opening: Opening) -> ColdStart:
@@ -82,7 +84,7 @@ def main(opening: Opening) -> ColdStart:
 
     torch.set_num_threads(opening.num_threads)
     device, payload = torch.device(opening.device), opening.payload
-    golden = load_tensors(opening.folder / GOLDEN_INPUTS)
+    golden = load_tensors(opening.folder / opening.inputs)
     tensors = tensors_on({item.name: golden[f"0/{item.name}"] for item in opening.spec.tensors}, device)
     args, kwargs = bind(opening.spec, tensors) if payload.convention == "native" else (list(tensors.values()), {})
     memory_before_mb = peak_bytes() / 1e6

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from freezer.artifact.sections import Migration, slower_than_eager
+from freezer.artifact.sections import Migration, Tradeoff, slower_than_eager
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject, placed
@@ -18,17 +18,18 @@ from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
 from freezer.freezing.validation.drift import Gate
+from freezer.freezing.validation.footprints import with_footprints
 from freezer.freezing.validation.migration import compare
 from freezer.freezing.validation.reference import Reference, run_reference
 from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
 from freezer.freezing.validation.trials import Trial, run_trial
-from freezer.freezing.validation.verdicts import Verdict, decide
+from freezer.freezing.validation.verdicts import Verdict, decide, pareto, rivals
 from freezer.hardware.device_classes import PORTABLE
-from freezer.limits import Limits, SamplingPolicy
+from freezer.limits import Limits, Objective, SamplingPolicy, Timing, timing_of
 from freezer.runtime.devices import called_on, current
 from freezer.runtime.precision import plain_precision
 from freezer.runtime.threads import threads
-from freezer.timing.sampling import Sampling
+from freezer.timing.sampling import Sampling, policy_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +38,14 @@ class Judgement:
 
     Attributes:
         reason: one sentence for people.
-        limits, policy: see `judge`.
+        limits, policy, objective: see `judge`.
         winner: the trial to publish; None unless published.
         best: the trial that came nearest; its figures are shown if nothing is published.
         task_metric: the eager model's.
         cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
         migration: for a TorchScript model that was converted.
         fallback: the best trial that needs torch alone, if the winner does not (fallback.py).
+        pareto: the Pareto front of the trials that passed the drift gate and were timed.
     """
 
     verdict: Verdict
@@ -58,6 +60,8 @@ class Judgement:
     cells: tuple[Cell, ...]
     migration: Migration | None
     fallback: Trial | None = None
+    objective: Objective = "p50"
+    pareto: tuple[Tradeoff, ...] = ()
 
     @property
     def sampling(self) -> Sampling | None:
@@ -87,6 +91,7 @@ def judge(
     *,
     limits: Limits,
     policy: SamplingPolicy,
+    objective: Objective = "p50",
     task_metric: TaskMetric | None = None,
     on_drift_alone: bool = False,
 ) -> Judgement:
@@ -99,6 +104,7 @@ def judge(
             with every count. For the others see further_threads.py.
         limits: the limits to meet.
         policy: how to sample latency; its time limit covers all points.
+        objective: what the winner is best in, of the candidates that meet the limits; `p50` for what is judged by drift alone.
         task_metric: the caller's own quality measure; reported, not gated.
         on_drift_alone: report speed without requiring a minimum, as always for the class `portable`.
 
@@ -107,6 +113,9 @@ def judge(
     """
     _check_weights(subject, candidates)
     subject = placed(subject, target.device)
+    by_drift = on_drift_alone or target.device_class.name == PORTABLE
+    objective = "p50" if by_drift else objective
+    policy = policy_for(objective, policy)
     with threads(target.num_threads), plain_precision(target.device), current(target.device):
         reference = run_reference(subject)
         gate = Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64)
@@ -117,15 +126,20 @@ def judge(
             trials.append(trial)
             if subject.scripted:
                 outputs[candidate.recipe] = found
+        if not by_drift:
+            trials = with_footprints(trials, subject, target, limits, objective)
         passing = [trial.candidate for trial in trials if trial.problem is None]
-        cells = time_cells(subject, passing, target.num_threads, policy, limits)
+        cells = time_cells(subject, passing, target.num_threads, policy, rivals(trials, limits, objective))
         eager_metric = None
         if task_metric is not None:
             eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
         if cells:
-            trials = [_measured(trial, subject, cells, len(passing), limits, policy, task_metric) for trial in trials]
-        by_drift = on_drift_alone or target.device_class.name == PORTABLE
-        verdict, reason, best = decide(trials, cells, limits, on_drift_alone=by_drift)
+            timing = timing_of(objective)
+            trials = [_measured(trial, cells, len(passing), limits, policy, timing) for trial in trials]
+        if task_metric is not None:
+            trials = [_with_quality(trial, subject, task_metric) for trial in trials]
+        verdict, reason, best = decide(trials, cells, limits, objective, on_drift_alone=by_drift)
+        front = pareto(trials, cells)
         if verdict == "published":
             sizes = time_sizes(subject, [best.candidate], target.num_threads, policy)
             timed = replace(best, points=(*best.points, *figures_of(best.candidate, sizes, policy, 1)))
@@ -137,6 +151,8 @@ def judge(
         reason=reason,
         limits=limits,
         policy=policy,
+        objective=objective,
+        pareto=front,
         winner=best if verdict == "published" else None,
         best=best,
         trials=tuple(trials),
@@ -159,15 +175,9 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
 
 
 def _measured(
-    trial: Trial,
-    subject: Subject,
-    cells: Sequence[Cell],
-    num_candidates: int,
-    limits: Limits,
-    policy: SamplingPolicy,
-    task_metric: TaskMetric | None,
+    trial: Trial, cells: Sequence[Cell], num_candidates: int, limits: Limits, policy: SamplingPolicy, timing: Timing
 ) -> Trial:
-    """Add latency, speedup and task metric to a passing trial, and drop payloads that gain nothing."""
+    """Add latency and speedup to a passing trial, and drop payloads that gain nothing."""
     if trial.problem is not None:
         return trial
     name = trial.candidate.recipe
@@ -176,11 +186,17 @@ def _measured(
         trial,
         candidate=candidate,
         latency_ms=cells[0].sampling.percentiles(name, policy),
-        speedup=cells[0].faster(name, EAGER, num_candidates, policy),
-        task_metric=None if task_metric is None else _quality(task_metric, called_on(candidate.open(subject), subject.device)),
+        speedup=cells[0].faster(name, EAGER, num_candidates, policy, timing),
         points=tuple(figures_of(candidate, cells, policy, num_candidates)),
         dropped=dropped,
     )
+
+
+def _with_quality(trial: Trial, subject: Subject, task_metric: TaskMetric) -> Trial:
+    """Add the task metric to a passing trial."""
+    if trial.problem is not None:
+        return trial
+    return replace(trial, task_metric=_quality(task_metric, called_on(trial.candidate.open(subject), subject.device)))
 
 
 def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None:

@@ -26,7 +26,7 @@ from freezer.artifact.sections import Dropped, PointFigures, PointVerdict, place
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import EAGER, KEPT_EAGER
-from freezer.limits import Limits, SamplingPolicy
+from freezer.limits import Limits, SamplingPolicy, Timing
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.threads import threads
@@ -57,11 +57,11 @@ class Cell:
     sampling: Sampling
     payloads: Mapping[str, str]
 
-    def faster(self, name: str, other: str, num_candidates: int, policy: SamplingPolicy) -> Speedup | None:
-        """Speedup of one entrant over another; None if the machine was too disturbed."""
+    def faster(self, name: str, other: str, num_candidates: int, policy: SamplingPolicy, timing: Timing = "p50") -> Speedup | None:
+        """Speedup of one entrant over another, by the median unless told otherwise; None if the machine was too disturbed."""
         if not self.sampling.stable:
             return None
-        return speedup(self.sampling, name, eager=other, num_candidates=num_candidates, policy=policy)
+        return speedup(self.sampling, name, eager=other, num_candidates=num_candidates, policy=policy, timing=timing)
 
     def __str__(self) -> str:
         return place_text(self.num_threads, self.point)
@@ -73,7 +73,7 @@ def general(recipe: str) -> str:
 
 
 def time_cells(
-    subject: Subject, candidates: Sequence[Candidate], num_threads: int, policy: SamplingPolicy, limits: Limits
+    subject: Subject, candidates: Sequence[Candidate], num_threads: int, policy: SamplingPolicy, rivals: Sequence[str] = ()
 ) -> tuple[Cell, ...]:
     """Time eager and the candidates at every point, the deciding one first.
 
@@ -84,20 +84,19 @@ def time_cells(
         candidates: the candidates that passed the drift gate; without any, no cell is timed.
         num_threads: the deciding thread count.
         policy: the sampling policy; the cells share its time limit with `time_sizes`.
-        limits: a candidate that exceeds `size_mb_max` beats no other.
+        rivals: recipes of the candidates that could win by being the fastest.
     """
     if not candidates:
         return ()
     first, *others = zip(subject.points, shared_out(policy, len(subject.points) + len(_further_sizes(subject))), strict=False)
-    deciding = _time_cell(subject, candidates, num_threads, *first, rivals=_rivals(candidates, limits))
+    deciding = _time_cell(subject, candidates, num_threads, *first, rivals=_rivals(candidates, rivals))
     left = [candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)]
     return deciding, *(_time_cell(subject, left, num_threads, *each) for each in others)
 
 
-def _rivals(candidates: Sequence[Candidate], limits: Limits) -> Rivals:
-    """The candidates that may win, for each entrant that a faster one of them makes needless."""
-    able = [item.recipe for item in candidates if limits.size_mb_max is None or item.size_bytes <= limits.size_mb_max * 1e6]
-    return {name: set(able) - {item.recipe} for item in candidates for name in (item.recipe, general(item.recipe))}
+def _rivals(candidates: Sequence[Candidate], rivals: Sequence[str]) -> Rivals:
+    """The rivals of each entrant, of which one that is clearly faster makes it needless."""
+    return {name: set(rivals) - {item.recipe} for item in candidates for name in (item.recipe, general(item.recipe))}
 
 
 def time_sizes(
@@ -133,11 +132,14 @@ def _further_sizes(subject: Subject) -> tuple[Mapping[str, int], ...]:
 
 
 def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
-    """The policy of each cell: half of the time limit for the deciding cell, the other half shared by the others."""
+    """The policy of each cell: half of the time limit for the deciding cell, the other half shared by the others.
+
+    Only the deciding cell needs the calls of an objective.
+    """
     if num_cells == 1:
         return [policy]
     rest = max(policy.time_limit_s / 2 / (num_cells - 1), policy.time_limit_s * LEAST_SHARE)
-    further = replace(policy, time_limit_s=rest, warmup_s=policy.warmup_s / 2)
+    further = replace(policy, time_limit_s=rest, warmup_s=policy.warmup_s / 2, min_samples=0)
     return [replace(policy, time_limit_s=policy.time_limit_s / 2), *[further] * (num_cells - 1)]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import serving, set_for, without_special
-from freezer.artifact.sections import Dropped, PointFigures
+from freezer.artifact.sections import ColdStart, Dropped, PointFigures
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.diagnostics.messages import run_sentence
 from freezer.freezing.models.calls import baked_in
@@ -35,7 +35,8 @@ class Trial:
         problem: why it failed the drift gate; None if it passed.
         ties: if ties explain differences from eager, the calls of the deciding way with the candidate's answers there.
         answers: outputs of the single calls of a passing candidate, without those too large for an artifact.
-        latency_ms, speedup: in the deciding cell.
+        latency_ms, speedup: in the deciding cell; the speedup is of the objective's figure (`timing_of`).
+        cold_start: if the objective or a limit is about load time or memory.
         points: figures of every kept payload in every cell.
         dropped: payloads that were not kept.
     """
@@ -47,6 +48,7 @@ class Trial:
     answers: Sequence[Mapping[str, Tensor]] = ()
     latency_ms: Mapping[str, float | None] | None = None
     speedup: Speedup | None = None
+    cold_start: ColdStart | None = None
     task_metric: float | None = None
     points: tuple[PointFigures, ...] = ()
     dropped: tuple[Dropped, ...] = ()

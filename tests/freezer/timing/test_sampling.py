@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from freezer.limits import SamplingPolicy
+from freezer.limits import SamplingPolicy, Timing
 from freezer.runtime.threads import threads
 from freezer.timing.meters import CpuMeter
-from freezer.timing.sampling import MIN_SAMPLES, TELLING_S, Sampling, sample, speedup
+from freezer.timing.sampling import MIN_SAMPLES, TELLING_S, Sampling, policy_for, sample, speedup
 from tests.steps import QUICK
 
 ALL = SamplingPolicy(percentiles=tuple(MIN_SAMPLES), num_bootstrap=200)
@@ -280,3 +280,43 @@ def test_states_are_reset() -> None:
     assert with_reset.most <= 1000
     assert without.most == without.state > with_reset.most
     assert without.num_resets == 0
+
+
+def tailed(seed: int, *, tail_ms: float) -> list[list[float]]:
+    """Thirty rounds of calls of 1 ms, of which a tenth take `tail_ms`."""
+    rng = random.Random(seed)
+    return [[(tail_ms if rng.random() < 0.1 else 1.0) * rng.lognormvariate(0, 0.02) for _ in range(20)] for _ in range(30)]
+
+
+def test_p95_and_throughput_see_the_tail() -> None:
+    sampling = sampling_of(eager=tailed(1, tail_ms=8), candidate=tailed(2, tail_ms=4))
+    expected: dict[Timing, float] = {"p50": 1.0, "p95": 2.0, "throughput": 1.7 / 1.3}
+    for timing, ratio in expected.items():
+        found = speedup(sampling, "candidate", eager="eager", num_candidates=1, policy=ALL, timing=timing)
+        assert found.value == pytest.approx(ratio, rel=0.2), timing
+        assert found.low <= ratio <= found.high, timing
+
+
+def test_intervals_of_p95_contain_the_true_ratio() -> None:
+    found = [
+        speedup(
+            sampling_of(eager=tailed(seed, tail_ms=8), candidate=tailed(1000 + seed, tail_ms=4)),
+            "candidate",
+            eager="eager",
+            num_candidates=1,
+            policy=ALL,
+            timing="p95",
+        )
+        for seed in range(40)
+    ]
+    assert sum(one.low <= 2 <= one.high for one in found) >= 36
+
+
+def test_slow_calls_are_sampled_until_p95_has_enough() -> None:
+    policy = replace(policy_for("p95", QUICK), block_ms=1.0, warmup_s=0.01, time_limit_s=0.1)
+    calls = {"a": [lambda: time.sleep(0.004)]}
+    assert len(sample(calls, replace(policy, min_samples=0)).pooled("a")) < MIN_SAMPLES["p95"]
+    enough = sample(calls, policy)
+    assert enough.stable
+    assert enough.percentiles("a", policy)["p95"] is not None
+    assert not sample(calls, replace(policy, time_limit_s=0.01)).stable, "too few within 20 times the limit"

@@ -199,3 +199,24 @@ def test_stateful_candidate_is_published_with_its_task_metric(tmp_path: Path) ->
     assert (found.verdict, found.reference.stateful) == ("published", True)
     assert (found.task_metric, found.trials[0].task_metric) == (1.0, 1.0), "the metric starts from the initial state"
     assert weights_digest(model) == before
+
+
+def test_memory_is_measured_in_a_fresh_process_if_limited(mlp_candidate: tuple[Subject, Candidate]) -> None:
+    subject, candidate = mlp_candidate
+    found = judgement_of(subject, [candidate], Limits(speedup_min=0.0, memory_mb_max=1e-3))
+    assert found.verdict == "kept-eager"
+    assert re.search(r"torchscript-frozen: \d+\.\d MB of memory; memory_mb_max is 0.001", found.reason)
+    (tradeoff,) = found.pareto
+    assert tradeoff.memory_mb is not None
+    assert tradeoff.memory_mb > 0.1
+
+
+def test_candidate_that_no_fresh_process_can_call_is_rejected(
+    mlp_candidate: tuple[Subject, Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, candidate = mlp_candidate
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    monkeypatch.syspath_prepend(tmp_path)  # for the fresh process alone: torch is imported here
+    found = judgement_of(subject, [candidate], objective="memory")
+    assert found.verdict == "rejected"
+    assert found.reason == "torchscript-frozen: a fresh process could not open and call all.pt: ImportError: no torch here"
