@@ -36,10 +36,13 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup
-	$(BIN)/python -m benchmarks.cliffs
+	@$(BIN)/python -m pip install --quiet --group bench --constraint constraints.txt || echo "Olive cannot be installed; continuing without it"
+	@mkdir -p .bench
+	@$(BIN)/python -m examples.prepare zoo --tracking-uri sqlite:///.bench/mlflow.db
+	$(BIN)/python -m benchmarks.peers
 
 ui: setup
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
 clean:
-	rm -rf .venv store mlflow.db mlartifacts mlruns pulled examples/data
+	rm -rf .venv store mlflow.db mlartifacts mlruns pulled examples/data .bench
