@@ -385,17 +385,20 @@ def _fastest(settings: Mapping[str, Callable[[], Built]], case: Case) -> Built:
     found, failed = dict[str, float](), list[str]()
     for name, build in settings.items():
         try:
-            call = build().bind(case.inputs[0])
-            found[name] = min(_median_s(call) for _ in range(2))
+            found[name] = _tuned_s(build, case.inputs[0])
         except Exception as error:
             failed.append(f"not {name}: {str(error).splitlines()[0]}")
-        call = None
         gc.collect()
     if not found:
         raise RuntimeError("; ".join(failed))
     best = min(found, key=lambda name: found[name])
     built = settings[best]()
     return Built(bind=built.bind, note="; ".join([f"best: {best}", *([built.note] if built.note else []), *failed]))
+
+
+def _tuned_s(build: Callable[[], Built], inputs: Inputs) -> float:
+    call = build().bind(inputs)
+    return min(_median_s(call) for _ in range(2))
 
 
 def _median_s(call: Callable[[], Any]) -> float:
