@@ -14,7 +14,7 @@ from benchmarks.pages import markdown_table
 from freezer.store.store import Store
 from pipeline.ledger.ledger import ledger_folder
 from pipeline.ledger.segments import read_rows
-from pipeline.records.outcome import CandidateReport, Figures, Outcome
+from pipeline.records.outcome import SKIPPED, CandidateReport, Figures, Outcome
 
 HEAD = ("model", "device class", "recipe", "captured", "result", "operators", "MB", "error ratio", "speedup (95%)", "build s")
 
@@ -28,7 +28,9 @@ def outcomes_of(store: Store, campaign: str) -> list[Outcome]:
 
 def _cells(outcome: Outcome, candidate: CandidateReport) -> Iterator[str]:
     yield from (outcome.model, outcome.device_class, candidate.recipe, candidate.capture or "")
-    if candidate.failure:
+    if candidate.failure == SKIPPED:
+        yield str(candidate.problem).replace("|", "\\|")
+    elif candidate.failure:
         yield f"failed: {candidate.problem}".replace("|", "\\|")
     elif candidate.problem:
         yield f"rejected: {candidate.problem}".replace("|", "\\|")

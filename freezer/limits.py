@@ -28,6 +28,7 @@ class Limits:
         speedup_min: the lower confidence bound of the speedup must exceed it, also if the objective is another one.
         error_ratio_max: limit of the drift gate.
         timeout_s: longest wall time of a build or judge.
+        build_s: wall time of the builds of an item after which no further recipe is started; the first always is.
         memory_gb: most resident memory of a build or judge, in 1e9 bytes.
         latency_ms_max: highest median latency at the first point; with the objective `p95`, highest 95th percentile.
         size_mb_max: largest total size of payloads, in 1e6 bytes.
@@ -41,6 +42,13 @@ class Limits:
     latency_ms_max: float | None = None
     size_mb_max: float | None = None
     memory_mb_max: float | None = None
+    build_s: float | None = None
+
+    def over_build_s(self, used_s: float) -> str | None:
+        """Why no further recipe is built after builds of this duration; None if one may be."""
+        if self.build_s is None or used_s < self.build_s:
+            return None
+        return f"limits.build_s {self.build_s:g} s is used up ({used_s:.0f} s)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ import logging
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -108,7 +109,7 @@ class FreezeResult:
         reason: one sentence for people.
         artifact: the folder that was written; the portable or captured one for kept-eager; None if nothing was written.
         judgement: for the device class; None if no candidate was built.
-        failures: the error message of each recipe that made no candidate.
+        failures: the error message of each recipe that made no candidate, or why it was skipped.
         tracebacks: the full tracebacks of those errors.
         evidence: folder `OUT.evidence`, with a folder for each class that got no artifact or has failures; None if there is none.
     """
@@ -255,12 +256,12 @@ def _freeze_for(
     subject: Subject, target: Target, work: Path, out: Path, options: FreezeOptions, provenance: Mapping[str, str]
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
-    candidates, errors = build_all(subject, target, options.recipes, work)
+    candidates, errors, skipped = build_all(subject, target, options.recipes, work, options.limits)
     tracebacks = {recipe: "".join(traceback.format_exception(error)) for recipe, error in errors.items()}
     result = FreezeResult(
         verdict="kept-eager",
         reason="no recipe other than eager was requested",
-        failures={recipe: str(error) for recipe, error in errors.items()},
+        failures={recipe: str(error) for recipe, error in errors.items()} | skipped,
         tracebacks=tracebacks,
     )
 
@@ -274,7 +275,7 @@ def _freeze_for(
         return replace(result, evidence=dest)
 
     if not candidates:
-        reason = "; ".join(f"{recipe}: {why}" for recipe, why in result.failures.items())
+        reason = "; ".join(f"{recipe}: {error}" for recipe, error in errors.items())
         return with_evidence(replace(result, verdict="failed", reason=reason)) if errors else result
     try:
         judgement = judge(
@@ -343,17 +344,25 @@ def keep_eager(
 
 
 def build_all(
-    subject: Subject, target: Target, recipes: Iterable[str], work: Path
-) -> tuple[list[Candidate], dict[str, FreezeError]]:
-    """Build a candidate by each recipe; also return the error of each recipe that failed."""
+    subject: Subject, target: Target, recipes: Iterable[str], work: Path, limits: Limits
+) -> tuple[list[Candidate], dict[str, FreezeError], dict[str, str]]:
+    """Build a candidate by each recipe; also return the error of each that failed, and why others were skipped.
+
+    Once the builds have taken `limits.build_s` seconds, no further one is started.
+    """
     candidates: list[Candidate] = []
     errors: dict[str, FreezeError] = {}
-    handled = sys.exception()
+    skipped: dict[str, str] = {}
+    handled, started = sys.exception(), time.monotonic()
     wanted, kind = tuple(recipes), target.device_class.kind
     installed = installed_versions() if kind == "cpu" else ()
     if kind == "cpu" and (text := left_out(wanted, installed=installed)):
         logger.info("%s", text)
     for recipe in select(wanted, portable=kind == PORTABLE, installed=installed):
+        if (candidates or errors) and (why := limits.over_build_s(time.monotonic() - started)):
+            skipped[recipe.name] = f"skipped: {why}"
+            logger.info("%s %s", recipe.name, skipped[recipe.name])
+            continue
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
         logger.info("building %s for %s", recipe.name, target.device_class.name)
@@ -362,4 +371,4 @@ def build_all(
         except FreezeError as error:
             let_go(error, handled)
             errors[recipe.name] = error
-    return candidates, errors
+    return candidates, errors, skipped

@@ -233,6 +233,7 @@ class LimitsModel(_Strict):
     speedup_min: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     error_ratio_max: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False)
     timeout_s: float | None = Field(default=None, gt=0, le=7 * DAY_S, allow_inf_nan=False)
+    build_s: float | None = Field(default=None, gt=0, le=7 * DAY_S, allow_inf_nan=False)
     memory_gb: float | None = Field(default=None, ge=0.1, le=100_000, allow_inf_nan=False)
     latency_ms_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     size_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)

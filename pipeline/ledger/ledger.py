@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +178,11 @@ class Ledger:
         if model is None:
             return max(entries.values(), key=lambda entry: entry.time).row() if entries else None
         return entries[model].row() if model in entries else None
+
+    def rows(self, kind: Kind) -> Iterator[LedgerRow]:
+        """Yield the newest row of each key and model, the oldest first."""
+        entries = [entry for (of_kind, _), by_model in self._of_keys.items() if of_kind == kind for entry in by_model.values()]
+        return (entry.row() for entry in sorted(entries, key=lambda entry: entry.time))
 
     def own(self, kind: Kind, key: str, model: str) -> LedgerRow | None:
         """Return the newest row of a key and model that this campaign wrote itself."""

@@ -180,7 +180,7 @@ def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTar
             **_sizes(entry),
             **alone,
             "builds": sorted(build.digest for build in builds),
-            "limits": {name: getattr(entry.limits, name) for name in JUDGED_LIMITS},
+            "limits": {name: getattr(entry.limits, name) for name in JUDGED_LIMITS} | _build_s(entry),
             "policy": encode(replace(policy, accept_noise=False)),  # what it publishes is judged again without it
             "num_threads": [target.num_threads, *target.further_threads] if target.further_threads else target.num_threads,
             "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
@@ -195,6 +195,11 @@ def _points(entry: Entry) -> dict[str, Any]:
         return {"points": [dict(point) for point in entry.points]} if entry.points else {}
     named = entry.spec.named_points(entry.points)
     return {} if named == (entry.spec.first_point(),) else {"points": [dict(point) for point in named]}
+
+
+def _build_s(entry: Entry) -> dict[str, Any]:
+    """The limit on the time of all builds, if there is one: with another one, other recipes may be skipped."""
+    return {} if entry.limits.build_s is None else {"build_s": entry.limits.build_s}
 
 
 def _sizes(entry: Entry) -> dict[str, Any]:

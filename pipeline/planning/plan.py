@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -41,6 +41,7 @@ class Item:
         why: how it differs from the nearest finished outcome, for `--explain`.
         before: the outcome to keep unless a recipe of `missed` is built now.
         missed: recipes that circumstances kept from being built for `before`.
+        optional: recipes that were not requested by name, and may be skipped.
         memory_bytes: memory that its builds and its judge may use; None if unknown.
     """
 
@@ -57,6 +58,7 @@ class Item:
     memory_bytes: int | None = None
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -224,7 +226,7 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
     facts, policy = request.facts[name], request.policy
     if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
-        limits = replace(entry.limits, speedup_min=Limits().speedup_min, latency_ms_max=None, size_mb_max=None)
+        limits = replace(entry.limits, speedup_min=Limits().speedup_min, latency_ms_max=None, size_mb_max=None, build_s=None)
         entry = replace(entry, limits=limits)
     num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
@@ -234,8 +236,9 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         toolchain=facts.toolchain,
         samples=samples,
     )
+    requested = request.recipes or entry.recipes
     kind = device_class(name).kind
-    recipes = select(request.recipes or entry.recipes, portable=name == PORTABLE, installed=_packages(name, facts))
+    recipes = select(requested, portable=name == PORTABLE, installed=_packages(name, facts))
     builds = {recipe.name: build_key(entry, source, made_for(recipe, kind), target) for recipe in recipes}
     memory_gb = entry.limits.memory_gb
     return Item(
@@ -247,8 +250,16 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         builds=builds,
         judge=judge_key(entry, source, list(builds.values()), target, policy),
         policy=policy,
+        optional=_optional(requested, builds, entry.limits),
         memory_bytes=facts.memory_bytes if memory_gb is None else int(memory_gb * 1e9),
     )
+
+
+def _optional(requested: Collection[str], builds: Iterable[str], limits: Limits) -> tuple[str, ...]:
+    """The recipes that only `auto` requests. With a limit on size or memory, a slower one may win."""
+    if "all" in requested or limits.size_mb_max is not None or limits.memory_mb_max is not None:
+        return ()
+    return tuple(recipe for recipe in builds if recipe not in requested)
 
 
 _RETRIED = {"quarantine": f"retrying because {LIFT} was given", "memory": "and may use more memory now"}

@@ -12,6 +12,9 @@ from freezer.limits import Clock
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
 
+SKIPPED = "skipped"
+"""Kind of failure of a recipe that was not built, since it cannot be expected to win or the time for builds was used up."""
+
 _REPORTED = (
     *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci"),
     *("drift", "latency_ms", "artifact", "version", "build_s", "judge_s"),
@@ -53,6 +56,7 @@ class FinishedBuild:
         wall_s: duration in seconds.
         peak_bytes: largest resident memory of the child and its compilers.
         starts: number of campaign starts in which it failed; earlier releases did not store it.
+        architecture: of the model (freezer/freezing/candidates/architecture.py); empty if it could not be loaded.
     """
 
     recipe: str
@@ -60,6 +64,7 @@ class FinishedBuild:
     wall_s: float = 0.0
     peak_bytes: int = 0
     starts: int = 1
+    architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger's form: flat."""
@@ -98,7 +103,7 @@ class CandidateReport:
     Attributes:
         recipe, build_key: which build this is.
         problem: why it was not built or does not pass; None if it passes.
-        failure: kind of a failed build (`capture`, `build`, `timeout`, ...); None if there is a candidate.
+        failure: kind of a failed build (`capture`, `build`, `timeout`, ...), or `skipped`; None if there is a candidate.
         capture, lowering: how the graph was captured and turned into payloads.
         tried: attempts for each payload, in order: capture, lowering, and the result in a sentence.
         build_s: wall time of the build, in seconds.
@@ -154,6 +159,7 @@ class Outcome:
         source_key, judge_key: see planning/keys.py.
         registered_name: MLflow's registered model for its artifacts; None means `model`.
         tags: of the entry, free; shown in MLflow.
+        architecture: of the model, as in FinishedBuild.
     """
 
     model: str
@@ -178,6 +184,7 @@ class Outcome:
     host: Mapping[str, Any] = field(default_factory=dict)
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
 
     @property
     def failed(self) -> bool:

@@ -9,7 +9,7 @@ from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.display import Display
 from pipeline.scheduling.executor import BuildRecords
-from pipeline.scheduling.item_state import Decide, ItemState, QueueTask, Start, advance
+from pipeline.scheduling.item_state import Decide, ItemState, QueueTask, advance
 
 
 def explain_plan(plan: Plan, skipped: Sequence[Outcome], records: BuildRecords, display: Display) -> None:
@@ -31,12 +31,23 @@ def _work_of(item: Item, records: BuildRecords) -> str:
     """The work of an item in words: what the executor would start with."""
     if item.finished:
         return "unchanged"
-    finished = records.finished(item)
-    _, actions = advance(ItemState(item=item), Start(finished=finished))
+    start = records.start_of(item)
+    state, actions = advance(ItemState(item=item), start)
     for action in actions:
         if isinstance(action, Decide):
             return f"nothing to build or judge; {action.outcome.verdict}: {action.outcome.coded_reason}"
     builds = [action.recipe for action in actions if isinstance(action, QueueTask) and action.recipe]
-    kept = [recipe for recipe, result in finished.items() if result.failure is None]
+    kept = [recipe for recipe, result in start.finished.items() if result.failure is None]
     words = [f"{verb} {', '.join(names)}" for verb, names in (("build", builds), ("keep", kept)) if names]
+    words += [f"skip {recipe}: {why}" for recipe, why in start.hopeless.items() if recipe in state.results]
+    if state.waiting:
+        words.append(f"then {', '.join(state.waiting)}{_condition(item, one_first=start.one_first)}")
     return "; ".join([*words, "judge if it is built" if item.missed and builds else "judge"])
+
+
+def _condition(item: Item, *, one_first: bool) -> str:
+    """When the builds after the first are skipped, in words."""
+    build_s = item.entry.limits.build_s
+    words = ["earlier judgements of the same architecture rule them out"] if one_first and item.optional else []
+    words += [f"limits.build_s {build_s:g} s is used up"] if build_s is not None else []
+    return f", unless {' or '.join(words)}" if words else ""

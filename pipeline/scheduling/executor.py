@@ -19,6 +19,7 @@ from pipeline.cluster.ray_cluster import Done, Handle
 from pipeline.failures.classify import CODES, NODE_MEMORY, classify
 from pipeline.failures.policy import decide, is_kept
 from pipeline.ledger.ledger import Ledger
+from pipeline.planning.earlier_speeds import EarlierSpeeds
 from pipeline.planning.keys import pinned
 from pipeline.planning.memory_estimate import Demand, demand_of, learned
 from pipeline.planning.plan import FinishedWork, Item, Plan
@@ -81,7 +82,7 @@ class Executor:
         for index, item in enumerate(plan.items):
             if item.finished is None:
                 state = ItemState(item=item, estimate=self._records.estimate(item))
-                self._advance(Progress(index=index, state=state), Start(finished=self._records.finished(item)))
+                self._advance(Progress(index=index, state=state), self._records.start_of(item))
         self.num_builds = len(self._places.waiting)
 
     def may_disturb(self) -> bool:
@@ -126,6 +127,7 @@ class Executor:
                 case ShowNote(text=text):
                     self._show(Event(kind="note", text=text))
                 case Decide(outcome=outcome):
+                    self._records.speeds.add(outcome)
                     self._due.append((item, outcome))
 
     def _start_tasks(self) -> None:
@@ -227,7 +229,8 @@ class Executor:
         progress, item, failed = task.progress, task.item, _failure_in(task, done)
         if task.recipe is not None:
             built = done.value or BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe)
-            self._advance(progress, BuildEnded(result=built, failed=failed))
+            hopeless = self._records.speeds.hopeless(item, built.architecture)
+            self._advance(progress, BuildEnded(result=built, failed=failed, hopeless=hopeless))
             return
         judged = done.value or JudgeResult(key=item.judge.digest, verdict="failed", reason="")
         damaged = failed is not None and decide(failed.kind, failed.failure.code).rebuild
@@ -265,11 +268,20 @@ class BuildRecords:
     def __init__(self, store: Store, ledger: Ledger, *, lifted: bool) -> None:
         self._store, self._ledger, self._lifted = store, ledger, lifted
         self._place = workplace(store.uri)
+        self.speeds = EarlierSpeeds(ledger)
 
     def estimate(self, item: Item) -> Demand:
         """Return the memory estimate of an item: of its files, or the peak of its last build, possibly with other weights."""
         row = self._ledger.nearest("build", item.entry.name, item.device_class)
         return learned(demand_of(item.entry), 0 if row is None else FinishedBuild.from_json(row.data).peak_bytes)
+
+    def start_of(self, item: Item) -> Start:
+        """Return how an item starts: what need not be built, and whether one build decides what else need not be."""
+        finished = self.finished(item)
+        architecture = next((result.architecture for result in finished.values() if result.architecture), "")
+        if architecture or not item.optional:
+            return Start(finished=finished, hopeless=self.speeds.hopeless(item, architecture))
+        return Start(finished=finished, one_first=self.speeds.any_for(item))
 
     def finished(self, item: Item) -> dict[str, BuildResult]:
         """Return the builds of an item that need not run, by recipe."""
@@ -282,14 +294,15 @@ class BuildRecords:
         known = None if row is None else FinishedBuild.from_json(row.data)
         # A candidate that this campaign built before it was stopped, or whose row no driver wrote, counts as this campaign's work.
         own_s = known.wall_s if known and row and row.campaign == self._ledger.campaign else 0.0
+        architecture = known.architecture if known else ""
         if self._place.is_listed("candidates", key):
             wall_s = build_wall_s(self._store.uri, key) if known is None else own_s
-            return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s)
+            return BuildResult(key=key, recipe=recipe, cached=True, wall_s=wall_s, architecture=architecture)
         if known is None or known.failure is None:
             return None
         if not is_kept(known.failure, memory_bytes=item.memory_bytes, lifted=self._lifted):
             return None
-        return BuildResult(key=key, recipe=recipe, cached=True, failure=known.failure, wall_s=own_s)
+        return BuildResult(key=key, recipe=recipe, cached=True, failure=known.failure, wall_s=own_s, architecture=architecture)
 
     def removed(self, results: Mapping[str, BuildResult]) -> tuple[str, ...]:
         """Return the recipes whose candidate was built and is no longer in the store."""
@@ -312,5 +325,6 @@ class BuildRecords:
                 wall_s=result.wall_s,
                 peak_bytes=result.peak_bytes,
                 starts=failed_before + 1 if result.failure else 0,
+                architecture=result.architecture,
             ).to_json(),
         )

@@ -17,7 +17,7 @@ from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures.policy import attempts_left, decide, final_sentence, retry_rank
 from pipeline.planning.memory_estimate import Demand, corrected, learned
 from pipeline.planning.plan import Item, Unplaced
-from pipeline.records.outcome import CandidateReport, Failure, Outcome
+from pipeline.records.outcome import SKIPPED, CandidateReport, Failure, Outcome
 from pipeline.worker.requests import BuildResult, JudgeResult
 
 NO_DEMAND = Demand(asked=0, least=0)
@@ -55,7 +55,8 @@ class ItemState:
 
     Attributes:
         estimate: of its memory; at least the peak of its finished builds.
-        results: final results of builds, by recipe.
+        results: final results of builds, by recipe; of skipped ones, the reason is their failure.
+        waiting: recipes whose turn to be queued or skipped has not come.
         attempts: failed attempts, by recipe; None is the judge.
         num_damages: how often a judge found a candidate damaged.
         outcome: once decided.
@@ -65,6 +66,7 @@ class ItemState:
     estimate: Demand = NO_DEMAND
     phase: Phase = Phase.PLANNED
     results: Mapping[str, BuildResult] = field(default_factory=dict)
+    waiting: tuple[str, ...] = ()
     attempts: Mapping[str | None, Attempts] = field(default_factory=dict)
     num_damages: int = 0
     outcome: Outcome | None = None
@@ -101,9 +103,17 @@ class TaskFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The item enters the executor. `finished` holds the builds that earlier campaigns finished, by recipe."""
+    """The item enters the executor.
+
+    Attributes:
+        finished: the builds that earlier campaigns finished, by recipe.
+        hopeless: recipes to skip, each with the reason.
+        one_first: whether the first build tells which others are hopeless.
+    """
 
     finished: Mapping[str, BuildResult]
+    hopeless: Mapping[str, str] = field(default_factory=dict)
+    one_first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,10 +125,14 @@ class DemandKnown:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildEnded:
-    """A build ended. `failed` is set if the retry table applies; a build that never started has a failed result alone."""
+    """A build ended. `failed` is set if the retry table applies; a build that never started has a failed result alone.
+
+    `hopeless` as in Start.
+    """
 
     result: BuildResult
     failed: TaskFailure | None = None
+    hopeless: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,9 +209,10 @@ Step = tuple[ItemState, tuple[ItemAction, ...]]
 def advance(state: ItemState, event: ItemEvent) -> Step:
     """Return the state after an event, and the actions to perform in order."""
     match event:
-        case Start(finished=finished):
-            queued = tuple(QueueTask(recipe=recipe) for recipe in state.item.builds if recipe not in finished)
-            return _check_built(replace(state, phase=Phase.BUILDING, results=finished), queued)
+        case Start(finished=finished, hopeless=hopeless, one_first=one_first):
+            waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
+            state = replace(state, phase=Phase.BUILDING, results=finished, waiting=waiting)
+            return _take_turns(state, (), hopeless, one_first=one_first)
         case DemandKnown(demand=demand):
             return (replace(state, estimate=demand) if demand.asked > state.estimate.asked else state), ()
         case BuildEnded():
@@ -226,7 +241,33 @@ def _after_build(state: ItemState, event: BuildEnded) -> Step:
         result = replace(result, failure=_final(failed, state.attempts_of(result.recipe)))
     results = {**state.results, result.recipe: result}
     state = replace(state, results=results, estimate=learned(state.estimate, result.peak_bytes))
-    return _check_built(state, (RecordBuild(result=result),))
+    return _take_turns(state, (RecordBuild(result=result),), event.hopeless)
+
+
+def _take_turns(state: ItemState, actions: tuple[ItemAction, ...], hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:
+    """Skip waiting builds that are hopeless or out of time, and queue those whose turn it is: all, or one after the other."""
+    item, limits = state.item, state.item.entry.limits
+    skipped = {recipe: why for recipe, why in hopeless.items() if recipe in state.waiting}
+    under_way = len(item.builds) - len(state.results) - len(state.waiting)
+    if not under_way and (over := _over_build_s(state)):
+        skipped = dict.fromkeys(state.waiting, over) | skipped
+    left = tuple(recipe for recipe in state.waiting if recipe not in skipped)
+    one_by_one = limits.build_s is not None or one_first
+    turn = left[: 0 if under_way else 1] if one_by_one else left
+    results = {
+        recipe: BuildResult(
+            key=item.builds[recipe].digest, recipe=recipe, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")
+        )
+        for recipe, why in skipped.items()
+    }
+    state = replace(state, results={**state.results, **results}, waiting=left[len(turn) :])
+    notes = tuple(ShowNote(text=f"{item.label(recipe)}: {SKIPPED}: {why}") for recipe, why in skipped.items())
+    return _check_built(state, (*actions, *notes, *(QueueTask(recipe=recipe) for recipe in turn)))
+
+
+def _over_build_s(state: ItemState) -> str | None:
+    """Why no further recipe is built: limits.build_s; None if one may be."""
+    return state.item.entry.limits.over_build_s(sum(result.wall_s for result in state.results.values()))
 
 
 def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
@@ -234,6 +275,12 @@ def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
     item, results = state.item, state.results
     if len(results) < len(item.builds):
         return state, actions
+    spared = tuple(recipe for recipe, result in results.items() if result.failure and result.failure.kind == SKIPPED)
+    if (
+        spared and not _over_build_s(state) and all(result.failure is not None for result in results.values())
+    ):  # a hopeless one is better than none
+        kept = {recipe: result for recipe, result in results.items() if recipe not in spared}
+        return _take_turns(replace(state, results=kept, waiting=spared), actions, {})
     if item.before is not None and all(results[recipe].failure is not None for recipe in item.missed):
         return _decided(state, item.before, actions)
     if any(result.failure is None for result in results.values()):
@@ -328,6 +375,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         judge_s=result.judge_s,
         candidates=candidates,
         host=result.host or {},
+        architecture=next((found.architecture for found in builds.values() if found.architecture), ""),
     )
 
 
@@ -336,7 +384,7 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     if not builds:
         reason = "no other recipe than eager was asked for that fits this class"
         return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
-    failures = {recipe: found.failure for recipe, found in builds.items() if found.failure is not None}
+    failures = {recipe: found.failure for recipe, found in builds.items() if found.failure and found.failure.kind != SKIPPED}
     messages = list(dict.fromkeys(failure.message for failure in failures.values()))
     reason = messages[0] if len(messages) == 1 else "; ".join(f"{name}: {found.message}" for name, found in failures.items())
     # The failure that is retried soonest decides what the next campaign does: the ledger records the others by themselves.

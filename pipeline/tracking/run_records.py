@@ -19,7 +19,7 @@ from typing import Any, Literal
 from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
 from freezer.artifact.sections import FreezingRecord, FreezingReport, Migration
 from freezer.codec import decode
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome
 
 NO_RECIPE = "none"
 """Recipe of the single run of an outcome without candidates."""
@@ -80,7 +80,8 @@ def _cut(text: str) -> str:
 def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
     """Return one record for each candidate of an outcome, or a single one if it has no candidates."""
     if outcome.candidates:
-        return tuple(_candidate_record(outcome, candidate, campaign) for candidate in outcome.candidates)
+        built = [candidate for candidate in outcome.candidates if candidate.failure != SKIPPED]
+        return tuple(_candidate_record(outcome, candidate, campaign) for candidate in built)
     kind = outcome.failure_kind
     why = {"problem": outcome.reason or kind or outcome.verdict, "failure": kind, "code": outcome.code}
     ending = f"{outcome.verdict}: {kind}" if kind else outcome.verdict

@@ -32,6 +32,7 @@ class BuildResult:
         cached: the store contained it already.
         wall_s: duration of the child, in seconds.
         peak_bytes: of the child and its compilers.
+        architecture: as in FinishedBuild.
     """
 
     key: str
@@ -40,6 +41,7 @@ class BuildResult:
     failure: Failure | None = None
     wall_s: float = 0.0
     peak_bytes: int = 0
+    architecture: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,6 +69,9 @@ FURTHER = "further"
 """Folder of a judge's staging with payloads for further thread counts, for slow sizes, and of the fallback. It exists once the
 verdict is known; if the process dies from then on, the model is judged again without them."""
 
+ARCHITECTURE = "architecture"
+"""File of a build's staging with the digest of the model's architecture, which a failed build has too."""
+
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a report in the ledger; the manifest has longer ones."""
 
@@ -111,12 +114,19 @@ def build(request: BuildRequest) -> BuildResult:
             if place.remote is None:  # a bucket's marker has its own digests
                 note_digests(staging / "candidate")
             place.keep(staging / "candidate", "candidates", request.key)
+        known = staging / ARCHITECTURE
         return BuildResult(
-            key=request.key, recipe=request.recipe, failure=end.failure, wall_s=end.wall_s, peak_bytes=end.peak_bytes
+            key=request.key,
+            recipe=request.recipe,
+            failure=end.failure,
+            wall_s=end.wall_s,
+            peak_bytes=end.peak_bytes,
+            architecture=known.read_text() if known.exists() else "",
         )
 
 
 def _build_child(request: BuildRequest, staging: Path) -> None:
+    from freezer.freezing.candidates.architecture import architecture_digest
     from freezer.freezing.candidates.build import build as build_candidate
     from freezer.freezing.models.weights import is_large
     from freezer.freezing.recipes.recipes import RECIPES
@@ -128,6 +138,7 @@ def _build_child(request: BuildRequest, staging: Path) -> None:
     folder = staging / "candidate"
     folder.mkdir()
     subject = load_subject(request.entry, target)
+    write_whole(staging / ARCHITECTURE, architecture_digest(subject, target).encode())
     recipe = RECIPES[request.recipe]
     # Inductor needs the memory of a large model, which this process does not use afterwards. Recipes with other ways keep it.
     discard = is_large(subject.model) and all(lowering == "inductor" for _, lowering in recipe.ways)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from freezer.artifact.manifest import PayloadKind
+from freezer.artifact.manifest import ENGINES, PayloadKind
 from freezer.errors import UsageError, expected_names
 from freezer.freezing.recipes.inductor_settings import CUDA, recipe_settings
 
@@ -78,19 +78,19 @@ def _inductor(name: str, *, weight_prepack: bool = True, max_autotune: bool = Fa
     )
 
 
-RECIPES: Mapping[str, Recipe] = {
+RECIPES: Mapping[str, Recipe] = {  # in the order in which they are built: the cheapest first
     "torchscript-frozen": _torchscript("torchscript-frozen"),
     "torchscript-exact": _torchscript("torchscript-exact", optimize_numerics=False, auto=False),
     "torchscript-optimized": _torchscript("torchscript-optimized", optimize_for_inference=True),
-    "inductor-frozen": _inductor("inductor-frozen"),
-    "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
-    "inductor-max-autotune": _inductor("inductor-max-autotune", max_autotune=True, auto=False),
     "onnxruntime": Recipe(
         name="onnxruntime",
         ways=tuple((capture, "onnxruntime") for capture in _EXPORT),
         settings={"optimized": "extended", "session": {"session.force_spinning_stop": "1"}},
         keeps_state=False,
     ),
+    "inductor-frozen": _inductor("inductor-frozen"),
+    "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
+    "inductor-max-autotune": _inductor("inductor-max-autotune", max_autotune=True, auto=False),
     "portable": Recipe(
         name="portable",
         ways=(("export", "exported"), ("export-strict", "exported"), *_TORCHSCRIPT),
@@ -111,6 +111,11 @@ campaigns build it for the verdict `kept-eager`."""
 PRECISION: Mapping[str, bool] = {"tf32": False, "reduced_precision_reductions": False}
 """Faster and less exact arithmetic of GPUs: TF32 products of float32, and half-precision sums of half precision. Both are off for
 builds, judges and calls (runtime/precision.py)."""
+
+
+def needs_torch_alone(name: str) -> bool:
+    """Whether payloads of a recipe run with torch alone."""
+    return name in RECIPES and not any(lowering in ENGINES for _, lowering in RECIPES[name].ways)
 
 
 def made_for(recipe: Recipe, kind: str) -> Recipe:

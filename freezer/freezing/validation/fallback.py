@@ -43,7 +43,9 @@ def with_fallback(subject: Subject, judgement: Judgement, target: Target, folder
     alone = [one for one in judgement.trials if one.problem is None and not needs_engine(one) and not (one.ties or winner.ties)]
     if not alone:
         return judgement
-    best = max(alone, key=lambda trial: trial.speedup.value if trial.speedup else 0.0)
+    sampling = judgement.sampling
+    to_the_end = [one for one in alone if sampling is None or not sampling.stopped(one.candidate.recipe)]
+    best = max(to_the_end or alone, key=lambda trial: trial.speedup.value if trial.speedup else 0.0)
     for name in ("further", "fallback"):
         (folder / name).mkdir()
     served = with_further_threads(subject, replace(judgement, winner=best), target, folder / "further")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from freezer.artifact.manifest import Payload
+from freezer.artifact.manifest import ENGINES, Payload
 from freezer.artifact.payload_selection import is_special, serving, set_for, without_special
 from freezer.artifact.sections import Dropped, PointFigures, PointVerdict, place_text
 from freezer.freezing.candidates.candidate import Candidate
@@ -95,8 +95,16 @@ def time_cells(
 
 
 def _rivals(candidates: Sequence[Candidate], rivals: Sequence[str]) -> Rivals:
-    """The rivals of each entrant, of which one that is clearly faster makes it needless."""
-    return {name: set(rivals) - {item.recipe} for item in candidates for name in (item.recipe, general(item.recipe))}
+    """The rivals of each entrant, of which one that is clearly faster makes it needless.
+
+    One that needs torch alone may be kept beside a winner that needs an engine (fallback.py): only its like make it needless.
+    """
+    able = [item for item in candidates if item.recipe in rivals]
+    return {
+        name: {other.recipe for other in able if other is not item and (item.lowering in ENGINES or other.lowering not in ENGINES)}
+        for item in candidates
+        for name in (item.recipe, general(item.recipe))
+    }
 
 
 def time_sizes(

@@ -19,7 +19,7 @@ def names(*wanted: str, portable: bool = False) -> list[str]:
 
 
 def test_select_auto_and_all() -> None:
-    assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "inductor-frozen", "onnxruntime"]
+    assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "onnxruntime", "inductor-frozen"]
     assert names("all") == [name for name in RECIPES if name != "portable"]
     assert names("all", portable=True) == ["portable"]
     assert names("auto", portable=True) == ["portable"]

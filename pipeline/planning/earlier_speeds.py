@@ -1,0 +1,106 @@
+"""What earlier judgements say about the recipes of an architecture, for a device class and thread count.
+
+It is derived from the outcomes in the ledger. A recipe that was clearly slower than the winner is not built again for another model
+of the same architecture, unless its name was requested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from freezer.freezing.recipes.recipes import needs_torch_alone
+from pipeline.ledger.ledger import Ledger
+from pipeline.planning.plan import Item
+from pipeline.records.outcome import CandidateReport, Outcome
+
+REACH = 0.9
+"""A recipe may win if the upper bound of its speedup is at least this share of the winner's speedup."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierSpeed:
+    """The newest figures of a recipe for an architecture.
+
+    Attributes:
+        share: speedup as a share of the fastest one in the same judgement; `most` is its upper bound.
+        speedup: over eager.
+        model, fastest: the model and the recipe that was the fastest there.
+    """
+
+    recipe: str
+    share: float
+    most: float
+    speedup: float
+    model: str
+    fastest: str
+
+    def __str__(self) -> str:
+        return f"{self.speedup:.2f} times as fast as eager for {self.model}, of the same architecture; {self.fastest} was faster"
+
+
+class EarlierSpeeds:
+    """Figures of earlier judgements, by architecture, device class and thread count.
+
+    Args:
+        ledger: whose outcomes are read when the first figure is needed.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._known: dict[tuple[str, str, int], dict[str, EarlierSpeed]] | None = None
+
+    def any_for(self, item: Item) -> bool:
+        """Whether some architecture has figures for the class and thread count of an item."""
+        return any(place == [item.device_class, item.num_threads] for _, *place in self._read())
+
+    def hopeless(self, item: Item, architecture: str) -> dict[str, str]:
+        """The optional recipes of an item that cannot be expected to win, each with the reason."""
+        known = self._read().get((architecture, item.device_class, item.num_threads), {})
+        own = [found for found in known.values() if needs_torch_alone(found.recipe)]
+        kept = {found.recipe for found in known.values() if found.most >= REACH}
+        kept |= {max(own, key=lambda found: found.share).recipe} if own else set()
+        return {recipe: str(known[recipe]) for recipe in item.optional if recipe in known and recipe not in kept}
+
+    def add(self, outcome: Outcome) -> None:
+        """Take in a new outcome."""
+        if self._known is not None:
+            _take_in(outcome, self._known)
+
+    def _read(self) -> dict[tuple[str, str, int], dict[str, EarlierSpeed]]:
+        if self._known is None:
+            self._known = {}
+            for row in self._ledger.rows("outcome"):
+                if '"architecture"' in row.text:  # of earlier releases, none is known
+                    _take_in(Outcome.from_json(row.data["outcome"]), self._known)
+        return self._known
+
+
+def _take_in(outcome: Outcome, known: dict[tuple[str, str, int], dict[str, EarlierSpeed]]) -> None:
+    measured = list(_measured(outcome))
+    if not outcome.architecture or not measured:
+        return
+    fastest, best, _ = max(measured, key=lambda found: found[1])
+    place = (outcome.architecture, outcome.device_class, outcome.num_threads)
+    known.setdefault(place, {}).update(
+        {
+            report.recipe: EarlierSpeed(
+                recipe=report.recipe,
+                share=speedup / best,
+                most=most / best,
+                speedup=speedup,
+                model=outcome.model,
+                fastest=fastest.recipe,
+            )
+            for report, speedup, most in measured
+        }
+    )
+
+
+def _measured(outcome: Outcome) -> Iterator[tuple[CandidateReport, float, float]]:
+    """The candidates of an undisturbed judgement that passed the drift gate, with speedup and its upper bound."""
+    if outcome.verdict not in ("published", "kept-eager") or outcome.clock == "disturbed":
+        return
+    for report in outcome.candidates:
+        if report.problem is None and report.figures.speedup is not None and report.figures.speedup_ci is not None:
+            yield report, report.figures.speedup, report.figures.speedup_ci[1]
