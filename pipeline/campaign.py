@@ -18,6 +18,7 @@ from pipeline.publish import Publisher
 from pipeline.records.events import Event
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.campaign_report import CampaignReport
+from pipeline.reporting.costs import class_costs
 from pipeline.reporting.display import Display
 from pipeline.scheduling.executor import Executor
 from pipeline.tracking.process import TrackerProcess
@@ -132,6 +133,7 @@ class Campaign:
             started=started,
             finished=finished,
             outcomes=tuple(outcomes),
+            costs=class_costs(self._plan.items, outcomes),
             infrastructure=(*self._failures, *self._tracker.failures),
             interrupted=self._interrupted,
         )

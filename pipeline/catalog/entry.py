@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.freezing.models.sources import Source
-from freezer.limits import Limits
+from freezer.limits import Limits, Objective
 from freezer.spec.inputs import InputSpec
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Entry:
         spec: of its inputs; None takes them from the samples or the source.
         samples: file with real input sets, or its URL.
         task_metric: `MODULE:FUNCTION`, see `freezer.freezing.validation.judge.TaskMetric`.
+        objective: what the published candidate is best in, of those that meet the limits.
+        price_per_hour: of a machine, by device class, in any currency.
         limits, device_classes, recipes: as requested; `auto` is resolved once the nodes are known.
         files: read by a python source besides its module; part of its key.
         search_path: folders to search for python modules.
@@ -61,6 +63,8 @@ class Entry:
     reset: str | None = None
     threads: tuple[int, ...] = ()
     points: tuple[Mapping[str, int], ...] = ()
+    objective: Objective = "p50"
+    price_per_hour: Mapping[str, float] = field(default_factory=dict)
 
 
 def of_version(entry: Entry, model: RegistryModel) -> Entry:

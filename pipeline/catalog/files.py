@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 YAML_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 64
 
-JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points")
+JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points", "price_per_hour")
 """Fields that a Parquet catalog stores as JSON text."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

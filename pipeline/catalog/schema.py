@@ -19,8 +19,8 @@ from freezer.errors import ColdpressError, SpecError
 from freezer.files.download import file_name, is_url
 from freezer.freezing.models.sources import Source, module_file, parse_source
 from freezer.freezing.recipes.recipes import select
-from freezer.hardware.device_classes import device_class
-from freezer.limits import Limits
+from freezer.hardware.device_classes import PORTABLE, device_class
+from freezer.limits import Limits, Objective
 from freezer.spec.inputs import InputSpec
 from freezer.spec.parse import declared_dim, declared_item, declared_spec
 from freezer.spec.sample_headers import match_headers, read_header
@@ -170,6 +170,12 @@ def _check_device_class(name: str) -> str:
     return name
 
 
+def _check_priced_class(name: str) -> str:
+    if name in ("auto", PORTABLE):
+        raise PydanticCustomError("CP-ENTRY-CLASS", f"got {name!r}, expected the class of a machine with a price")
+    return _check_device_class(name)
+
+
 def _check_recipe(name: str) -> str:
     with _as_field_error("CP-ENTRY-RECIPE"):
         select([name], portable=False)
@@ -237,6 +243,7 @@ class LimitsModel(_Strict):
     memory_gb: float | None = Field(default=None, ge=0.1, le=100_000, allow_inf_nan=False)
     latency_ms_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     size_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    memory_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     def limits(self) -> Limits:
         """Return the limits, with defaults for those that are not given."""
@@ -263,6 +270,10 @@ class EntryModel(_Strict):
     files: Annotated[_List[Annotated[str, AfterValidator(_find_files)]], AfterValidator(_joined)] = ()
     task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
     limits: Annotated[LimitsModel, AfterValidator(LimitsModel.limits)] = LimitsModel()
+    objective: Objective = "p50"
+    price_per_hour: dict[
+        Annotated[str, AfterValidator(_check_priced_class)], Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    ] = {}
     device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
     recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
     tags: dict[str, str] = {}
@@ -295,7 +306,7 @@ _FIELDS = {"CP-ENTRY-DIMS": "dims", "CP-ENTRY-INPUTS": "inputs"}
 
 def coded_problems(problem: ErrorDetails) -> list[tuple[str, str, str]]:
     """Return the field in dotted form, the message and the code of each problem in an error of EntryModel."""
-    location, kind = [str(part) for part in problem["loc"]], problem["type"]
+    location, kind = [str(part) for part in problem["loc"] if part != "[key]"], problem["type"]
     if several := problem.get("ctx", {}).get("problems"):
         return list(several)
     if kind.startswith("CP-"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from freezer.freezing.recipes.recipes import needs_torch_alone
+from freezer.limits import timing_of
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.plan import Item
 from pipeline.records.outcome import CandidateReport, Outcome
@@ -99,7 +100,8 @@ def _take_in(outcome: Outcome, known: dict[tuple[str, str, int], dict[str, Earli
 
 def _measured(outcome: Outcome) -> Iterator[tuple[CandidateReport, float, float]]:
     """The candidates of an undisturbed judgement that passed the drift gate, with speedup and its upper bound."""
-    if outcome.verdict not in ("published", "kept-eager") or outcome.clock == "disturbed":
+    by_median = timing_of(outcome.objective) == "p50"
+    if outcome.verdict not in ("published", "kept-eager") or outcome.clock == "disturbed" or not by_median:
         return
     for report in outcome.candidates:
         if report.problem is None and report.figures.speedup is not None and report.figures.speedup_ci is not None:

@@ -30,7 +30,7 @@ INPUTS_VERSION = 3
 """Incremented when the same spec or samples give other golden inputs."""
 
 JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_max")
-"""Limits that a judgement depends on."""
+"""Limits that a judgement depends on, besides `memory_mb_max`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,9 +170,11 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
 def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy) -> Key:
     """Return the key of one judge.
 
-    Default points are not part of it. Source and class are part of it only if there are no builds. `sizes` are the further sizes at
-    which the winner is timed; judges of earlier releases timed none.
+    Default points, the default objective and an unset `memory_mb_max` are not part of it. Source and class are part of it only if
+    there are no builds. `sizes` are the further sizes at which the winner is timed; judges of earlier releases timed none.
     """
+    limits = {name: getattr(entry.limits, name) for name in JUDGED_LIMITS}
+    limits |= {} if entry.limits.memory_mb_max is None else {"memory_mb_max": entry.limits.memory_mb_max}
     alone = {} if builds else {"source": source.digest, "device_class": target.device_class}
     return make_key(
         {
@@ -180,7 +182,8 @@ def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTar
             **_sizes(entry),
             **alone,
             "builds": sorted(build.digest for build in builds),
-            "limits": {name: getattr(entry.limits, name) for name in JUDGED_LIMITS} | _build_s(entry),
+            "limits": limits | _build_s(entry),
+            **({} if entry.objective == "p50" else {"objective": entry.objective}),
             "policy": encode(replace(policy, accept_noise=False)),  # what it publishes is judged again without it
             "num_threads": [target.num_threads, *target.further_threads] if target.further_threads else target.num_threads,
             "inputs": {"version": INPUTS_VERSION, "samples": target.samples},

@@ -226,8 +226,9 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
     facts, policy = request.facts[name], request.policy
     if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
-        limits = replace(entry.limits, speedup_min=Limits().speedup_min, latency_ms_max=None, size_mb_max=None, build_s=None)
-        entry = replace(entry, limits=limits)
+        own = entry.limits
+        limits = Limits(error_ratio_max=own.error_ratio_max, timeout_s=own.timeout_s, memory_gb=own.memory_gb)
+        entry = replace(entry, limits=limits, objective="p50")
     num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
         device_class=name,
@@ -250,14 +251,15 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         builds=builds,
         judge=judge_key(entry, source, list(builds.values()), target, policy),
         policy=policy,
-        optional=_optional(requested, builds, entry.limits),
+        optional=_optional(requested, builds, entry),
         memory_bytes=facts.memory_bytes if memory_gb is None else int(memory_gb * 1e9),
     )
 
 
-def _optional(requested: Collection[str], builds: Iterable[str], limits: Limits) -> tuple[str, ...]:
-    """The recipes that only `auto` requests. With a limit on size or memory, a slower one may win."""
-    if "all" in requested or limits.size_mb_max is not None or limits.memory_mb_max is not None:
+def _optional(requested: Collection[str], builds: Iterable[str], entry: Entry) -> tuple[str, ...]:
+    """The recipes that only `auto` requests. With a limit on size or memory, or another objective, a slower one may win."""
+    limits = entry.limits
+    if "all" in requested or entry.objective != "p50" or limits.size_mb_max is not None or limits.memory_mb_max is not None:
         return ()
     return tuple(recipe for recipe in builds if recipe not in requested)
 

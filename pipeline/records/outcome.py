@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from freezer.artifact.sections import Tradeoff
 from freezer.codec import decode, encode, stored_as, written_if
-from freezer.limits import Clock
+from freezer.limits import Clock, Objective
 
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
@@ -155,6 +156,8 @@ class Outcome:
         version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
         candidates: one for each recipe.
+        objective: what `recipe` is best in, of the candidates that meet the limits.
+        pareto: the Pareto front of the candidates that passed the drift gate.
         host: where it was judged; recorded, never part of a key.
         source_key, judge_key: see planning/keys.py.
         registered_name: MLflow's registered model for its artifacts; None means `model`.
@@ -185,6 +188,8 @@ class Outcome:
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
+    objective: Objective = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
+    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=written_if(lambda self: bool(self.pareto)))
 
     @property
     def failed(self) -> bool:
@@ -242,7 +247,9 @@ class Outcome:
         return {name: data[name] for name in _REPORTED} | {
             "reason": self.coded_reason,
             "drift": {name: drift.get(name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")} if drift else None,
-            "latency_ms": {name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p99")} if latency else None,
+            "latency_ms": {name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p95", "p99")} if latency else None,
+            "objective": self.objective,
+            "pareto": [encode(one) for one in self.pareto],
             "warnings": list(self.warnings),
         }
 

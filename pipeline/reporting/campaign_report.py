@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.files.atomic import write_whole
 from freezer.files.buckets import SCHEMES
@@ -26,13 +28,15 @@ from freezer.store.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
 from pipeline.records.outcome import Outcome
+from pipeline.reporting.costs import ClassCost
 from pipeline.workspace.workspace import log_place
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain them."""
 
+_COST = "cost per 1M"
 _LEFT = ("model", "device class", "verdict", "recipe")
-_COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version", "build s", "judge s")
+_COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", _COST, "error ratio", "version", "build s", "judge s")
 _DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", "recipe")
 """Columns to drop on a narrow terminal, in order."""
 
@@ -47,6 +51,7 @@ class CampaignReport:
         outcomes: of every (model, device class), in the order of the catalog.
         infrastructure: failures of Ray, MLflow or the store, one sentence each.
         interrupted: whether a person stopped it.
+        costs: of the classes with a price.
     """
 
     campaign: str
@@ -55,6 +60,7 @@ class CampaignReport:
     outcomes: tuple[Outcome, ...]
     infrastructure: tuple[str, ...] = ()
     interrupted: bool = False
+    costs: tuple[ClassCost, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -73,6 +79,7 @@ class CampaignReport:
             "finished": _iso(self.finished),
             "exit_code": self.exit_code,
             "outcomes": [outcome.for_json_report() for outcome in self.outcomes],
+            "costs": [encode(cost) for cost in self.costs],
         }
 
     def write_json(self, path: Path) -> None:
@@ -154,8 +161,9 @@ def _logs(outcome: Outcome, store: str) -> list[str]:
 
 def _table(report: CampaignReport, console: Console) -> Table:
     """Return the table of outcomes, with the columns that fit the console."""
-    rows = [_cells(outcome) for outcome in report.outcomes]
-    columns = list(_COLUMNS)
+    costs = _cost_cells(report.costs)
+    rows = [{**_cells(outcome), _COST: costs.get((outcome.model, outcome.device_class), "")} for outcome in report.outcomes]
+    columns = [name for name in _COLUMNS if name != _COST or costs]
     for dropped in ("", *_DROPPED_FIRST):
         columns = [name for name in columns if name != dropped]
         table = Table(title=f"campaign {report.campaign}", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
@@ -187,6 +195,16 @@ def _cells(outcome: Outcome) -> dict[str, Text | str]:
         "version": str(outcome.version or ""),
         "build s": f"{outcome.build_s:.1f}" if not outcome.cached else "",
         "judge s": f"{outcome.judge_s:.1f}" if not outcome.cached else "",
+    }
+
+
+def _cost_cells(costs: Sequence[ClassCost]) -> dict[tuple[str, str], str]:
+    """Return the costs by model and class; of several classes of a model, the cheapest that meets the limits is marked."""
+    several = {model for model, count in Counter(cost.model for cost in costs).items() if count > 1}
+    return {
+        (cost.model, cost.device_class): f"{cost.cost_per_million:.3g}"
+        + (" cheapest" if cost.cheapest and cost.model in several else "" if cost.meets_limits else " over a limit")
+        for cost in costs
     }
 
 

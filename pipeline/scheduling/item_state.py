@@ -374,6 +374,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         build_s=sum(found.wall_s for found in builds.values()),
         judge_s=result.judge_s,
         candidates=candidates,
+        pareto=result.pareto,
         host=result.host or {},
         architecture=next((found.architecture for found in builds.values() if found.architecture), ""),
     )
@@ -430,6 +431,7 @@ def _identity(item: Item) -> dict[str, Any]:
         "model": item.entry.name,
         "device_class": item.device_class,
         "num_threads": item.num_threads,
+        "objective": item.entry.objective,
         "source": str(item.entry.source),
         "registered_name": item.entry.registered_name,
         "tags": dict(item.entry.tags),

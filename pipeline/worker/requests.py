@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from freezer.artifact.sections import Tradeoff
 from freezer.codec import decode, written_if
 from freezer.limits import Clock, SamplingPolicy
 from pipeline.catalog.entry import Entry
@@ -74,6 +75,7 @@ class JudgeResult:
         has_artifact: whether the store contains an artifact folder to publish.
         recipe, failure, figures, clock, task_metric: as in Outcome.
         candidates: one for each that was judged.
+        pareto: as in Outcome.
         judge_s: duration of the child, in seconds.
         peak_bytes: of the child.
     """
@@ -88,6 +90,7 @@ class JudgeResult:
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
+    pareto: tuple[Tradeoff, ...] = ()
     host: Mapping[str, Any] | None = None
     judge_s: float = 0.0
     peak_bytes: int = 0

@@ -227,7 +227,15 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     subject = load_subject(entry, target)
     candidates = [Candidate.read(folder) for folder in folders]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
-    judgement = judge_candidates(subject, candidates, target, limits=entry.limits, policy=request.policy, task_metric=metric)
+    judgement = judge_candidates(
+        subject,
+        candidates,
+        target,
+        limits=entry.limits,
+        policy=request.policy,
+        objective=entry.objective,
+        task_metric=metric,
+    )
     winner = judgement.winner
     more = winner is not None and (request.further_threads or slower_places(winner.points) or needs_engine(winner))
     if more and not (staging / FURTHER).exists():
@@ -287,6 +295,7 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
         figures=replace(_figures(best), latency_ms=latency_ms) if best else UNMEASURED,
         clock=judgement.sampling.clock if judgement.sampling else "wall",
         task_metric=metric,
+        pareto=judgement.pareto,
         candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
         host=host,
     )

@@ -122,6 +122,10 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"task_metric": "accuracy"}, "task_metric", "SOURCE", "expected python:MODULE:FUNCTION"),
     ({"limits": "{speedup_min: -1}"}, "limits.speedup_min", "LIMITS", "got '-1', expected a number above 0"),
     ({"limits": "{speedup_mim: 1}"}, "limits.speedup_mim", "LIMITS", "did you mean 'speedup_min'"),
+    ({"objective": "p96"}, "objective", "FIELD", "got 'p96', expected 'p50', 'p95', 'throughput', 'load', 'memory' or 'size'"),
+    ({"price_per_hour": "{cpu-z80: 1}"}, "price_per_hour.cpu-z80", "CLASS", "unknown device class 'cpu-z80'"),
+    ({"price_per_hour": "{portable: 1}"}, "price_per_hour.portable", "CLASS", "expected the class of a machine with a price"),
+    ({"price_per_hour": "{cuda-sm90: 0}"}, "price_per_hour.cuda-sm90", "FIELD", "got '0', expected a number above 0"),
     ({"weights": "zeros"}, "weights", "FIELD", "got 'zeros', expected 'random'"),
     ({"colour": "blue"}, "colour", "FIELD", "the field is unknown; expected one of name, args"),
     ({"tags": "{team: 3}"}, "tags.team", "FIELD", "got '3', expected a text"),
@@ -312,7 +316,10 @@ def test_parquet_has_an_explicit_schema(tmp_path: Path, columns: dict[str, list[
         read_catalog(tmp_path / "catalog.parquet")
 
 
-PLACES = {"threads": "[2, 1]", "points": "[{batch: 3}]", "preserve": "[version]", "reset": "clear"}
+PLACES = {
+    **{"threads": "[2, 1]", "points": "[{batch: 3}]", "preserve": "[version]", "reset": "clear"},
+    **{"objective": "throughput", "price_per_hour": "{cpu-x86-64-v3: 0.17}"},
+}
 
 
 def test_parquet_has_every_field_of_an_entry() -> None:
@@ -329,6 +336,7 @@ def test_all_formats_are_equivalent(folder: Path) -> None:
     assert (first.tags, first.limits.speedup_min, first.source.seed) == ({"team": "vision"}, 1.5, 3)
     assert (first.threads, first.points) == ((2, 1), ({"batch": 3},))
     assert (first.preserve, first.reset) == (("version",), "clear")
+    assert (first.objective, first.price_per_hour) == ("throughput", {"cpu-x86-64-v3": 0.17})
 
 
 def test_good_entries_are_read_beside_bad_ones(tmp_path: Path) -> None:

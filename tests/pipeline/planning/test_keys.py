@@ -105,14 +105,17 @@ def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
     assert key_of_build(entry, tmp_path) == key_of_build(stricter, tmp_path)
     builds = [key_of_build(entry, tmp_path)]
 
-    def judged(limits: Limits = entry.limits, policy: SamplingPolicy = POLICY, samples: str | None = None) -> str:
+    def judged(policy: SamplingPolicy = POLICY, samples: str | None = None, **changed: Any) -> str:
         target = replace(TARGET, samples=samples)
-        return judge_key(replace(entry, limits=limits), make_key({}), builds, target, policy).digest
+        return judge_key(replace(entry, **changed), make_key({}), builds, target, policy).digest
 
     assert judged() != judged(limits=stricter.limits)
     assert judged() != judged(policy=SamplingPolicy(time_limit_s=1))
+    assert judged() != judged(limits=replace(entry.limits, memory_mb_max=100))
     assert judged() != judged(samples="sha256:1")
+    assert judged() != judged(objective="size")
     assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), "a time limit changes no verdict that is reached"
+    assert judged() == judged(price_per_hour={"cpu-x86-64-v3": 1.0}), "a price changes no verdict"
 
 
 def test_judge_key_without_builds_has_source_and_class(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from freezer.artifact.sections import FreezingReport
+from freezer.artifact.sections import FreezingReport, Tradeoff
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.events import Event, verdict_text
 from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
 from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
+from pipeline.reporting.costs import ClassCost
 from pipeline.reporting.display import LineDisplay, LiveDisplay
 from pipeline.workspace.workspace import log_path
 
@@ -98,7 +99,8 @@ def test_exit_codes(report: CampaignReport, code: int) -> None:
 
 
 def test_outcome_round_trips_through_json() -> None:
-    for outcome in (PUBLISHED, FAILED):
+    front = Tradeoff(recipe="inductor-frozen", p50_ms=10.9, items_per_s=91.0, size_mb=100.0)
+    for outcome in (PUBLISHED, FAILED, replace(PUBLISHED, objective="size", pareto=(front,))):
         assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
 
 
@@ -117,16 +119,33 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     read = json.loads(path.read_text())
     assert read["started"] == "2001-09-09T01:46:40.000+00:00"
     assert [outcome["verdict"] for outcome in read["outcomes"]] == ["published", "failed"]
-    assert list(read) == ["campaign", "started", "finished", "exit_code", "outcomes"], "as docs/contract.md says"
+    assert list(read) == ["campaign", "started", "finished", "exit_code", "outcomes", "costs"], "as docs/contract.md says"
     assert list(read["outcomes"][0]) == [
         *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
-        *("latency_ms", "artifact", "version", "build_s", "judge_s", "warnings"),
+        *("latency_ms", "artifact", "version", "build_s", "judge_s", "objective", "pareto", "warnings"),
     ]
     assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
     assert read["outcomes"][0]["drift"]["margin"] is None
     assert read["outcomes"][1]["latency_ms"] is None
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_costs_are_a_column_only_with_prices() -> None:
+    assert "cost" not in printed(report_of(PUBLISHED))
+    other = replace(PUBLISHED, device_class="cpu-x86-64-v3")
+    classes = (("cpu-x86-64-v4", 0.5, True, True), ("cpu-x86-64-v3", 0.25, False, False))
+    costs = [
+        ClassCost(model="resnet50", device_class=name, cost_per_million=cost, meets_limits=meets, cheapest=cheapest)
+        for name, cost, meets, cheapest in classes
+    ]
+    both = printed(report_of(PUBLISHED, other, costs=tuple(costs)))
+    assert "cost per 1M" in both
+    assert "0.5 cheapest" in both
+    assert "0.25 over a limit" in both
+    alone = printed(report_of(PUBLISHED, costs=(costs[0],)))
+    assert "0.5" in alone
+    assert "cheapest" not in alone, "of one"
 
 
 def test_unwritable_json_report_names_the_fix(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Costs: what a million inferences cost on each device class that has a price, and the cheapest class.
+
+One call follows another on a machine that does nothing else, so a call costs its median time at the machine's price. Prices are
+not part of any key: with other prices a campaign reports other costs, and repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from freezer.artifact.sections import num_items
+from pipeline.planning.plan import Item
+from pipeline.records.outcome import Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassCost:
+    """Cost of one model on one device class.
+
+    Attributes:
+        cost_per_million: of as many inferences, in the currency of the prices.
+        meets_limits: whether what serves there keeps the entry's limits.
+        cheapest: of the model's classes that do.
+    """
+
+    model: str
+    device_class: str
+    cost_per_million: float
+    meets_limits: bool
+    cheapest: bool = False
+
+
+def class_costs(items: Iterable[Item], outcomes: Sequence[Outcome]) -> tuple[ClassCost, ...]:
+    """Return the costs of all outcomes that have a price and something that serves, in order."""
+    known = {(item.entry.name, item.device_class): item for item in items}
+    found = [
+        cost
+        for outcome in outcomes
+        if (item := known.get((outcome.model, outcome.device_class))) and (cost := _cost(item, outcome)) is not None
+    ]
+    least: dict[str, float] = {}
+    for cost in found:
+        if cost.meets_limits:
+            least[cost.model] = min(cost.cost_per_million, least.get(cost.model, cost.cost_per_million))
+    return tuple(replace(cost, cheapest=cost.meets_limits and cost.cost_per_million == least[cost.model]) for cost in found)
+
+
+def _cost(item: Item, outcome: Outcome) -> ClassCost | None:
+    """The cost of an outcome; with `kept-eager` that of eager, which the captured program equals about."""
+    price, latency_ms = item.entry.price_per_hour.get(outcome.device_class), outcome.figures.latency_ms or {}
+    served_ms = latency_ms.get({"published": "p50", "kept-eager": "eager_p50"}.get(outcome.verdict, ""))
+    if price is None or served_ms is None:
+        return None
+    points = next((report.points for report in outcome.candidates if report.recipe == outcome.recipe), ())
+    calls_per_hour = 3.6e6 / served_ms
+    return ClassCost(
+        model=outcome.model,
+        device_class=outcome.device_class,
+        cost_per_million=price / calls_per_hour * 1e6 / num_items(points[0]["point"] if points else {}),
+        meets_limits=outcome.verdict == "published" or _eager_meets_limits(item, served_ms),
+    )
+
+
+def _eager_meets_limits(item: Item, eager_ms: float) -> bool:
+    """Whether eager keeps the limits besides `speedup_min`; not if one is about what is not measured of it."""
+    limits = item.entry.limits
+    if limits.size_mb_max is not None or limits.memory_mb_max is not None:
+        return False
+    return limits.latency_ms_max is None or (item.entry.objective != "p95" and eager_ms <= limits.latency_ms_max)
