@@ -87,7 +87,8 @@ def _ready(job: Mapping[str, Any]) -> tuple[Iterator[Callable[[], Any]], dict[st
     started = time.perf_counter()
     built = PEERS[job["peer"]].build(case)
     calls = [built.bind(inputs) for inputs in case.inputs]
-    got = [arrays_of(call()) for call in calls]  # compiles where that is deferred
+    # The first call compiles where that is deferred; a later one may write into the memory of an earlier result.
+    got = [[tensor.clone() for tensor in arrays_of(call())] for call in calls]
     build_s = time.perf_counter() - started
     report = {"build_s": build_s, "note": built.note, **_drift(prepared["answers"], got)}
     del model, case, built, prepared, got
