@@ -15,7 +15,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +65,7 @@ class ModelPlace:
 
     Attributes:
         name, catalog: the entry.
-        folder: of the files that its entrants share; temporary.
+        folder: for files of its entrants; temporary.
         logs: folder of logs.
         store: with its artifact.
         tracking_uri: MLflow, for sources in its registry.
@@ -120,7 +119,7 @@ class Contest:
         entrants: in the order of PEERS.
         num_dropped: disturbed rounds; if `disturbed`, they are among the rounds that count.
         disturbed: whether so few rounds were undisturbed that all count.
-        load: load average over a minute at the start of the rounds, after the builds.
+        load: load average of a minute at the start; of later models it is the benchmark's own.
         seconds: that it took.
     """
 
@@ -148,10 +147,9 @@ class EntrantError(Exception):
 
 
 class Child:
-    """The process of an entrant; `report` describes its build."""
+    """The process of an entrant."""
 
-    def __init__(self, name: str, place: ModelPlace, options: ContestOptions, cache: Path) -> None:
-        self.name = name
+    def __init__(self, name: str, place: ModelPlace, num_threads: int) -> None:
         job = {
             "peer": name,
             "model": place.name,
@@ -159,11 +157,11 @@ class Child:
             "folder": str(place.folder),
             "store": place.store,
             "tracking_uri": place.tracking_uri,
-            "num_threads": options.num_threads,
+            "num_threads": num_threads,
         }
-        self.log = place.logs / f"{place.name}-{name}.log"
         self._used_s = 0.0
-        with self.log.open("w") as log:
+        cache = place.folder / f"inductor-{name}"  # of its own, so that each build takes its whole time
+        with (place.logs / f"{place.name}-{name}.log").open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.peer_child", json.dumps(job)],
                 cwd=ROOT,
@@ -174,8 +172,11 @@ class Child:
                 text=True,
                 start_new_session=True,  # with its compilers, for close()
             )
+
+    def report(self, limit_s: float) -> dict[str, Any]:
+        """Wait until it is built; the fields of an `Entrant` that describe the build."""
         try:
-            self.report = self._answer(options.build_limit_s)
+            return self._answer(limit_s)
         except EntrantError:
             self.close()
             raise
@@ -223,11 +224,9 @@ class Child:
 
 def contest(place: ModelPlace, options: ContestOptions) -> Contest:
     """Build all entrants of a model, and time them side by side."""
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
-        cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-inductor-")))
-        children, found = _built(place, options, cache, stack)
-        load = os.getloadavg()[0]
+        children, found = _built(place, options, stack)
         rounds, num_dropped = _rounds(children, found, options)
     disturbed = len(rounds) - num_dropped < min(5, options.rounds)
     kept = [answers for answers, dropped in rounds if disturbed or not dropped]
@@ -241,9 +240,7 @@ def contest(place: ModelPlace, options: ContestOptions) -> Contest:
     )
 
 
-def _built(
-    place: ModelPlace, options: ContestOptions, cache: Path, stack: contextlib.ExitStack
-) -> tuple[dict[str, Child], dict[str, Entrant]]:
+def _built(place: ModelPlace, options: ContestOptions, stack: contextlib.ExitStack) -> tuple[dict[str, Child], dict[str, Entrant]]:
     """The processes that are ready, and the report of every entrant. Eager comes first; it writes the inputs of all."""
     wanted = [name for name in PEERS if name in {*options.peers, "eager"}]
     missing = missing_packages(wanted)
@@ -251,21 +248,25 @@ def _built(
     children = dict[str, Child]()
 
     def build(name: str) -> None:
-        own = cache / name
-        own.mkdir()
+        child = Child(name, place, options.num_threads)
+        stack.callback(child.close)
         try:
-            child = Child(name, place, options, own)
+            found[name] = Entrant(name=name, **child.report(options.build_limit_s))
         except EntrantError as error:
             found[name] = Entrant(name=name, problem=f"not built: {error}")
-            return
-        stack.callback(child.close)
-        children[name] = child
-        found[name] = Entrant(name=name, **child.report)
+        else:
+            children[name] = child
 
     build("eager")
     others = [name for name in wanted if name != "eager" and name not in missing] if "eager" in children else []
-    with ThreadPoolExecutor(max_workers=available_cpus()) as pool:
+    pool = ThreadPoolExecutor(max_workers=available_cpus())
+    try:
         list(pool.map(build, [name for name in others if not PEERS[name].alone]))
+    except BaseException:  # Ctrl-C ends the processes, which the threads wait for
+        pool.shutdown(wait=False, cancel_futures=True)
+        stack.close()
+        raise
+    pool.shutdown()
     for name in others:
         if PEERS[name].alone:
             build(name)

@@ -78,7 +78,7 @@ def render(contests: Sequence[Contest], options: ContestOptions, command: str, r
         *("", f"`{command}`", ""),
         *machine(),
         f"- Peers: {', '.join(f'{package} {_version(package)}' for package in PACKAGES)}; Coldpress at {revision}",
-        f"- Load average when the rounds began: {', '.join(f'{one.load:.2f}' for one in contests)}",
+        f"- Load average when the first contest began: {contests[0].load:.2f}",
         "",
         f"float32, the first point of each catalog entry, {_threads(options.num_threads)}, the same inputs for all. Each entrant",
         f"has its own process; one runs at a time, in blocks of at least {options.block_ms:.0f} ms, in a new random order each",

@@ -16,9 +16,9 @@ import dataclasses
 import hashlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -59,18 +59,21 @@ def main() -> None:
         if name in (done := _finished(results, run)):
             _say(f"{name}: continued, measured in {done[name].seconds:.0f} s")
             continue
-        with tempfile.TemporaryDirectory(prefix=f"peers-{name}-") as folder:
-            found = contest(
-                ModelPlace(
-                    name=name,
-                    catalog=catalog,
-                    folder=Path(folder),
-                    logs=work / "logs",
-                    store=given.store or str(work / "store"),
-                    tracking_uri=tracking_uri,
-                ),
-                options,
-            )
+        folder = work / "scratch"
+        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
+        folder.mkdir()
+        found = contest(
+            ModelPlace(
+                name=name,
+                catalog=catalog,
+                folder=folder,
+                logs=work / "logs",
+                store=given.store or str(work / "store"),
+                tracking_uri=tracking_uri,
+            ),
+            options,
+        )
+        shutil.rmtree(folder)
         with results.open("a") as file:
             file.write(json.dumps(encode(dataclasses.replace(found, run=run))) + "\n")
         _say(_line(found))
