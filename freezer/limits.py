@@ -33,6 +33,7 @@ class Limits:
         latency_ms_max: highest median latency at the first point; with the objective `p95`, highest 95th percentile.
         size_mb_max: largest total size of payloads, in 1e6 bytes.
         memory_mb_max: most resident memory that opening and calling adds to a fresh process, in 1e6 bytes.
+        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
     """
 
     speedup_min: float = 1.05
@@ -43,6 +44,7 @@ class Limits:
     size_mb_max: float | None = None
     memory_mb_max: float | None = None
     build_s: float | None = None
+    allow_regression: bool = False
 
     def over_build_s(self, used_s: float) -> str | None:
         """Why no further recipe is built after builds of this duration; None if one may be."""

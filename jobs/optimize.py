@@ -67,6 +67,9 @@ def main(
     accept_noise: Annotated[
         bool, typer.Option("--accept-noise", help="On busy machines, publish what is faster even by disturbed measurements.")
     ] = False,
+    allow_regression: Annotated[
+        bool, typer.Option("--allow-regression", help="Publish what is slower, or drifts more, than the artifact that serves now.")
+    ] = False,
     mlflow_artifacts: Annotated[
         Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
     ] = "copy",
@@ -99,6 +102,7 @@ def main(
             trust=trust,
             keep_going=keep_going,
             lift_quarantine=lift_quarantine,
+            allow_regression=allow_regression,
             mlflow_artifacts=mlflow_artifacts,
             policy=SamplingPolicy(accept_noise=accept_noise),
             wait_s=wait_limit if wait_for_nodes else None,

@@ -23,6 +23,7 @@ class Config:
         only: a glob over entry names.
         keep_going: run the good entries if others are bad.
         lift_quarantine: retry what crashed in earlier campaigns.
+        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
         mlflow_artifacts: whether MLflow stores artifacts or references.
         policy: of sampling.
         wait_s: how long to wait for nodes of a class that has none; None does not wait.
@@ -40,6 +41,7 @@ class Config:
     trust: bool = False
     keep_going: bool = False
     lift_quarantine: bool = False
+    allow_regression: bool = False
     mlflow_artifacts: ArtifactMode = "copy"
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
     wait_s: float | None = None

@@ -18,7 +18,7 @@ from pipeline.records.outcome import UNMEASURED, Failure, Outcome
 from pipeline.scheduling.item_state import ItemState, OutcomeKnown, VersionPublished, advance, may_publish
 from pipeline.workspace.workspace import judged_name, workplace
 
-KEPT = ("unstable", "failed", "rejected")
+KEPT = ("unstable", "failed", "rejected", "kept-previous")
 """Verdicts after which the previous artifact of a class still serves."""
 
 _Gathered = list[tuple[Item, Outcome]]

@@ -199,6 +199,7 @@ def _planned(
         recipes=config.recipes,
         policy=config.policy,
         keep_going=config.keep_going,
+        allow_regression=config.allow_regression,
     )
     for line in recipes_left_out(request):
         note(line)

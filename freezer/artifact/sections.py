@@ -372,6 +372,34 @@ class Migration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PreviousRecord:
+    """The artifact that served the class when a new one was judged, compared with the new one.
+
+    Attributes:
+        version: that published it first.
+        artifact: digest of its image manifest.
+        recipe, torch: that made it.
+        same_weights: whether it was made of the weights that were judged.
+        error_ratio: measured beside the new one, or with other weights as recorded in its manifest.
+        speedup, speedup_ci: of the new artifact over it, in the same rounds; None if they were not timed.
+        problem: why they could not be compared; None if they were.
+    """
+
+    version: int | None
+    artifact: str
+    recipe: str
+    torch: str
+    same_weights: bool
+    error_ratio: float | None = None
+    speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        return f"version {self.version} ({self.recipe}, torch {self.torch})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FreezingRecord:
     """What freezing did.
 
@@ -387,6 +415,7 @@ class FreezingRecord:
         candidates: the candidates that lost.
         failures: by recipe that made no candidate, the error.
         migration: of a TorchScript source.
+        previous: the artifact that this one replaced, if they were compared.
     """
 
     build_s: float = 0.0
@@ -400,3 +429,4 @@ class FreezingRecord:
     failures: Mapping[str, str] = field(default_factory=dict)
     migration: Migration | None = None
     pareto: tuple[Tradeoff, ...] = field(default=(), metadata=written_if(lambda self: bool(self.pareto)))
+    previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from freezer.errors import CatalogError, InfrastructureError, StoreUnreachableError
+from freezer.errors import CatalogError, InfrastructureError, IntegrityError, NotPublishedError, StoreUnreachableError
 from freezer.freezing.recipes.recipes import left_out, made_for, select
 from freezer.hardware.cgroups import counts_within
 from freezer.hardware.device_classes import PORTABLE, auto_classes, device_class
@@ -109,6 +109,7 @@ class PlanRequest:
         device_classes, recipes: replace those of the entries; empty keeps theirs.
         policy: of sampling.
         keep_going: skip entries whose files became unreadable, and classes without a node or without enough threads.
+        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
     """
 
     entries: Sequence[Entry]
@@ -118,6 +119,7 @@ class PlanRequest:
     recipes: Sequence[str] = ()
     policy: SamplingPolicy
     keep_going: bool = False
+    allow_regression: bool = False
 
 
 def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests) -> Plan:
@@ -229,6 +231,7 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         own = entry.limits
         limits = Limits(error_ratio_max=own.error_ratio_max, timeout_s=own.timeout_s, memory_gb=own.memory_gb)
         entry = replace(entry, limits=limits, objective="p50")
+    entry = replace(entry, limits=replace(entry.limits, allow_regression=request.allow_regression))
     num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
         device_class=name,
@@ -281,7 +284,7 @@ class FinishedWork:
 
     def __init__(self, store: Store, ledger: Ledger, *, lifted: bool = False, since: float = math.inf) -> None:
         self._ledger, self.lifted, self._since = ledger, lifted, since
-        self._versions = cache(store.versions)
+        self._store, self._versions = store, cache(store.versions)
 
     def applied_to(self, item: Item) -> Item:
         """Return a planned item with its finished outcome, or what was missed in it, and why."""
@@ -325,9 +328,21 @@ class FinishedWork:
         if failure is not None and not is_kept(failure, memory_bytes=item.memory_bytes, lifted=self.lifted):
             why = _RETRIED.get(decide(failure.kind, failure.code).kept, "which is never kept")
             return None, f"failed earlier ({failure.kind}), {why}"
+        if outcome.verdict == "kept-previous":
+            if item.entry.limits.allow_regression:
+                return None, "was kept-previous; judging again because --allow-regression was given"
+            if outcome.previous is None or outcome.previous.artifact != self._serving(row.model, item.device_class):
+                return None, "was kept-previous, and another artifact serves now"
         if outcome.version is not None and outcome.version not in self._versions(row.model):
             return None, f"version {outcome.version} is gone from the store"
         return outcome.as_cached(), "unchanged"
+
+    def _serving(self, model: str, device_class: str) -> str | None:
+        """Return the digest of the image of the artifact that serves a class; None without one that can be read."""
+        with suppress(NotPublishedError, IntegrityError):
+            image = self._store.version(model).images.get(device_class)
+            return image.digest if image else None
+        return None
 
     def _find_missed(self, item: Item, outcome: Outcome) -> tuple[tuple[str, ...], str]:
         """Return the recipes that an outcome lacks and that are to be built now, and what to tell the user about them."""

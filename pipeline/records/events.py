@@ -7,7 +7,14 @@ from typing import Literal
 
 from pipeline.records.outcome import Outcome
 
-STYLES = {"published": "green", "kept-eager": "cyan", "rejected": "yellow", "failed": "red", "unstable": "magenta"}
+STYLES = {
+    "published": "green",
+    "kept-eager": "cyan",
+    "kept-previous": "blue",
+    "rejected": "yellow",
+    "failed": "red",
+    "unstable": "magenta",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

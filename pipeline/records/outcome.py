@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freezer.artifact.sections import Tradeoff
+from freezer.artifact.sections import PreviousRecord, Tradeoff
 from freezer.codec import decode, encode, stored_as, written_if
 from freezer.limits import Clock, Objective
 
@@ -144,7 +144,7 @@ class Outcome:
     """Outcome of one model for one device class.
 
     Attributes:
-        verdict: published, kept-eager, rejected, failed, unstable.
+        verdict: published, kept-eager, kept-previous, rejected, failed, unstable.
         cached: taken from an earlier campaign; shown to people as "unchanged".
         recipe: of the published artifact, or of the candidate that came nearest.
         reason: one sentence for people; of a failed outcome, the message of its failure.
@@ -163,6 +163,7 @@ class Outcome:
         registered_name: MLflow's registered model for its artifacts; None means `model`.
         tags: of the entry, free; shown in MLflow.
         architecture: of the model, as in FinishedBuild.
+        previous: the artifact that served when this was judged, compared with the new one; None without one.
     """
 
     model: str
@@ -190,6 +191,7 @@ class Outcome:
     architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
     objective: Objective = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
     pareto: tuple[Tradeoff, ...] = field(default=(), metadata=written_if(lambda self: bool(self.pareto)))
+    previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))
 
     @property
     def failed(self) -> bool:
@@ -251,6 +253,7 @@ class Outcome:
             "objective": self.objective,
             "pareto": [encode(one) for one in self.pareto],
             "warnings": list(self.warnings),
+            "previous": encode(self.previous) if self.previous else None,
         }
 
 

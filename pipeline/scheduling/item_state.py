@@ -377,6 +377,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         pareto=result.pareto,
         host=result.host or {},
         architecture=next((found.architecture for found in builds.values() if found.architecture), ""),
+        previous=result.previous,
     )
 
 

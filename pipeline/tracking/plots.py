@@ -26,6 +26,7 @@ GATE = 3.0
 VERDICT_COLORS: Mapping[str, str] = {
     "published": "#1b7f5c",
     "kept-eager": "#8a929c",
+    "kept-previous": "#3b6ea8",
     "rejected": "#c2452d",
     "unstable": "#d99a1c",
     "failed": "#5b2333",

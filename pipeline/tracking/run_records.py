@@ -182,6 +182,8 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     found["speedup/value"] = figures.speedup
     if figures.speedup_ci:
         found["speedup/ci_low"], found["speedup/ci_high"] = figures.speedup_ci
+    if outcome.previous is not None and candidate.recipe == outcome.recipe:
+        found["speedup/over_previous"] = outcome.previous.speedup
     if candidate.num_payloads:
         found["size_mb/payloads"] = candidate.size_bytes / 1e6
     found["build_s/total"] = candidate.build_s

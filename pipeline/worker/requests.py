@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from freezer.artifact.sections import Tradeoff
+from freezer.artifact.sections import PreviousRecord, Tradeoff
 from freezer.codec import decode, written_if
 from freezer.limits import Clock, SamplingPolicy
 from pipeline.catalog.entry import Entry
@@ -52,6 +52,7 @@ class JudgeRequest:
     Attributes:
         builds: keys of the candidates, by recipe.
         failures: for every other recipe, why it has no candidate.
+        previous: digest of the image of the artifact that serves now; the worker sets it.
     """
 
     key: str
@@ -64,6 +65,7 @@ class JudgeRequest:
     store: str
     failures: Mapping[str, str] = field(default_factory=dict)
     further_threads: tuple[int, ...] = ()
+    previous: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +75,7 @@ class JudgeResult:
     Attributes:
         verdict, reason: of the judgement; `failed` if there is none.
         has_artifact: whether the store contains an artifact folder to publish.
-        recipe, failure, figures, clock, task_metric: as in Outcome.
+        recipe, failure, figures, clock, task_metric, previous: as in Outcome.
         candidates: one for each that was judged.
         pareto: as in Outcome.
         judge_s: duration of the child, in seconds.
@@ -94,6 +96,7 @@ class JudgeResult:
     host: Mapping[str, Any] | None = None
     judge_s: float = 0.0
     peak_bytes: int = 0
+    previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))
 
     @classmethod
     def of_failure(cls, key: str, failure: Failure, *, judge_s: float = 0.0, peak_bytes: int = 0) -> JudgeResult:

@@ -34,6 +34,7 @@ from pipeline.records.class_facts import ClassFacts
 from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, flat_json
 from pipeline.sources.transfer import arrived
 from pipeline.worker.child import End
+from pipeline.worker.previous import OPENED, bring_previous, open_previous
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.supervisor import Bounds
@@ -149,6 +150,9 @@ def judge(request: JudgeRequest) -> JudgeResult:
     """Judge the candidates, unless the store contains an undisturbed judge's result for the same ones."""
     place, name = workplace(request.store), judged_name(request.key, request.entry.name, request.failures)
     done = _judged(place, name)
+    if done is not None and done.verdict == "kept-previous" and request.entry.limits.allow_regression:
+        place.drop("judged", name)
+        done = None
     if done is not None:
         return done
     with staging_folder(str(place.root)) as staging:
@@ -158,15 +162,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
         damage = _bring_candidates(place, request, folders)
         if damage is not None:
             return JudgeResult.of_failure(request.key, Failure(kind="disk", code=IntegrityError.code, message=damage))
-        request = replace(request, entry=arrived(request.entry, place))
-        end = _isolated(_judge_child, request, staging, list(folders.values()))
-        if end.failure is not None and (staging / FURTHER).exists():
-            counts = ", ".join(map(str, request.further_threads))
-            what = f"not frozen for threads {counts}" if counts else "no further payloads were tried"
-            lost = f"{what}: {end.failure.message}"
-            end = _isolated(_judge_child, replace(request, further_threads=()), staging, list(folders.values()))
-            if end.failure is None:
-                end = replace(end, value=replace(end.value, reason=f"{end.value.reason}; {lost}"))
+        end = _judged_by_child(replace(request, entry=arrived(request.entry, place)), staging, list(folders.values()))
         if end.failure is None:
             result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
             is_final = result.verdict != "unstable"
@@ -182,6 +178,26 @@ def judge(request: JudgeRequest) -> JudgeResult:
         write_whole(staging / "judged" / "result.json", json.dumps(flat_json(result)).encode())
         place.keep(staging / "judged", "judged", name)
         return _judged(place, name) or result  # another campaign may have been faster: its artifact is published
+
+
+def _judged_by_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> End:
+    """Judge in a child; again without the previous artifact or what follows the verdict if the child dies of them."""
+    digest, problem = bring_previous(request, staging)
+    request = replace(request, previous=digest)
+    lost = [f"not compared with the artifact that serves now: {problem}"] if problem else []
+    end = _isolated(_judge_child, request, staging, folders)
+    if end.failure is not None and (staging / OPENED).exists() and not (staging / FURTHER).exists():
+        lost.append(f"not compared with the artifact that serves now: {end.failure.message}")
+        request = replace(request, previous=None)
+        end = _isolated(_judge_child, request, staging, folders)
+    if end.failure is not None and (staging / FURTHER).exists():
+        counts = ", ".join(map(str, request.further_threads))
+        what = f"not frozen for threads {counts}" if counts else "no further payloads were tried"
+        lost.append(f"{what}: {end.failure.message}")
+        end = _isolated(_judge_child, replace(request, further_threads=()), staging, folders)
+    if lost and end.failure is None:
+        end = replace(end, value=replace(end.value, reason="; ".join([end.value.reason, *lost])))
+    return end
 
 
 def _judged(place: Workplace, name: str) -> JudgeResult | None:
@@ -235,6 +251,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         policy=request.policy,
         objective=entry.objective,
         task_metric=metric,
+        incumbent=open_previous(request.previous, staging, target) if request.previous else None,
     )
     winner = judgement.winner
     more = winner is not None and (request.further_threads or slower_places(winner.points) or needs_engine(winner))
@@ -298,6 +315,7 @@ def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any
         pareto=judgement.pareto,
         candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
         host=host,
+        previous=judgement.previous,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import GateRecord
+from freezer.artifact.sections import GateRecord, PreviousRecord
 from freezer.limits import Limits
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
@@ -125,7 +125,7 @@ def test_rejected_model_keeps_its_version(
     assert store.versions("mlp") == [1]
 
 
-@pytest.mark.parametrize("verdict", ["unstable", "failed", "rejected"])
+@pytest.mark.parametrize("verdict", ["unstable", "failed", "rejected", "kept-previous"])
 def test_previous_artifact_serves_without_a_new_one(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, verdict: str
 ) -> None:
@@ -160,6 +160,31 @@ def test_latest_keeps_a_class_that_a_new_source_lacks(
     again.add(here, judged(here, "published", store, scripted.artifact))
     assert store.version("mlp").images == store.version("mlp:3").images
     assert store.version("mlp").images[HERE] != before
+
+
+def test_kept_previous_is_finished_until_something_changes(
+    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), store, ledger, scripted, portable)
+    serving = store.version("mlp").images[HERE].digest
+    previous = PreviousRecord(version=1, artifact=serving, recipe="r", torch="2.13", same_weights=True, speedup=0.8)
+    slower = {"limits": Limits(error_ratio_max=2)}
+    first = plan(**slower)
+    publisher = Publisher(first, store, ledger)
+    publisher.add(first.items[0], replace(judged(first.items[0], "kept-previous", store), previous=previous))
+    kept, _ = publisher.add(first.items[1], judged(first.items[1], "published", store, regated(portable)))
+    assert kept.for_json_report()["previous"]["speedup"] == 0.8
+    assert not kept.failed
+    again = plan(**slower)
+    assert [item.why for item in again.items] == ["unchanged", "unchanged"]
+    assert again.items[0].finished == kept.as_cached()
+    allowed = plan_of([again.items[0].entry], store, ledger, allow_regression=True)
+    assert allowed.items[0].finished is None
+    assert allowed.items[0].judge == first.items[0].judge
+    assert allowed.items[0].why == "was kept-previous; judging again because --allow-regression was given"
+    assert allowed.items[1].finished is not None
+    store.publish("mlp", source_key="other", artifacts={HERE: regated(scripted)}, carried={})
+    assert plan(**slower).items[0].why == "was kept-previous, and another artifact serves now"
 
 
 def regated(frozen: Frozen) -> Artifact:

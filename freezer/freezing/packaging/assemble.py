@@ -215,6 +215,7 @@ def _freezing(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) 
         failures=failures,
         migration=judgement.migration or refused(failures),
         pareto=judgement.pareto,
+        previous=judgement.previous,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from freezer.artifact.sections import Migration, Tradeoff, slower_than_eager
+from freezer.artifact.sections import Migration, PreviousRecord, Tradeoff, slower_than_eager
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject, placed
@@ -19,6 +19,7 @@ from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
 from freezer.freezing.validation.drift import Gate
 from freezer.freezing.validation.footprints import with_footprints
+from freezer.freezing.validation.incumbent import Incumbent, enter, settle
 from freezer.freezing.validation.migration import compare
 from freezer.freezing.validation.reference import Reference, run_reference
 from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
@@ -46,6 +47,7 @@ class Judgement:
         migration: for a TorchScript model that was converted.
         fallback: the best trial that needs torch alone, if the winner does not (fallback.py).
         pareto: the Pareto front of the trials that passed the drift gate and were timed.
+        previous: the artifact that serves now, compared with what would replace it; None without one.
     """
 
     verdict: Verdict
@@ -62,6 +64,7 @@ class Judgement:
     fallback: Trial | None = None
     objective: Objective = "p50"
     pareto: tuple[Tradeoff, ...] = ()
+    previous: PreviousRecord | None = None
 
     @property
     def sampling(self) -> Sampling | None:
@@ -94,6 +97,7 @@ def judge(
     objective: Objective = "p50",
     task_metric: TaskMetric | None = None,
     on_drift_alone: bool = False,
+    incumbent: Incumbent | None = None,
 ) -> Judgement:
     """Judge the candidates of one model and device class. Nothing else should use the hardware meanwhile.
 
@@ -107,6 +111,7 @@ def judge(
         objective: what the winner is best in, of the candidates that meet the limits; `p50` for what is judged by drift alone.
         task_metric: the caller's own quality measure; reported, not gated.
         on_drift_alone: report speed without requiring a minimum, as always for the class `portable`.
+        incumbent: the artifact that serves now; what is worse does not replace it (incumbent.py).
 
     Raises:
         JudgeError: the eager model does not run, or the candidates were built from other weights.
@@ -129,7 +134,9 @@ def judge(
         if not by_drift:
             trials = with_footprints(trials, subject, target, limits, objective)
         passing = [trial.candidate for trial in trials if trial.problem is None]
-        cells = time_cells(subject, passing, target.num_threads, policy, rivals(trials, limits, objective))
+        old = enter(incumbent, subject, candidates, target, reference, limits, objective) if incumbent and passing else None
+        entrant = old.entrant if old else None
+        cells = time_cells(subject, passing, target.num_threads, policy, rivals(trials, limits, objective), entrant)
         eager_metric = None
         if task_metric is not None:
             eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
@@ -139,7 +146,9 @@ def judge(
         if task_metric is not None:
             trials = [_with_quality(trial, subject, task_metric) for trial in trials]
         verdict, reason, best = decide(trials, cells, limits, objective, on_drift_alone=by_drift)
-        front = pareto(trials, cells)
+        front, previous = pareto(trials, cells), None
+        if old is not None:
+            verdict, reason, previous = settle(old, (verdict, reason, best), cells[0], limits, policy, objective)
         if verdict == "published":
             sizes = time_sizes(subject, [best.candidate], target.num_threads, policy)
             timed = replace(best, points=(*best.points, *figures_of(best.candidate, sizes, policy, 1)))
@@ -153,6 +162,7 @@ def judge(
         policy=policy,
         objective=objective,
         pareto=front,
+        previous=previous,
         winner=best if verdict == "published" else None,
         best=best,
         trials=tuple(trials),

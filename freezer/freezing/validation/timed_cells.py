@@ -38,6 +38,9 @@ from freezer.timing.sampling import Sampling, Speedup, sample, speedup
 CAPTURED = KEPT_EAGER.name
 """Entrant name of the captured program (slow_sizes.py)."""
 
+PREVIOUS = "previous"
+"""Entrant name of the artifact that serves now (incumbent.py)."""
+
 LEAST_SHARE = 0.1
 """Minimum share of the judge's time limit for each further cell."""
 
@@ -73,7 +76,12 @@ def general(recipe: str) -> str:
 
 
 def time_cells(
-    subject: Subject, candidates: Sequence[Candidate], num_threads: int, policy: SamplingPolicy, rivals: Sequence[str] = ()
+    subject: Subject,
+    candidates: Sequence[Candidate],
+    num_threads: int,
+    policy: SamplingPolicy,
+    rivals: Sequence[str] = (),
+    incumbent: Candidate | None = None,
 ) -> tuple[Cell, ...]:
     """Time eager and the candidates at every point, the deciding one first.
 
@@ -85,11 +93,13 @@ def time_cells(
         num_threads: the deciding thread count.
         policy: the sampling policy; the cells share its time limit with `time_sizes`.
         rivals: recipes of the candidates that could win by being the fastest.
+        incumbent: the artifact that serves now, an entrant of the deciding cell.
     """
     if not candidates:
         return ()
     first, *others = zip(subject.points, shared_out(policy, len(subject.points) + len(_further_sizes(subject))), strict=False)
-    deciding = _time_cell(subject, candidates, num_threads, *first, rivals=_rivals(candidates, rivals))
+    entrants = [*candidates, incumbent] if incumbent else candidates
+    deciding = _time_cell(subject, entrants, num_threads, *first, rivals=_rivals(entrants, rivals))
     left = [candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)]
     return deciding, *(_time_cell(subject, left, num_threads, *each) for each in others)
 

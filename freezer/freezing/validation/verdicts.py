@@ -15,7 +15,7 @@ from freezer.freezing.validation.trials import Trial
 from freezer.limits import CLOCKS, Limits, Objective, timing_of
 from freezer.timing.sampling import MIN_SAMPLES, Sampling, Speedup
 
-Verdict = Literal["published", "kept-eager", "rejected", "failed", "unstable"]
+Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
 
 ALIKE = 1.05
 """Load times, memory and sizes within this ratio of the least count as equal: the fastest of these candidates wins."""
@@ -58,8 +58,8 @@ def rivals(trials: Sequence[Trial], limits: Limits, objective: Objective) -> lis
 
 def _best(measured: Sequence[tuple[Trial, Speedup]], sampling: Sampling, objective: Objective) -> tuple[Trial, Speedup]:
     """The fastest trial, of those whose load time, memory or size is about the least if that is the objective."""
-    least = min(_cost(trial, objective) for trial, _ in measured)
-    near = [pair for pair in measured if _cost(pair[0], objective) <= ALIKE * least]
+    least = min(cost(trial, objective) for trial, _ in measured)
+    near = [pair for pair in measured if cost(pair[0], objective) <= ALIKE * least]
     return max(near, key=lambda pair: (not sampling.stopped(pair[0].candidate.recipe), pair[1].value))
 
 
@@ -72,7 +72,7 @@ def _unstable(sampling: Sampling, objective: Objective) -> str:
     return reason
 
 
-def _cost(trial: Trial, objective: Objective) -> float:
+def cost(trial: Trial, objective: Objective) -> float:
     """What counts before the speedup: load time in ms, memory in MB, or size in MB; 0 if the objective is a latency."""
     if objective == "size":
         return trial.candidate.size_bytes / 1e6
@@ -86,8 +86,8 @@ def _praise(trial: Trial, faster: Speedup, objective: Objective) -> str:
     speed = f"{faster.value:.2f} times as fast as eager{_BY[timing_of(objective)]} (at least {faster.low:.2f})"
     least = {"load": "{:.3g} ms from opening to the first answer", "memory": "{:.1f} MB of memory", "size": "{:.1f} MB"}
     if objective in least:
-        cost = least[objective].format(_cost(trial, objective))
-        return f"{trial.candidate.recipe}: {cost}, the least of those within the limits; {speed}"
+        own = least[objective].format(cost(trial, objective))
+        return f"{trial.candidate.recipe}: {own}, the least of those within the limits; {speed}"
     return f"{trial.candidate.recipe} is {speed}"
 
 

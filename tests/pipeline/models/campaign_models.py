@@ -19,6 +19,26 @@ def good(width: int = 16) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+class Busy(nn.Module):
+    """A layer after a number of products with the identity: the same answers, later."""
+
+    def __init__(self, work: int) -> None:
+        super().__init__()
+        self.work, self.layer = work, nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Waste time, then answer."""
+        for _ in range(self.work):
+            x = x @ torch.eye(16)
+        return torch.nn.functional.gelu(self.layer(x))
+
+
+def busy(work: int = 0, seed: int = 0) -> nn.Module:
+    """A model of one interface whose speed and weights an entry can change."""
+    torch.manual_seed(seed)
+    return Busy(work)
+
+
 def slow_to_build(width: int = 8, seconds: float = 4.0) -> nn.Module:
     """Takes its time, so that a test can strike in mid-build."""
     time.sleep(seconds)

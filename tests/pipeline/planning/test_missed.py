@@ -141,7 +141,7 @@ def test_explain_builds_nothing_for_new_limits(store: Store, ledger: Ledger) -> 
     """Only the judge's key differs: the candidates are kept, and a capture that failed is not tried again."""
     model = replace(campaigns.entry("m", store.root.parent), recipes=(ONE, OTHER))
 
-    def plan(**limits: float) -> Plan:
+    def plan(**limits: Any) -> Plan:
         entry = replace(model, limits=replace(model.limits, **limits))
         found = campaigns.plan_of([entry], store, ledger)
         return replace(found, items=found.items[:1])

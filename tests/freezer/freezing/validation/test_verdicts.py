@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ CELL = Cell(
 )
 
 
-def winner(objective: Objective, **limits: float) -> tuple[str, str, str]:
+def winner(objective: Objective, **limits: Any) -> tuple[str, str, str]:
     """Verdict, recipe and reason."""
     verdict, reason, best = decide(TRIALS, (CELL,), Limits(**limits), objective, on_drift_alone=False)
     return verdict, best.candidate.recipe, reason

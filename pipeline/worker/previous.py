@@ -1,0 +1,76 @@
+"""The artifact that serves a model's class now, brought to the judge of the one that may replace it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from freezer.artifact.folder import Artifact
+from freezer.errors import IncompatibleError, IntegrityError, NotPublishedError
+from freezer.files.atomic import make_folder
+from freezer.hardware.device_classes import PORTABLE
+from freezer.store.store import Store
+from pipeline.worker.requests import JudgeRequest
+
+if TYPE_CHECKING:
+    from freezer.freezing.target.target import Target
+    from freezer.freezing.validation.incumbent import Incumbent
+
+FOLDER = "previous"
+"""Folder of a judge's staging with the artifact."""
+
+OPENED = "previous-opened"
+"""File of a judge's staging that exists once the artifact is opened: if the process dies from then on, the model is judged again
+without it."""
+
+
+def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, str]:
+    """Bring the artifact that `latest` has for the class of a judge.
+
+    Args:
+        request: of the judge.
+        staging: folder of the judge.
+
+    Returns:
+        The digest of its image manifest, or None, and the reason if it cannot be read.
+
+    Raises:
+        StoreUnreachableError: the store cannot be read.
+    """
+    if request.device_class == PORTABLE:
+        return None, ""
+    store = Store.open(request.store, create=True)
+    try:
+        version = store.version(request.entry.name)
+        image = version.images.get(request.device_class)
+        if image is None:
+            return None, ""
+        make_folder(staging / FOLDER)
+        store.materialize(version, request.device_class, staging / FOLDER)
+    except NotPublishedError:
+        return None, ""
+    except IntegrityError as error:
+        return None, str(error)
+    return image.digest, ""
+
+
+def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
+    """Open the artifact that `bring_previous` brought, as a deployment does, to learn whether it serves here.
+
+    Args:
+        digest: of its image manifest.
+        staging: folder of the judge.
+        target: of the judge.
+    """
+    from freezer.freezing.validation.incumbent import Incumbent
+    from freezer.serving.load import load
+
+    (staging / OPENED).touch()
+    artifact, problem = Artifact.read(staging / FOLDER), None
+    made_for = target.device_class
+    device = str(target.device) if made_for.kind == "cuda" else None
+    try:
+        load(artifact.folder, device_class=made_for.name, threads=target.num_threads, device=device, strict=True)
+    except IncompatibleError as error:
+        problem = "; ".join(map(str, error.ladder))
+    return Incumbent(folder=artifact.folder, manifest=artifact.manifest, digest=digest, problem=problem)

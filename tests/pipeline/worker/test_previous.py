@@ -1,0 +1,108 @@
+"""A judge gets the artifact that serves now from the store: real builds and judges in their children, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freezer.artifact.folder import Artifact
+from freezer.freezing.models.sources import parse_source
+from freezer.limits import Limits
+from freezer.spec.inputs import InputSpec
+from freezer.spec.items import TensorSpec
+from freezer.store.store import Store
+from pipeline.catalog.entry import Entry
+from pipeline.records.outcome import Failure
+from pipeline.worker.child import End
+from pipeline.worker.previous import OPENED
+from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
+from pipeline.worker.tasks import build, judge
+from pipeline.workspace.workspace import candidate_folder, judged_folder
+from tests.steps import HERE, QUICK, flip_a_byte
+
+MODELS = Path(__file__).parents[1] / "models"
+RECIPE = "torchscript-frozen"
+
+
+def common(store: Path, *, allow: bool = False, work: int = 0) -> dict[str, Any]:
+    path = (str(MODELS),)
+    entry = Entry(
+        name="busy",
+        source=parse_source("python:campaign_models:busy", folder=MODELS, search_path=path, args={"work": work}),
+        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),)),
+        samples=None,
+        task_metric=None,
+        limits=Limits(speedup_min=0.0, timeout_s=300, allow_regression=allow),
+        device_classes=(HERE,),
+        recipes=(RECIPE,),
+        files=(),
+        search_path=path,
+    )
+    return {"entry": entry, "device_class": HERE, "num_threads": 1, "store": str(store)}
+
+
+def judged(store: Path, key: str, **options: Any) -> JudgeResult:
+    """Build, unless that is done, and judge a model, with one key for both."""
+    given = common(store, **options)
+    built = build(BuildRequest(key=key, recipe=RECIPE, **given))
+    assert built.failure is None, built.failure
+    return judge(JudgeRequest(key=key, builds={RECIPE: key}, policy=QUICK, campaign="c", **given))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that serves the model without extra work as version 1, and has a candidate with it."""
+    store = tmp_path_factory.mktemp("store")
+    result = judged(store, "fast")
+    assert (result.verdict, result.previous) == ("published", None), result.reason
+    artifact = Artifact.read(judged_folder(str(store), "fast", "busy") / "artifact")
+    Store.open(str(store)).publish("busy", source_key="fast", artifacts={HERE: artifact}, carried={})
+    return store
+
+
+def test_slower_artifact_does_not_replace(store: Path) -> None:
+    result = judged(store, "slow", work=60)
+    assert (result.verdict, result.has_artifact) == ("kept-previous", False), result.reason
+    previous = result.previous
+    assert previous is not None
+    assert (previous.version, previous.recipe, previous.same_weights, previous.problem) == (1, RECIPE, True, None)
+    assert previous.artifact == Store.open(str(store)).version("busy").images[HERE].digest
+    assert previous.speedup_ci is not None
+    assert previous.speedup_ci[1] < 0.9
+    assert judged(store, "slow", work=60) == result, "it was read"
+    allowed = judged(store, "slow", work=60, allow=True)
+    assert (allowed.verdict, allowed.has_artifact) == ("published", True), allowed.reason
+    manifest = Artifact.read(judged_folder(str(store), "slow", "busy") / "artifact").manifest
+    assert manifest.freezing.previous == allowed.previous
+
+
+def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
+    artifact = Artifact.read(judged_folder(str(store), "fast", "busy") / "artifact")
+    Store.open(str(tmp_path)).publish("busy", source_key="fast", artifacts={HERE: artifact}, carried={})
+    (payload,) = artifact.manifest.payloads
+    flip_a_byte(tmp_path / "busy" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:"))
+    replacing = judged(tmp_path, "slow", work=60)
+    assert replacing.verdict == "published"
+    assert "; not compared with version 1 (torchscript-frozen, torch " in replacing.reason
+    assert "tampered" in replacing.reason
+
+
+def test_crash_of_the_old_artifact_fails_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code for an older torch may kill the process that opens it."""
+    candidate_folder(str(store), "b").mkdir(parents=True)
+    asked: list[str | None] = []
+
+    def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
+        asked.append(request.previous)
+        if request.previous is None:
+            return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
+        (staging / OPENED).touch()
+        return End(failure=Failure(kind="crash", code="CP-CRASH", message="the process died of SIGSEGV"))
+
+    monkeypatch.setattr("pipeline.worker.tasks._isolated", isolated)
+    result = judge(JudgeRequest(key="j", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)))
+    assert [digest is None for digest in asked] == [False, True]
+    assert (result.verdict, result.previous) == ("published", None)
+    assert result.reason == "it is fast; not compared with the artifact that serves now: the process died of SIGSEGV"
