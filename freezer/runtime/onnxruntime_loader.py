@@ -77,7 +77,7 @@ def _runner(session: Any) -> Callable[..., list[Tensor]]:
     call = _by_dlpack if numpy_lacks else _by_numpy
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        results = call(session, names, outputs, tensors)
+        results = [found if found.numel() else torch.empty_like(found) for found in call(session, names, outputs, tensors)]
         for place, order in moved:
             results[place] = results[place].permute(order)
         return results

@@ -79,7 +79,7 @@ def _build(captured: Captured, path: Path, settings: Mapping[str, Any]) -> Lower
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"):
         model = _converted(captured.program)
-    _check_sizes(captured.program, model)
+    _check_signature(captured.program, model)
     _lay_out(model, orders)
     before = _operators(model.graph)
     with timed(phases_s, "optimize"):
@@ -118,29 +118,23 @@ def _quiet() -> Iterator[None]:
 def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | None]:
     """For each output the order of its dims in memory, largest stride first; None if it is contiguous.
 
-    Raises:
-        BuildError: an output is a view with gaps or repetitions, which no output of ONNX is.
+    Captures give outputs eager's layout, which is dense. Sizes that depend on values have no example, so such outputs count as
+    contiguous.
     """
     found: list[list[int] | None] = []
-    for place, value in enumerate(_values(program, program.graph_signature.user_outputs)):
-        sizes, strides = [_hint(size) for size in value.shape], [_hint(stride) for stride in value.stride()]
-        dims = sorted((dim for dim, size in enumerate(value.shape) if size != 1), key=lambda dim: (-strides[dim], dim))
-        dense = 1
-        for dim in reversed(dims):
-            if strides[dim] != dense:
-                raise BuildError(
-                    f"onnxruntime: output {place} is a view of a larger tensor, with strides {strides} for the sizes {sizes}, "
-                    "which ONNX Runtime does not return; use .contiguous() on it in forward"
-                )
-            dense *= sizes[dim]
-        order = [*(dim for dim, size in enumerate(value.shape) if size == 1), *dims]
-        found.append(None if dims == sorted(dims) else order)
+    for value in _values(program, program.graph_signature.user_outputs):
+        strides = [_in_example(stride) for stride in value.stride()]
+        single = [dim for dim, size in enumerate(value.shape) if isinstance(size, int) and size == 1]  # whose strides are arbitrary
+        others = [dim for dim in range(value.dim()) if dim not in single]
+        if None not in strides:
+            others.sort(key=lambda dim: (-strides[dim], dim))
+        found.append(None if others == sorted(others) else [*single, *others])
     return found
 
 
-def _hint(size: Any) -> int:
-    """A size in the example that a program was exported with."""
-    return size if isinstance(size, int) else int(size.node.hint)
+def _in_example(size: Any) -> Any:
+    """A size in the example that a program was exported with; None if it depends on values."""
+    return size if isinstance(size, int) else size.node.hint
 
 
 def _values(program: torch.export.ExportedProgram, names: Sequence[Any]) -> list[Any]:
@@ -148,19 +142,23 @@ def _values(program: torch.export.ExportedProgram, names: Sequence[Any]) -> list
     return [nodes[name].meta["val"] for name in names]
 
 
-def _check_sizes(program: torch.export.ExportedProgram, model: Any) -> None:
-    """Check that the ONNX file takes the program's inputs, and that each size that varies is not a constant there.
+def _check_signature(program: torch.export.ExportedProgram, model: Any) -> None:
+    """Check that the ONNX file takes and returns what the program does, with sizes that vary where the program's do.
 
     Raises:
         BuildError: it does not.
     """
-    values = _values(program, program.graph_signature.user_inputs)
-    if len(values) != len(model.graph.input) or len(program.graph_signature.user_outputs) != len(model.graph.output):
-        raise BuildError(
-            f"onnxruntime: the conversion made {len(model.graph.input)} inputs and {len(model.graph.output)} outputs of "
-            f"{len(values)} and {len(program.graph_signature.user_outputs)}; use inductor-frozen"
-        )
-    for item, value in zip(model.graph.input, values, strict=True):
+    signature = program.graph_signature
+    for names, items in ((signature.user_inputs, model.graph.input), (signature.user_outputs, model.graph.output)):
+        values = _values(program, names)
+        if any(value.is_complex() for value in values):
+            raise BuildError("onnxruntime: an input or output is complex, which ONNX lacks; use torch.view_as_real outside the model")
+        if len(values) != len(items):
+            raise BuildError(
+                f"onnxruntime: the conversion made {len(items)} tensors of {len(values)} in the model's inputs or outputs; use "
+                "inductor-frozen"
+            )
+    for item, value in zip(model.graph.input, _values(program, signature.user_inputs), strict=True):
         for dim, size in zip(item.type.tensor_type.shape.dim, value.shape, strict=True):
             if not isinstance(size, int) and dim.HasField("dim_value"):
                 raise BuildError(
