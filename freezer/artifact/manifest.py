@@ -157,7 +157,7 @@ class Manifest:
     @property
     def engines(self) -> tuple[str, ...]:
         """Packages that the payloads need besides torch."""
-        return tuple(dict.fromkeys(ENGINES[payload.kind] for payload in self.payloads if payload.kind in ENGINES))
+        return engines_of(self.payloads)
 
     def without_engine(self) -> Manifest | None:
         """The manifest of what the fallback serves; None without a fallback."""
@@ -167,7 +167,8 @@ class Manifest:
         latency = self.latency and replace(
             self.latency, ms=other.ms, speedup=other.speedup, speedup_ci=other.speedup_ci, points=other.points, cold_start=None
         )
-        return replace(self, recipe=other.recipe, payloads=other.payloads, latency=latency, fallback=None)
+        needs = replace(self.needs, packages={})
+        return replace(self, recipe=other.recipe, payloads=other.payloads, needs=needs, latency=latency, fallback=None)
 
     def to_bytes(self) -> bytes:
         """The bytes of manifest.json: sorted keys, no NaN."""
@@ -191,6 +192,11 @@ class Manifest:
         for item in manifest.contents:
             check_digest(item.digest)
         return manifest
+
+
+def engines_of(payloads: Sequence[Payload]) -> tuple[str, ...]:
+    """Packages that payloads need besides torch."""
+    return tuple(dict.fromkeys(ENGINES[payload.kind] for payload in payloads if payload.kind in ENGINES))
 
 
 def check_paths(paths: Sequence[str], *, origin: str) -> None:
@@ -221,6 +227,6 @@ def check_inside(path: str, *, origin: str) -> None:
 
 
 def version_tuple(version: str) -> tuple[int, int]:
-    """Major and minor of a torch version."""
+    """Major and minor of a version of torch or of an engine."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)

@@ -33,11 +33,13 @@ class Needs:
         torch: oldest version, major and minor.
         machine: archspec's name of the least CPU; None for `portable`.
         cuda: requirements of an artifact for a GPU.
+        packages: oldest version, major and minor, of each engine that the payloads need besides torch.
     """
 
     torch: str
     machine: str | None = None
     cuda: CudaNeeds | None = field(default=None, metadata=written_if(lambda self: self.cuda is not None))
+    packages: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.packages)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,7 +77,10 @@ def _runner(session: Any) -> Callable[..., list[Tensor]]:
     call = _by_dlpack if numpy_lacks else _by_numpy
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        results = [found if found.numel() else torch.empty_like(found) for found in call(session, names, outputs, tensors)]
+        results = call(session, names, outputs, tensors)
+        for place, found in enumerate(results):
+            if not found.numel():  # NumPy gives it no strides
+                results[place] = torch.empty(found.shape, dtype=found.dtype)
         for place, order in moved:
             results[place] = results[place].permute(order)
         return results

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind, version_tuple
@@ -107,13 +107,22 @@ def refuse_by_torch(manifest: Manifest, torch_version: str, *, canary: bool = Tr
     return None
 
 
-def refuse_by_engine(manifest: Manifest, installed: Collection[str]) -> Refusal | None:
-    """Why an artifact does not serve where only these engines are installed; None where it needs none of the others."""
+def refuse_by_engine(manifest: Manifest, installed: Mapping[str, str]) -> Refusal | None:
+    """Why an artifact does not serve with the installed engines: one is missing, or older than the payloads.
+
+    Args:
+        manifest: of the artifact. Those of payloads made by hand may lack the versions.
+        installed: versions by package.
+    """
     missing = [engine for engine in manifest.engines if engine not in installed]
-    if not missing:
-        return None
-    expected = f"{' and '.join(missing)} (pip install 'coldpress[{','.join(missing)}]')"
-    return _refusal(manifest, "runtime_missing", f"{' and '.join(missing)} not installed", expected)
+    if missing:
+        expected = f"{' and '.join(missing)} (pip install 'coldpress[{','.join(missing)}]')"
+        return _refusal(manifest, "runtime_missing", f"{' and '.join(missing)} not installed", expected)
+    for engine, least in manifest.needs.packages.items():
+        if version_tuple(installed[engine]) < version_tuple(least):
+            expected = f"{engine} >= {least} (pip install --upgrade {engine})"
+            return _refusal(manifest, "runtime_too_old", f"{engine} {installed[engine]}", expected)
+    return None
 
 
 def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -296,5 +297,12 @@ def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProces
         num_threads=options.threads or thread_budget(own_count()),
         torch_version=torch.__version__,
         cuda=cuda_here(device) if needs_cuda else CudaHere(),
-        engines=[package for package in ENGINES.values() if find_spec(package) is not None],
+        engines={name: _version_of(name) for name in ENGINES.values() if find_spec(name) is not None},
     )
+
+
+def _version_of(package: str) -> str:
+    """The version of an installed package; other distributions, such as onnxruntime-gpu, may contain it."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return str(import_module(package).__version__)

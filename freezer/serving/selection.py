@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ class ServingProcess:
         num_threads: that calls may use.
         torch_version: for example `2.13.0+cpu`.
         cuda: GPUs that may serve; read only where a published class needs one.
-        engines: packages of ENGINES that are installed.
+        engines: versions of the packages of ENGINES that are installed.
     """
 
     host: Host
@@ -68,7 +68,7 @@ class ServingProcess:
     num_threads: int
     torch_version: str
     cuda: CudaHere
-    engines: Collection[str] = ()
+    engines: Mapping[str, str] = field(default_factory=dict)
 
     def machine(self, limits: Mapping[str, str] | None = None) -> Machine:
         """The machine as this process sees it, also under further limits of the instruction set."""

@@ -19,6 +19,7 @@ from freezer.artifact.sections import Change
 from freezer.errors import BuildError, MissingDependencyError, UsageError
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.diagnostics.messages import onnx_sentence
+from freezer.freezing.lowering.engine_outputs import output_orders, values_named
 from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH
 from freezer.freezing.lowering.result import Lowered, timed
@@ -47,8 +48,9 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             machine (code CP-DEVICE-CLASS), the weights are too large for one file, or the program cannot be converted.
     """
     if captured.mutates:
+        changed = ", ".join(map(captured.source_name, captured.mutates))
         raise BuildError(
-            f"onnxruntime: a call changes {', '.join(captured.mutates)}, and an ONNX file keeps no state; torchscript-frozen does",
+            f"onnxruntime: a call changes {changed}, and an ONNX file keeps no state; torchscript-frozen does",
             code="CP-STATE",
         )
     missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]
@@ -115,33 +117,6 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | None]:
-    """For each output the order of its dims in memory, largest stride first; None if it is contiguous.
-
-    Captures give outputs eager's layout, which is dense. Sizes that depend on values have no example, so such outputs count as
-    contiguous.
-    """
-    found: list[list[int] | None] = []
-    for value in _values(program, program.graph_signature.user_outputs):
-        strides = [_in_example(stride) for stride in value.stride()]
-        single = [dim for dim, size in enumerate(value.shape) if isinstance(size, int) and size == 1]  # whose strides are arbitrary
-        others = [dim for dim in range(value.dim()) if dim not in single]
-        if None not in strides:
-            others.sort(key=lambda dim: (-strides[dim], dim))
-        found.append(None if others == sorted(others) else [*single, *others])
-    return found
-
-
-def _in_example(size: Any) -> Any:
-    """A size in the example that a program was exported with; None if it depends on values."""
-    return size if isinstance(size, int) else size.node.hint
-
-
-def _values(program: torch.export.ExportedProgram, names: Sequence[Any]) -> list[Any]:
-    nodes = {node.name: node for node in program.graph.nodes}
-    return [nodes[name].meta["val"] for name in names]
-
-
 def _check_signature(program: torch.export.ExportedProgram, model: Any) -> None:
     """Check that the ONNX file takes and returns what the program does, with sizes that vary where the program's do.
 
@@ -150,15 +125,17 @@ def _check_signature(program: torch.export.ExportedProgram, model: Any) -> None:
     """
     signature = program.graph_signature
     for names, items in ((signature.user_inputs, model.graph.input), (signature.user_outputs, model.graph.output)):
-        values = _values(program, names)
+        values = values_named(program, names)
         if any(value.is_complex() for value in values):
-            raise BuildError("onnxruntime: an input or output is complex, which ONNX lacks; use torch.view_as_real outside the model")
+            raise BuildError(
+                "onnxruntime: an input or output is complex, which ONNX lacks; use torch.view_as_real outside the model"
+            )
         if len(values) != len(items):
             raise BuildError(
                 f"onnxruntime: the conversion made {len(items)} tensors of {len(values)} in the model's inputs or outputs; use "
                 "inductor-frozen"
             )
-    for item, value in zip(model.graph.input, _values(program, signature.user_inputs), strict=True):
+    for item, value in zip(model.graph.input, values_named(program, signature.user_inputs), strict=True):
         for dim, size in zip(item.type.tensor_type.shape.dim, value.shape, strict=True):
             if not isinstance(size, int) and dim.HasField("dim_value"):
                 raise BuildError(
@@ -218,7 +195,9 @@ def _changes(before: Counter[str], after: Counter[str]) -> Iterator[Change]:
 
 
 def _text(model: Any) -> str:
-    """The graph without its weights."""
-    from onnx import helper
+    """The graph, with the names and shapes of its weights. Removes the weights from the model."""
+    from onnx import printer
 
-    return str(helper.printable_graph(model.graph)) + "\n"
+    weights = "".join(f"# {item.name} {list(item.dims)}\n" for item in model.graph.initializer)
+    del model.graph.initializer[:]
+    return f"{printer.to_text(model)}\n\n# weights\n{weights}"

@@ -21,7 +21,7 @@ from freezer.artifact.folder import (
     file_ref,
     write_artifact,
 )
-from freezer.artifact.manifest import Fallback, Manifest, version_tuple
+from freezer.artifact.manifest import Fallback, Manifest, engines_of, version_tuple
 from freezer.artifact.payload_selection import serving, set_for
 from freezer.artifact.sections import (
     CandidateRecord,
@@ -113,9 +113,10 @@ def assemble(
             golden=golden,
             reference="float64" if reference.float64 else "eager",
             needs=Needs(
-                torch=".".join(str(part) for part in version_tuple(candidate.toolchain["torch"])),
+                torch=_major_minor(candidate.toolchain["torch"]),
                 machine=target.device_class.archspec,
                 cuda=cuda_needs(target.device_class, candidate.toolchain["cuda"]),
+                packages={name: _major_minor(candidate.toolchain[name]) for name in engines_of(candidate.payloads)},
             ),
             toolchain=candidate.toolchain,
             drift=DriftRecord(
@@ -138,6 +139,10 @@ def assemble(
         return write_artifact(manifest, staging, dest)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _major_minor(version: str) -> str:
+    return ".".join(str(part) for part in version_tuple(version))
 
 
 def _recipe(candidate: Candidate, subject: Subject) -> RecipeRecord:

@@ -1,0 +1,156 @@
+"""The lowering to ONNX Runtime: what it makes, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import BuildError
+from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.lowering import onnx_runtime
+from freezer.freezing.models.subject import Subject
+from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.target.target import Target
+from freezer.hardware.device_classes import device_class
+from freezer.hardware.machine import detect
+from freezer.runtime.onnxruntime_loader import open_onnxruntime
+from freezer.runtime.pytree import leaves_of
+from freezer.spec.inputs import Dim
+from tests.freezer.models_engines import Kinds, convnet, encoder
+from tests.models import Counter, mlp
+from tests.steps import BATCH, HERE, candidate_of, captured_by, random_inputs, subject_of
+
+SETTINGS = RECIPES["onnxruntime"].settings
+X = random_inputs(2, 4)
+LENGTH = Dim(name="length", min=2, max=9)
+IDS = torch.arange(10).reshape(2, 5)
+
+
+def built(model: nn.Module, inputs: Mapping[str, Any], folder: Path, dims: Any = None) -> tuple[Subject, Candidate]:
+    subject = subject_of(model, inputs, dims)
+    return subject, candidate_of(subject, "onnxruntime", folder / "candidate")
+
+
+def strides(tensor: Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def assert_like_eager(subject: Subject, candidate: Candidate) -> None:
+    """Every declared size is answered like eager, with its dtypes and strides."""
+    model = candidate.open(subject)
+    for item in subject.sets:
+        with torch.no_grad():
+            found, expected = (leaves_of(one(**item.tensors)) for one in (model, subject.model))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+            assert strides(one) == strides(other)
+
+
+def test_convnet_is_fused_and_keeps_its_layout(tmp_path: Path) -> None:
+    subject, candidate = built(convnet(), {"image": random_inputs(2, 3, 8, 8)}, tmp_path, {"image": {0: BATCH}})
+    assert_like_eager(subject, candidate)
+    (report,) = candidate.reports.values()
+    assert report.ops_before["aten.batch_norm.default"] == 1
+    assert report.ops_after["com.microsoft.FusedConv"] == 1
+    assert "BatchNormalization" not in report.ops_after
+    assert set(report.phases_s) == {"capture", "convert", "optimize"}
+    text = (candidate.folder / "evidence" / "all-graph.txt").read_text()
+    assert "FusedConv" in text
+
+
+def test_encoder_keeps_two_varying_dims(tmp_path: Path) -> None:
+    dims = {name: {0: BATCH, 1: LENGTH} for name in ("ids", "mask")}
+    inputs = {"ids": IDS, "mask": torch.zeros(2, 5, dtype=torch.bool), "scale": 2.0}
+    subject, candidate = built(encoder(), inputs, tmp_path, dims)
+    model = candidate.open(subject)
+    for batch, length in ((1, 2), (3, 4), (4, 9)):
+        ids, mask = torch.arange(batch * length).reshape(batch, length) % 20, torch.zeros(batch, length, dtype=torch.bool)
+        mask[0, length // 2 :] = True
+        with torch.no_grad():
+            expected = leaves_of(subject.model(ids=ids, mask=mask, scale=2.0))
+        for one, other in zip(leaves_of(model(ids=ids, mask=mask)), expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+            assert strides(one) == strides(other)
+
+
+def test_every_kind_of_output_is_a_new_tensor_like_eager(tmp_path: Path) -> None:
+    x = random_inputs(3, 4, 5)
+    subject, candidate = built(Kinds(), {"x": x, "flag": torch.tensor([True, False])}, tmp_path)
+    run = open_onnxruntime(candidate.folder / candidate.payloads[0].path, SETTINGS)
+    tensors = [x.clone(), torch.tensor([True, False])]
+    expected = subject.model(*tensors)
+    for _ in range(2):
+        for one, other in zip(run(*tensors), expected, strict=True):
+            assert (one.dtype, one.shape, strides(one)) == (other.dtype, other.shape, strides(other))
+            torch.testing.assert_close(one, other)
+            if one.numel():  # writing into an output changes neither an input nor a later answer
+                one.fill_(0)
+    assert torch.equal(tensors[0], x)
+
+
+def test_state_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="a call changes count, and an ONNX file keeps no state") as caught:
+        lowered(Counter(), tmp_path)
+    assert caught.value.code == "CP-STATE"
+
+
+def lowered(model: nn.Module, folder: Path, *, x: Tensor = X, name: str = HERE) -> None:
+    """Lower without a recipe, which would refuse some models before."""
+    captured = captured_by(subject_of(model, {"x": x}), "export")
+    onnx_runtime.build(captured, folder / "all.onnx", Target(device_class=device_class(name), num_threads=1), SETTINGS)
+
+
+class Applied(nn.Module):
+    """Applies a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (torch.special.bessel_j0, r"the operator prims\.bessel_j0 has no counterpart in ONNX; .* use inductor-frozen"),
+        (lambda x: torch.view_as_complex(x.reshape(2, 2, 2)), "an input or output is complex, which ONNX lacks"),
+        (lambda x: (x.bfloat16() @ x.bfloat16().T).float(), "ONNX Runtime has no MatMul for these dtypes on a CPU"),
+    ],
+    ids=["operator", "complex", "dtype"],
+)
+def test_what_the_engine_lacks_is_named(function: Callable[[Tensor], Tensor], says: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=says):
+        lowered(Applied(function), tmp_path)
+
+
+@pytest.mark.skipif(detect().hardware in (None, "cpu-x86-64-v3", "cpu-aarch64"), reason="this machine has no lesser class")
+def test_lesser_class_is_refused(tmp_path: Path) -> None:
+    lesser = next(name for name in reversed(detect().classes) if name != "portable")
+    with pytest.raises(BuildError, match="ONNX Runtime cannot be limited to the instructions of") as caught:
+        lowered(Applied(torch.relu), tmp_path, name=lesser)
+    assert caught.value.code == "CP-DEVICE-CLASS"
+
+
+def test_gpu_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="ONNX Runtime runs on CPUs only, so not for cuda-sm90"):
+        lowered(Applied(torch.relu), tmp_path, name="cuda-sm90")
+
+
+def test_weights_beyond_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runtime, "MAX_BYTES", 50)
+    with pytest.raises(BuildError, match=r"one ONNX file holds .* use inductor-frozen"):
+        lowered(mlp(), tmp_path)
+
+
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runtime, "installed_versions", lambda: {"onnxruntime": "1.32.0"})
+    with pytest.raises(BuildError, match="not installed: onnx, onnxscript; pip install onnx onnxscript") as caught:
+        lowered(Applied(torch.relu), tmp_path)
+    assert caught.value.code == "CP-DEPENDENCY"

@@ -1,0 +1,120 @@
+"""ONNX payloads where they serve: fresh processes, many threads, damage, a missing package, an older one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import freezer
+from freezer.artifact.folder import Artifact
+from freezer.errors import IncompatibleError, IntegrityError
+from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.runtime.onnxruntime_loader import open_onnxruntime
+from freezer.serving.compatibility import refuse_by_engine
+from tests.freezer.models_engines import convnet
+from tests.steps import BATCH, QUICK_OPTIONS, copy_of, flip_a_byte, python, random_inputs
+
+IMAGE = random_inputs(3, 3, 8, 8)
+
+SERVE = """
+import sys, torch, freezer
+model = freezer.load(sys.argv[1])
+answer = model(image=torch.load(sys.argv[2]))
+print(model.manifest.recipe.name, answer["map"].stride())
+torch.save(dict(answer), sys.argv[3])
+"""
+
+WITHOUT = """
+import sys, freezer
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "onnxruntime":
+            raise ModuleNotFoundError("No module named 'onnxruntime'")
+sys.meta_path.insert(0, Blocked())
+from freezer.runtime.onnxruntime_loader import open_onnxruntime
+from pathlib import Path
+try:
+    open_onnxruntime(Path(sys.argv[1]), {})
+except freezer.errors.MissingDependencyError as error:
+    print(error.coded)
+"""
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> FreezeResult:
+    """A convnet for batch 1 to 4; read-only."""
+    out = tmp_path_factory.mktemp("onnxruntime") / "conv"
+    options = replace(QUICK_OPTIONS, name="conv", recipes=["onnxruntime"])
+    return freeze(convnet(), {"image": random_inputs(2, 3, 8, 8)}, out=out, dims={"image": {0: BATCH}}, options=options)
+
+
+@pytest.fixture(scope="module")
+def artifact(result: FreezeResult) -> Artifact:
+    assert result.artifact is not None, (result.reason, result.failures)
+    return result.artifact
+
+
+def test_manifest_names_the_engine(artifact: Artifact) -> None:
+    import onnxruntime
+
+    manifest = artifact.manifest
+    assert {payload.kind for payload in manifest.payloads} == {"onnxruntime"}
+    assert onnxruntime.__version__.startswith(manifest.needs.packages["onnxruntime"])
+    assert {"onnxruntime", "onnx", "onnxscript"} <= set(manifest.toolchain)
+    assert manifest.recipe.settings["session"] == {"session.force_spinning_stop": "1"}
+    assert manifest.latency is not None
+    assert manifest.latency.cold_start is not None
+
+
+def test_fresh_process_answers_alike(artifact: Artifact, tmp_path: Path) -> None:
+    torch.save(IMAGE, tmp_path / "image.pt")
+    said = python(SERVE, artifact.folder, tmp_path / "image.pt", tmp_path / "answer.pt")
+    assert said.split(maxsplit=1) == ["onnxruntime", "(512, 1, 64, 8)\n"]
+    with torch.no_grad():
+        expected = convnet()(IMAGE)
+    torch.testing.assert_close(torch.load(tmp_path / "answer.pt"), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_sixteen_threads_call_at_once(artifact: Artifact) -> None:
+    model, reference = freezer.load(artifact.folder), convnet()
+
+    def wrong(seed: int) -> float:
+        image = random_inputs(1 + seed % 4, 3, 8, 8, seed=seed)
+        with torch.no_grad():
+            expected = reference(image)
+        return max(float((model(image)[name] - expected[name]).abs().max()) for name in expected)
+
+    with ThreadPoolExecutor(16) as pool:
+        assert max(pool.map(wrong, range(200))) < 1e-5
+
+
+def test_damaged_file_is_refused(artifact: Artifact, tmp_path: Path) -> None:
+    damaged = copy_of(artifact, tmp_path / "damaged")
+    path = damaged.folder / damaged.manifest.payloads[0].path
+    flip_a_byte(path)
+    with pytest.raises(IncompatibleError, match="tampered"):
+        freezer.load(damaged.folder)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(IntegrityError, match="does not open it"):
+        open_onnxruntime(path, {})
+
+
+def test_missing_package_names_the_command(artifact: Artifact) -> None:
+    said = python(WITHOUT, artifact.folder / artifact.manifest.payloads[0].path)
+    assert said.startswith("CP-DEPENDENCY: ")
+    assert "pip install 'coldpress[onnxruntime]'" in said
+
+
+def test_older_engine_is_refused(artifact: Artifact) -> None:
+    made = artifact.manifest.needs.packages["onnxruntime"]
+    assert refuse_by_engine(artifact.manifest, {"onnxruntime": f"{made}.9"}) is None
+    assert refuse_by_engine(artifact.manifest, {"onnxruntime": "999.0.0"}) is None, "the canary decides about newer ones"
+    older, missing = refuse_by_engine(artifact.manifest, {"onnxruntime": "1.2.0"}), refuse_by_engine(artifact.manifest, {})
+    assert older is not None
+    assert (older.reason, older.got) == ("runtime_too_old", "onnxruntime 1.2.0")
+    assert missing is not None
+    assert missing.reason == "runtime_missing"
