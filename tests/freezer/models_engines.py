@@ -42,7 +42,7 @@ class Kinds(nn.Module):
 
     def forward(self, x: Tensor, flag: Tensor) -> tuple[Tensor, ...]:
         return (
-            *(x, flag, x.sum(), (x > 9).any(), x[:, :0], x.permute(2, 0, 1)),
+            *(x, flag, x.sum(), (x > 9).any(), x[:0], x.permute(2, 0, 1)),
             *(x.to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8)),
         )
 
