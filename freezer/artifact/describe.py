@@ -193,6 +193,8 @@ def _latency(latency: LatencyRecord) -> Iterator[Row]:
         cold = latency.cold_start
         times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"
         yield "cold start", f"{times}, peak {cold.memory_peak_mb:.0f} MB"
+    if latency.environment is not None and latency.environment.variables:
+        yield "settings", f"{latency.environment.text}; `coldpress env` prints what to export"
     for item in latency.points if len(latency.points) > 1 else ():
         speed = "calls take too long to measure" if item.verdict == "not measured" else _speed(item.p50, item.eager_p50, item)
         yield "point", f"{item.place}: {item.payload}, {speed}" + (f", {item.verdict}" if item.speedup and item.verdict else "")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, say
-from freezer.cli.artifact_commands import classes, diff, inspect, pull, run, sign, verify
+from freezer.cli.artifact_commands import classes, diff, env, inspect, pull, run, sign, verify
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.progress import progress
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
@@ -41,7 +41,7 @@ def options(
     """
 
 
-for command in (freeze, pull, sign, verify, diff, inspect, run, classes):
+for command in (freeze, pull, sign, verify, diff, inspect, run, env, classes):
     app.command()(command)
 
 

@@ -1,10 +1,12 @@
-"""The commands `coldpress pull`, `sign`, `verify`, `diff`, `inspect`, `run` and `classes`. Imports torch only in commands."""
+"""The commands `coldpress pull`, `sign`, `verify`, `diff`, `inspect`, `run`, `env` and `classes`. Only commands import torch."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +16,8 @@ from rich.text import Text
 
 from freezer.artifact.describe import describe, readable
 from freezer.artifact.folder import MANIFEST, Artifact, folder_of
+from freezer.artifact.manifest import Manifest
+from freezer.artifact.settings_lines import export_lines, lacking
 from freezer.cli.arguments import (
     ClassOption,
     DeviceOption,
@@ -32,6 +36,7 @@ from freezer.files.paths import check_file, check_folder
 from freezer.files.scratch import scratch_folder
 from freezer.hardware.device_classes import device_class
 from freezer.hardware.machine import detect
+from freezer.hardware.runtime_settings import assignments
 from freezer.serving.compatibility import rungs
 from freezer.store.store import Store, Version
 
@@ -192,6 +197,7 @@ def run(
     if output.suffix not in (".safetensors", ".npz", ".npy"):
         raise UsageError(f"--output {output}: expected a .safetensors, .npz or .npy file")
     check_file(output, "--output")
+    _with_settings(reference, store, device_class_)
     from freezer.runtime.devices import tensors_on
     from freezer.runtime.pytree import leaves_of
     from freezer.runtime.tensors import save_tensors
@@ -254,6 +260,37 @@ def _save_numpy(tensors: dict[str, Tensor], path: Path, *, one: bool) -> None:
             np.save(file, next(iter(arrays.values())))
         else:
             np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def env(
+    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+) -> None:
+    """Print the variables to export before a process that serves the model starts: eval "$(coldpress env MODEL)"."""
+    manifest = _manifest(reference, store, device_class_)
+    sys.stdout.writelines(f"{line}\n" for line in export_lines(manifest, os.environ))
+
+
+def _manifest(reference: str, store: str | None, wanted: str) -> Manifest:
+    """The manifest of a folder, or of the class of a published model that this machine runs."""
+    folder = folder_of(reference)
+    if folder is not None:
+        return Artifact.read(folder).manifest
+    opened = Store.open(store or "./store")
+    version = opened.version(reference)
+    return opened.manifest(version, _pick(version, wanted))
+
+
+def _with_settings(reference: str, store: str | None, wanted: str) -> None:
+    """Start this command again with the runtime settings that the artifact gained from, if it lacks any that this machine has."""
+    values: Mapping[str, str] = {}
+    with suppress(ColdpressError):  # which `load` reports
+        values = lacking(_manifest(reference, store, wanted)).values
+    if values:
+        say(f"with {assignments(values)}")
+        sys.stdout.flush()
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **values})
 
 
 def classes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

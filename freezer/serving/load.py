@@ -22,6 +22,7 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Art
 from freezer.artifact.manifest import ENGINES, Manifest, Payload
 from freezer.artifact.payload_selection import counts_of, is_exact, set_within
 from freezer.artifact.sections import slower_than_eager
+from freezer.artifact.settings_lines import gain_text, lacking
 from freezer.artifact.signatures import Claims, Signatures, read_keys
 from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
 from freezer.files.scratch import scratch_folder
@@ -200,6 +201,12 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
     slower = slower_than_eager(item for item in manifest.latency.points if item.payload in served) if manifest.latency else ""
     if slower and manifest.device_class != PORTABLE:
         logger.warning("%s for %s was measured slower than eager with %s", manifest.model, manifest.device_class, slower)
+    lacks = lacking(manifest)
+    if lacks.values or lacks.missing:
+        logger.info(
+            "%s for %s was measured %s; this process started without: see `coldpress env`",
+            *(manifest.model, manifest.device_class, gain_text(manifest)),
+        )
     if counts and serving != num_threads:
         logger.info(
             "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",

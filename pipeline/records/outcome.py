@@ -152,6 +152,7 @@ class Outcome:
         num_threads: the deciding thread count.
         figures: of `recipe`.
         clock: that they were measured by.
+        settings: the gain of runtime settings in words; empty if none gained.
         artifact: digest of the published image manifest.
         version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
@@ -179,6 +180,7 @@ class Outcome:
     failure: Failure | None = None
     figures: Figures = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
+    settings: str = field(default="", metadata=written_if(lambda self: bool(self.settings)))
     artifact: str | None = None
     version: int | None = None
     build_s: float = 0.0

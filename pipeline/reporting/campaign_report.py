@@ -102,7 +102,7 @@ def _iso(seconds: float) -> str:
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, the reasons of those that are unpublished or slow somewhere, logs of failures, and warnings.
+    """Print the table of verdicts, reasons of those that are unpublished or slow somewhere, logs of failures, warnings, settings.
 
     Args:
         report: to print.
@@ -120,6 +120,10 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
     for (model, warning), alike in _warnings(report.outcomes).items():
         classes = ", ".join(outcome.device_class for outcome in alike)
         console.print(Text.assemble((f"{model} {classes}: ", "bold"), (f"warning: {warning}", "yellow")), soft_wrap=True)
+    for outcome in report.outcomes:
+        if outcome.verdict == "published" and outcome.settings:
+            how = f"{outcome.settings}; `coldpress env {outcome.model}` prints what to export"
+            console.print(Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), how), soft_wrap=True)
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
     console.print(_summary(report), soft_wrap=True)

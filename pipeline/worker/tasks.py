@@ -226,6 +226,7 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, folders: Mapping[
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
     from freezer.artifact.sections import slower_places
+    from freezer.artifact.settings_lines import gain_text
     from freezer.freezing.candidates.candidate import Candidate
     from freezer.freezing.freeze import keep_eager
     from freezer.freezing.models.sources import find_function
@@ -261,9 +262,10 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         judgement = with_captured(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
         judgement = with_fallback(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
-    folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
+    folder, has_artifact, settings = staging / "judged" / "artifact", judgement.winner is not None, ""
     if has_artifact:
-        assemble(subject, judgement, target, dest=folder, provenance=provenance, failures=request.failures)
+        judged = assemble(subject, judgement, target, dest=folder, provenance=provenance, failures=request.failures)
+        settings = gain_text(judged.manifest)
     elif judgement.verdict == "kept-eager" and target.device_class.kind == "cuda":
         artifact, served = keep_eager(
             subject,
@@ -275,7 +277,8 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
             failures=request.failures,
         )
         judgement, has_artifact = replace(judgement, reason=f"{judgement.reason}; {served}"), artifact is not None
-    return replace(_summary(request, judgement, host_fingerprint(target.device)), has_artifact=has_artifact)
+    summary = _summary(request, judgement, host_fingerprint(target.device))
+    return replace(summary, has_artifact=has_artifact, settings=settings)
 
 
 def load_subject(entry: Entry, target: Target | None = None) -> Subject:

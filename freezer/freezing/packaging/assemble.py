@@ -28,6 +28,7 @@ from freezer.artifact.sections import (
     ColdStart,
     DriftRecord,
     EntrantRecord,
+    EnvironmentRecord,
     FreezingRecord,
     GateRecord,
     LatencyRecord,
@@ -43,8 +44,10 @@ from freezer.freezing.target.target import Target
 from freezer.freezing.validation.cold_start import Opening, measure
 from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.migration import refused
+from freezer.freezing.validation.settings_gain import settings_gain
 from freezer.freezing.validation.trials import Trial
-from freezer.hardware.device_classes import cuda_needs
+from freezer.hardware.device_classes import PORTABLE, cuda_needs
+from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import host_fingerprint
 from freezer.runtime.tensors import write_own_outputs
 
@@ -130,7 +133,7 @@ def assemble(
                 speedup_min=judgement.limits.speedup_min,
                 objective=judgement.objective,
             ),
-            latency=_latency(judgement, winner, measure(opening)),
+            latency=_latency(judgement, winner, *_in_fresh_processes(opening, target, judgement.policy)),
             provenance={**provenance, "host": host_fingerprint(target.device)},
             freezing=_freezing(judgement, winner, failures),
             fallback=_fallback(judgement, subject),
@@ -171,7 +174,14 @@ def _fallback(judgement: Judgement, subject: Subject) -> Fallback | None:
     )
 
 
-def _latency(judgement: Judgement, winner: Trial, cold_start: ColdStart) -> LatencyRecord:
+def _in_fresh_processes(opening: Opening, target: Target, policy: SamplingPolicy) -> tuple[ColdStart, EnvironmentRecord | None]:
+    """Cold start, and the gain of runtime settings; none for the portable program, whose speed is not judged."""
+    cold_start = measure(opening)
+    is_portable = target.device_class.name == PORTABLE
+    return cold_start, None if is_portable else settings_gain(opening, cold_start, policy)
+
+
+def _latency(judgement: Judgement, winner: Trial, cold_start: ColdStart, environment: EnvironmentRecord | None) -> LatencyRecord:
     cell = judgement.cells[0]
     sampling, faster = cell.sampling, winner.speedup
     return LatencyRecord(
@@ -189,6 +199,7 @@ def _latency(judgement: Judgement, winner: Trial, cold_start: ColdStart) -> Late
         cold_start=cold_start,
         points=winner.points,
         device=sampling.device or {},
+        environment=environment,
     )
 
 

@@ -81,6 +81,15 @@ def printed(report: CampaignReport, width: int = 200, store: str = "./store") ->
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
+def test_settings_that_gained_are_printed() -> None:
+    gained = replace(PUBLISHED, settings="1.80 times as fast (1.70 to 1.90) with LD_PRELOAD=libjemalloc.so.2")
+    assert Outcome.from_json(json.loads(json.dumps(gained.to_json()))) == gained
+    assert f"1.80 times as fast (1.70 to 1.90) with LD_PRELOAD=libjemalloc.so.2; `coldpress env {gained.model}`" in printed(
+        report_of(gained)
+    )
+    assert "coldpress env" not in printed(report_of(PUBLISHED))
+
+
 @pytest.mark.parametrize(
     ("report", "code"),
     [

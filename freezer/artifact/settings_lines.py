@@ -1,0 +1,45 @@
+"""The runtime settings of an artifact: what a process lacks of them, and the lines of `coldpress env`. Imports no torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from freezer.artifact.manifest import Manifest
+from freezer.artifact.sections import EnvironmentRecord
+from freezer.hardware.runtime_settings import INSTALL, Exports, assignments, exports
+
+
+def lacking(manifest: Manifest, environ: Mapping[str, str] | None = None) -> Exports:
+    """What an environment, by default this process's, lacks of the settings that the artifact gained from."""
+    return exports(_record(manifest).variables, environ)
+
+
+def gain_text(manifest: Manifest) -> str:
+    """The gain of the artifact's settings in words; empty if it has none."""
+    return _record(manifest).text
+
+
+def export_lines(manifest: Manifest, environ: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Lines for a shell: comments, and `export NAME=VALUE` for what the environment lacks."""
+    record, name = _record(manifest), f"{manifest.model} for {manifest.device_class}"
+    if not record.text:
+        tried = ", ".join(assignments(item.variables) for item in record.tried)
+        without = "no setting made it faster by more than noise where it was judged"
+        yield f"# {name}: {without} (tried: {tried or 'none that is installed there could gain'})"
+        return
+    cpu = manifest.provenance.get("host", {}).get("cpu", "the judge's machine")
+    yield f"# {name}: {record.text}, measured on {cpu}".replace("\n", " ")
+    found = lacking(manifest, environ)
+    for library in found.missing:
+        yield f"# {library} is not installed here: {INSTALL[library]}"
+    for variable in found.kept:
+        yield f"# {variable} has another value here, which stays"
+    for variable, value in found.values.items():
+        yield f"export {variable}={shlex.quote(value)}"
+    if not found.values and not found.missing and not found.kept:
+        yield "# this environment has them"
+
+
+def _record(manifest: Manifest) -> EnvironmentRecord:
+    return (manifest.latency.environment if manifest.latency else None) or EnvironmentRecord()
