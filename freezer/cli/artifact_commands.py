@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -41,7 +41,10 @@ from freezer.serving.compatibility import rungs
 from freezer.store.store import Store, Version
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from freezer.runtime.frozen_model import FrozenModel
+    from freezer.runtime.native_model import NativeModel
+
+Runtime = Literal["torch", "native"]
 
 INPUT_HELP = "Tensors by input name: .safetensors or .npz; .npy for one input; - for any of them on stdin."
 
@@ -192,74 +195,117 @@ def run(
     device: DeviceOption = None,
     key: KeysOption = None,
     min_version: MinVersionOption = 0,
+    runtime: Annotated[Runtime, typer.Option(help="native: without importing torch; Inductor payloads for CPUs only.")] = "torch",
 ) -> None:
     """Run a frozen model on a file of inputs."""
     if output.suffix not in (".safetensors", ".npz", ".npy"):
         raise UsageError(f"--output {output}: expected a .safetensors, .npz or .npy file")
     check_file(output, "--output")
     _with_settings(reference, store, device_class_)
-    from freezer.runtime.devices import tensors_on
-    from freezer.runtime.pytree import leaves_of
-    from freezer.runtime.tensors import save_tensors
     from freezer.serving.load import load
 
-    is_folder = folder_of(reference) is not None
-    model = load(
+    any_runtime: Callable[..., FrozenModel | NativeModel] = load
+    model = any_runtime(
         reference,
         store=store,
         device_class=device_class_,
         threads=threads,
-        strict=is_folder,
+        strict=folder_of(reference) is not None,
         device=device,
         trusted_keys=key or (),
         min_version=min_version,
+        runtime=runtime,
     )
-    sets = _inputs(input_, [spec.name for spec in model.inputs.tensors])
-    tensors: dict[str, Tensor] = {}
+    arrays = runtime == "native"
+    sets = _inputs(input_, [spec.name for spec in model.inputs.tensors], arrays=arrays)
+    found: dict[str, Any] = {}
     for index, given in enumerate(sets):
         prefix = f"{index}/" if len(sets) > 1 else ""
-        leaves = [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
-        tensors |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, leaves, strict=True)}
-    if output.suffix == ".npy" and len(tensors) != 1:
-        raise UsageError(f"--output {output}: a .npy file has one tensor, and there are {', '.join(tensors)}; use .npz")
+        found |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, _leaves(model, given), strict=True)}
+    if output.suffix == ".npy" and len(found) != 1:
+        raise UsageError(f"--output {output}: a .npy file has one tensor, and there are {', '.join(found)}; use .npz")
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output, None) as partial:
         if output.suffix == ".safetensors":
-            save_tensors(tensors, partial)
+            _save(found, partial, arrays=arrays)
         else:
-            _save_numpy(tensors, partial, one=output.suffix == ".npy")
-    say(f"wrote {', '.join(tensors)} to {output}")
+            _save_numpy(found, partial, one=output.suffix == ".npy")
+    say(f"wrote {', '.join(found)} to {output}")
 
 
-def _inputs(given: str, names: Sequence[str]) -> list[dict[str, Tensor]]:
-    """The input sets of --input: of a file, or of stdin in any of the formats."""
-    from freezer.runtime.tensors import read_array, read_samples
+def _leaves(model: FrozenModel | NativeModel, given: Mapping[str, Any]) -> Sequence[Any]:
+    """The outputs of a model, as tensors on the CPU or arrays."""
+    from freezer.runtime.native_model import NativeModel
 
+    if isinstance(model, NativeModel):
+        return model.leaves(**given)
+    from freezer.runtime.devices import tensors_on
+    from freezer.runtime.pytree import leaves_of
+
+    return [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
+
+
+def _inputs(given: str, names: Sequence[str], *, arrays: bool) -> Sequence[Mapping[str, Any]]:
+    """The input sets of --input, as tensors or arrays: of a file, or of stdin in any of the formats."""
     if given == "-":
         data = sys.stdin.buffer.read()
         suffix = next((suffix for start, suffix in STARTS.items() if data.startswith(start)), ".safetensors")
         with scratch_folder() as scratch:
             path = Path(scratch) / f"stdin{suffix}"
             path.write_bytes(data)
-            return _inputs(str(path), names)
-    if not given.endswith(".npy"):
-        return read_samples(Path(given))
-    if len(names) != 1:
-        raise UsageError(f"--input {given}: a .npy file has one tensor, and the model takes {', '.join(names)}; use .npz")
-    return [{names[0]: read_array(Path(given))}]
+            return _inputs(str(path), names, arrays=arrays)
+    if given.endswith(".npy"):
+        if len(names) != 1:
+            raise UsageError(f"--input {given}: a .npy file has one tensor, and the model takes {', '.join(names)}; use .npz")
+        return [{names[0]: _read_one(Path(given), arrays=arrays)}]
+    if arrays:
+        from freezer.runtime.array_files import read_array_sets
+
+        return read_array_sets(Path(given))
+    from freezer.runtime.tensors import read_samples
+
+    return read_samples(Path(given))
 
 
-def _save_numpy(tensors: dict[str, Tensor], path: Path, *, one: bool) -> None:
-    """Save tensors for numpy, which lacks bfloat16: those become float32."""
-    import numpy as np
+def _read_one(path: Path, *, arrays: bool) -> Any:
+    from freezer.runtime.array_files import read_npy
+
+    array = read_npy(path)
+    if arrays:
+        return array
     import torch
 
-    arrays = {name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy() for name, tensor in tensors.items()}
+    return torch.from_numpy(array)
+
+
+def _save(found: Mapping[str, Any], path: Path, *, arrays: bool) -> None:
+    """Save tensors or arrays as .safetensors."""
+    if arrays:
+        from freezer.runtime.array_files import save_arrays
+
+        save_arrays(found, path)
+        return
+    from freezer.runtime.tensors import save_tensors
+
+    save_tensors(found, path)
+
+
+def _save_numpy(found: Mapping[str, Any], path: Path, *, one: bool) -> None:
+    """Save tensors or arrays for numpy, which lacks bfloat16: those become float32."""
+    import numpy as np
+
+    arrays = {name: _as_numpy(value) for name, value in found.items()}
     with path.open("wb") as file:
         if one:
             np.save(file, next(iter(arrays.values())))
         else:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+            np.savez(file, **arrays)
+
+
+def _as_numpy(value: Any) -> Any:
+    if not hasattr(value, "numpy"):
+        return value
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
 
 def env(

@@ -9,11 +9,10 @@ import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import archspec.cpu.detect
-import pynvml
 
-from freezer.hardware import nvml
 from freezer.hardware.device_classes import (
     DEVICE_CLASSES,
     PORTABLE,
@@ -23,7 +22,9 @@ from freezer.hardware.device_classes import (
     onednn_features,
     usable_features,
 )
-from freezer.hardware.nvml import Gpu
+
+if TYPE_CHECKING:
+    from freezer.hardware.nvml import Gpu
 
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
@@ -95,15 +96,30 @@ def _sve_bits() -> int | None:
     return (length & _SVE_VL_LEN_MASK) * 8 if length > 0 else None
 
 
+def has_driver() -> bool:
+    """Whether an NVIDIA driver or its NVML is here. Without it pynvml, whose import is slow, is not imported."""
+    if Path("/dev/nvidiactl").exists():
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def _gpus() -> tuple[tuple[Gpu, ...], str, str | None]:
     """The GPUs, the reason if there are none, and the driver's version."""
+    if not has_driver():
+        return (), "no NVIDIA driver", None
+    import pynvml
+
+    from freezer.hardware import nvml
+
     try:
         with nvml.opened():
             found = nvml.gpus()
             return found, "" if found else "NVML shows no GPU", pynvml.nvmlSystemGetDriverVersion()
     except nvml.NvmlError as error:
-        if not Path("/dev/nvidiactl").exists():
-            return (), "no NVIDIA driver", None
         hint = "a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return (), f"an NVIDIA driver is here, but NVML: {error} ({hint})", None
 

@@ -15,10 +15,10 @@ from freezer.errors import ContractError, Refusal
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.input_contract import InputContract
-from freezer.runtime.payloads import OpenPayload, PayloadChoice
+from freezer.runtime.payload_choice import OpenPayload, PayloadChoice
 from freezer.runtime.precision import full_on_gpu
 from freezer.runtime.preserved import REFUSED, Preserved, read, refusal
-from freezer.runtime.pytree import rebuilder
+from freezer.runtime.rebuilding import rebuilder
 from freezer.runtime.threads import own_count, threads
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import OutputSpec, OutputStructure

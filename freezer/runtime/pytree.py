@@ -1,30 +1,15 @@
-"""Flatten a model's result to tensors, and rebuild it."""
+"""Flatten a model's result to tensors; rebuilding.py does the reverse."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from freezer.errors import CaptureError
 from freezer.spec.items import OutputSpec, OutputStructure
-
-
-class NamedOutput(dict[str, Any]):
-    """Result in place of the source's dataclass or ModelOutput: access by key, attribute and position."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the output has no {name!r}; it has {', '.join(self)}") from None
-
-    def __getitem__(self, key: str | int) -> Any:
-        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
 
 
 def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
@@ -76,44 +61,6 @@ def _named_fields(value: Any, path: str) -> dict[str, Any] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))
     return None
-
-
-def unflatten(structure: OutputStructure, leaves: Sequence[Tensor]) -> Any:
-    """Rebuild the result of `flatten`; a named structure becomes a NamedOutput."""
-    return _unflatten(structure, iter(leaves))
-
-
-def rebuilder(structure: OutputStructure) -> Callable[[Sequence[Tensor]], Any]:
-    """A function like `unflatten` for one structure, faster for the common ones."""
-    if structure.kind == "tensor":
-        return lambda leaves: leaves[0]
-    if all(item.kind == "tensor" for item in structure.items):
-        if structure.kind == "tuple":
-            return tuple
-        if structure.kind == "named":
-            return lambda leaves: NamedOutput(zip(structure.keys, leaves, strict=True))
-    return lambda leaves: unflatten(structure, leaves)
-
-
-def _unflatten(structure: OutputStructure, leaves: Iterator[Tensor]) -> Any:
-    if structure.kind == "tensor":
-        return next(leaves)
-    if structure.kind == "constant":
-        return structure.value
-    items = [_unflatten(item, leaves) for item in structure.items]
-    if structure.kind == "tuple":
-        return tuple(items)
-    if structure.kind == "list":
-        return items
-    if structure.kind == "namedtuple":
-        return _named_tuple(structure.type_name.rpartition(".")[2], structure.keys)(*items)
-    named = zip(structure.keys, items, strict=True)
-    return dict(named) if structure.kind == "dict" else NamedOutput(named)
-
-
-@functools.cache
-def _named_tuple(name: str, keys: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
-    return namedtuple(name, keys)
 
 
 def output_specs(structure: OutputStructure, leaves: Sequence[Tensor]) -> tuple[OutputSpec, ...]:

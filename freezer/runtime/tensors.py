@@ -186,21 +186,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     raise ValueError(f"suffix {path.suffix!r} is unknown")
 
 
-def read_array(path: Path) -> Tensor:
-    """The tensor of a .npy file.
-
-    Raises:
-        SpecError: the file cannot be read or has another format; code CP-SAMPLES.
-    """
-    import numpy as np
-
-    try:
-        with path.open("rb") as file:
-            return torch.from_numpy(np.lib.format.read_array(file, allow_pickle=False))
-    except READ_ERRORS as error:
-        raise unreadable(path, error) from error
-
-
 OWN_OUTPUT_BYTES = 8 * 1024 * 1024
 """Bound of the file's outputs, of which the smallest are kept."""
 

@@ -125,6 +125,28 @@ def refuse_by_engine(manifest: Manifest, installed: Mapping[str, str]) -> Refusa
     return None
 
 
+def native_payloads(manifest: Manifest) -> tuple[Payload, ...]:
+    """The payloads that the native runtime opens."""
+    return tuple(payload for payload in manifest.payloads if payload.kind == "inductor")
+
+
+def refuse_by_runtime(manifest: Manifest) -> Refusal | None:
+    """Why the native runtime does not serve an artifact; None where it does."""
+    got = None
+    dtypes = {item.name: item.dtype for item in manifest.inputs.tensors} | {item.name: item.dtype for item in manifest.outputs}
+    odd = [name for name, dtype in dtypes.items() if dtype == "bfloat16"]
+    if DEVICE_CLASSES[manifest.device_class].kind == "cuda":
+        got = "an artifact for a GPU"
+    elif not native_payloads(manifest):
+        got = f"payloads of {' and '.join(sorted({payload.kind for payload in manifest.payloads}))} only"
+    elif manifest.stateful or manifest.recipe.preserve:
+        got = "a model with state, or with preserved names"
+    elif odd:
+        got = f"bfloat16, which numpy lacks, in {', '.join(odd)}"
+    expected = "Inductor payloads for CPUs, as the native runtime serves no others; load(..., runtime='torch')"
+    return None if got is None else _refusal(manifest, "not_native", got, expected)
+
+
 def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
     """Why no payload serves a process that may use `num_threads`: all are made for more. None where one does."""
     if set_within(manifest.payloads, num_threads):

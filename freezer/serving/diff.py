@@ -19,7 +19,8 @@ from torch import Tensor
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS
 from freezer.artifact.manifest import FileRef, Manifest
 from freezer.errors import IntegrityError
-from freezer.numerics import POOL_BELOW, GoldenGate, OutputError, comparable, exact_problem, golden_bound, pooled, rms_errors
+from freezer.gate import POOL_BELOW, GoldenGate, OutputError, golden_bound
+from freezer.numerics import comparable, exact_problem, pooled, rms_errors
 from freezer.runtime.golden import Sets, golden_inputs, golden_outputs, own_outputs
 from freezer.runtime.tensors import OWN_OUTPUT_BYTES, bytes_of
 from freezer.store.store import Store, Version

@@ -2,7 +2,8 @@
 
 Only JSON is read until an artifact is selected. Its digests are verified before it is opened, no compiler is used, and the golden
 inputs run on the machine that will serve. If an artifact fails, the next compatible one is opened, down to `portable`;
-`model.ladder` records the refusals.
+`model.ladder` records the refusals. Payloads are opened by torch (opening.py) or without it
+(native_load.py); this module does not import it.
 """
 
 from __future__ import annotations
@@ -12,36 +13,66 @@ import os
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Literal, overload
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
-from freezer.artifact.manifest import ENGINES, Manifest, Payload
-from freezer.artifact.payload_selection import counts_of, is_exact, set_within
-from freezer.artifact.sections import slower_than_eager
-from freezer.artifact.settings_lines import gain_text, lacking
+from freezer.artifact.manifest import ENGINES, Manifest
+from freezer.artifact.payload_selection import set_within
 from freezer.artifact.signatures import Claims, Signatures, read_keys
 from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
 from freezer.files.scratch import scratch_folder
 from freezer.hardware.cgroups import thread_budget
-from freezer.hardware.device_classes import PORTABLE, CudaHere
+from freezer.hardware.device_classes import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import detect, this_host
-from freezer.runtime.cuda_graphs import check_graphs
-from freezer.runtime.devices import CPU, cuda_here, current, device_of, with_index
-from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.payloads import LOADERS, OpenPayload
-from freezer.runtime.threads import own_count
-from freezer.runtime.threads import threads as with_threads
-from freezer.serving.canary import run_canary
-from freezer.serving.compatibility import refuse_by_isa
+from freezer.serving.compatibility import native_payloads, refuse_by_isa
 from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image, slowdown
 from freezer.store.store import Store, Version
 
+if TYPE_CHECKING:
+    from freezer.runtime.frozen_model import FrozenModel
+    from freezer.runtime.native_model import NativeModel
+
 logger = logging.getLogger("coldpress")
+
+
+@overload
+def load(
+    reference: str | Path,
+    *,
+    store: str | None = ...,
+    device_class: str = ...,
+    threads: int | None = ...,
+    strict: bool = ...,
+    limit_isa: bool = ...,
+    canary: bool = ...,
+    device: str | None = ...,
+    cuda_graphs: bool = ...,
+    trusted_keys: Sequence[str | Path] = ...,
+    min_version: int = ...,
+    runtime: Literal["torch"] = ...,
+) -> FrozenModel: ...
+
+
+@overload
+def load(
+    reference: str | Path,
+    *,
+    store: str | None = ...,
+    device_class: str = ...,
+    threads: int | None = ...,
+    strict: bool = ...,
+    limit_isa: bool = ...,
+    canary: bool = ...,
+    device: str | None = ...,
+    cuda_graphs: bool = ...,
+    trusted_keys: Sequence[str | Path] = ...,
+    min_version: int = ...,
+    runtime: Literal["native"],
+) -> NativeModel: ...
 
 
 def load(
@@ -57,7 +88,8 @@ def load(
     cuda_graphs: bool = False,
     trusted_keys: Sequence[str | Path] = (),
     min_version: int = 0,
-) -> FrozenModel:
+    runtime: Literal["torch", "native"] = "torch",
+) -> FrozenModel | NativeModel:
     """Load the frozen model for this machine.
 
     Args:
@@ -80,23 +112,39 @@ def load(
             is required. A signature names model, version and class, and is valid for these only.
         min_version: refuse an older version, which a store may offer as its latest. Ignored for a folder. To refuse `portable` if a
             better artifact is missing, name `device_class`.
+        runtime: `native` opens Inductor payloads for CPUs without importing torch, for a faster start; arrays are numpy's then.
+            Other artifacts are refused.
 
     Raises:
         CudaGraphsError: calls of the selected artifact cannot be captured.
-        UsageError: this process has no such device.
+        UsageError: this process has no such device, or `runtime` does not run on it.
+        MissingDependencyError: the native runtime does not find torch's shared libraries.
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
         IncompatibleError: no artifact serves; its `ladder` has every refusal.
     """
+    if runtime not in ("torch", "native"):
+        raise UsageError(f"got runtime={runtime!r}, expected 'torch' or 'native'")
+    if runtime == "native" and (cuda_graphs or device not in (None, "cpu")):
+        raise UsageError(
+            "runtime='native' runs on the CPU, without CUDA graphs; omit `device` and `cuda_graphs`, or use runtime='torch'"
+        )
+    if runtime == "native":
+        import freezer.runtime.array_files  # has extension modules, which cannot be imported while a library loads
+        from freezer.runtime.libtorch import preload
+
+        preload()
+        import freezer.serving.native_load  # noqa: F401
     options = LoadOptions(
         device_class=device_class,
         threads=threads,
         strict=strict,
         limit_isa=limit_isa,
         canary=canary,
-        device=None if device is None else str(with_index(device)),
+        device=_with_index(device),
         cuda_graphs=cuda_graphs,
         trusted_keys=read_keys(trusted_keys),
         min_version=min_version,
+        runtime=runtime,
     )
     with ExitStack() as stack:
         images = resolve_images(reference, store, stack)
@@ -117,6 +165,14 @@ def load(
     return model
 
 
+def _with_index(device: str | None) -> str | None:
+    if device in (None, "cpu"):
+        return device
+    from freezer.runtime.devices import with_index
+
+    return str(with_index(device or "cpu"))
+
+
 def _told(refusal: Refusal, images: Sequence[Image], selection: Selection) -> str:
     """A refusal in words: what serves instead, how much slower it is expected to be, and why."""
     if selection.chosen is None:
@@ -131,7 +187,7 @@ def _told(refusal: Refusal, images: Sequence[Image], selection: Selection) -> st
     return f"{serves} serves instead of {refusal.rung}{slower}; refused: {refusal}"
 
 
-def open_selection(selection: Selection) -> FrozenModel:
+def open_selection(selection: Selection) -> FrozenModel | NativeModel:
     """Fetch the files of the chosen artifact that a call needs, and open it.
 
     Raises:
@@ -143,83 +199,16 @@ def open_selection(selection: Selection) -> FrozenModel:
     if options.limit_isa and refuse_by_isa(manifest, process.machine()) is not None:
         os.environ.update(class_named(manifest.device_class).limits)
     golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
-    payloads = set_within(manifest.payloads, process.num_threads)
+    native = options.runtime == "native"
+    payloads = set_within(native_payloads(manifest) if native else manifest.payloads, process.num_threads)
     artifact = image.fetch([*(item.path for item in payloads), *golden])
+    if native:
+        from freezer.serving.native_load import open_native
+
+        return open_native(artifact, process.num_threads, options, ladder=selection.ladder)
+    from freezer.serving.opening import open_artifact
+
     return open_artifact(artifact, process.num_threads, options, ladder=selection.ladder)
-
-
-def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()) -> FrozenModel:
-    """Verify the needed files of an artifact folder, open its payloads, and run the canary.
-
-    Args:
-        artifact: serves this machine.
-        num_threads: that calls may use; payloads for this count are opened, else those for the largest count below it.
-        options: `threads`, `canary`, `device` and `cuda_graphs` apply; with `trusted_keys` private copies are opened.
-        ladder: of the model.
-
-    Raises:
-        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
-        CudaGraphsError: calls cannot be captured.
-    """
-    manifest, made_for = artifact.manifest, class_named(artifact.manifest.device_class)
-    device = CPU if options.device is None else torch.device(options.device)
-    if options.device is None and made_for.kind == "cuda":
-        device = device_of(made_for, detect())
-    payloads = set_within(manifest.payloads, num_threads)
-    if options.cuda_graphs:
-        check_graphs(manifest, payloads, device)
-    golden = [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)] if options.canary else []
-    counts = counts_of(payloads)
-    serving = max(counts, default=num_threads if options.threads is not None else own_count())
-
-    def opened(artifact: Artifact) -> FrozenModel:
-        with with_threads(serving), current(device):  # some loaders pack weights
-            runners = [_opened(artifact, payload, options, device) for payload in payloads]
-        return FrozenModel(
-            spec=manifest.inputs,
-            outputs=manifest.outputs,
-            structure=manifest.structure,
-            payloads=runners,
-            manifest=manifest,
-            ladder=ladder,
-            options=CallOptions(
-                preserve=manifest.recipe.preserve,
-                num_threads=options.threads,
-                device=device,
-                cuda_graphs=options.cuda_graphs,
-            ),
-        )
-
-    with ExitStack() as stack:
-        held = artifact.held([*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys))
-        model = opened(held)
-        if options.canary:
-            run_canary(held, model, smallest=True)
-            if manifest.stateful:
-                model = opened(held)
-    served = {payload.path for payload in payloads}
-    slower = slower_than_eager(item for item in manifest.latency.points if item.payload in served) if manifest.latency else ""
-    if slower and manifest.device_class != PORTABLE:
-        logger.warning("%s for %s was measured slower than eager with %s", manifest.model, manifest.device_class, slower)
-    lacks = lacking(manifest)
-    if lacks.values or lacks.missing:
-        logger.info(
-            "%s for %s was measured %s; this process started without: see `coldpress env`",
-            *(manifest.model, manifest.device_class, gain_text(manifest)),
-        )
-    if counts and serving != num_threads:
-        logger.info(
-            "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",
-            *(manifest.model, manifest.device_class, serving, num_threads, num_threads),
-            sorted({*counts_of(manifest.payloads), num_threads}),
-        )
-    return model
-
-
-def _opened(artifact: Artifact, payload: Payload, options: LoadOptions, device: torch.device) -> OpenPayload:
-    one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
-    loader, path = LOADERS[payload.kind], artifact.folder / payload.path
-    return OpenPayload(payload=payload, run=loader(path, artifact.manifest.recipe.settings, device, one_at_a_time=one_at_a_time))
 
 
 def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -> tuple[Image, ...]:
@@ -296,20 +285,44 @@ def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProces
     if options.threads is not None and options.threads < 1:
         expected = "at least 1, or None for as many as this process may use"
         raise UsageError(f"got threads={options.threads}, expected {expected}")
-    needs_cuda = any(image.device_class.startswith("cuda-") and image.device_class in detect().classes for image in images)
-    device = None if options.device is None else torch.device(options.device)
+    host = this_host()
+    if options.runtime == "native":
+        from freezer.runtime.libtorch import libtorch, torch_version
+
+        num_threads, version, cuda = options.threads or libtorch().num_threads, torch_version(), CudaHere()
+    else:
+        num_threads, version, cuda = _torch_process(images, options)
     return ServingProcess(
-        host=this_host(),
+        host=host,
         environ=os.environ,
-        num_threads=options.threads or thread_budget(own_count()),
-        torch_version=torch.__version__,
-        cuda=cuda_here(device) if needs_cuda else CudaHere(),
-        engines={name: _version_of(name) for name in ENGINES.values() if find_spec(name) is not None},
+        num_threads=options.threads or thread_budget(num_threads),
+        torch_version=version,
+        cuda=cuda,
+        engines={} if options.runtime == "native" else _engines(),
     )
+
+
+def _engines() -> dict[str, str]:
+    """The versions of the installed engines."""
+    return {name: _version_of(name) for name in ENGINES.values() if find_spec(name) is not None}
 
 
 def _version_of(package: str) -> str:
     """The version of an installed package; other distributions, such as onnxruntime-gpu, may contain it."""
+    from importlib import metadata
+
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return str(import_module(package).__version__)
+
+
+def _torch_process(images: Sequence[Image], options: LoadOptions) -> tuple[int, str, CudaHere]:
+    """Default thread count, version of torch, and the GPUs that may serve."""
+    import torch
+
+    from freezer.runtime.devices import cuda_here
+    from freezer.runtime.threads import own_count
+
+    needs_cuda = any(image.device_class.startswith("cuda-") and image.device_class in detect().classes for image in images)
+    device = None if options.device is None else torch.device(options.device)
+    return own_count(), torch.__version__, cuda_here(device) if needs_cuda else CudaHere()

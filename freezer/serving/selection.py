@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
@@ -15,11 +15,13 @@ from freezer.hardware.device_classes import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import Host, Machine, describe_host
 from freezer.serving.compatibility import (
+    native_payloads,
     refuse_by_class,
     refuse_by_cuda,
     refuse_by_device,
     refuse_by_engine,
     refuse_by_isa,
+    refuse_by_runtime,
     refuse_by_threads,
     refuse_by_torch,
     refuse_by_version,
@@ -36,6 +38,7 @@ class LoadOptions:
     """Options of `load`, `verify` and the speed check; see `load`.
 
     Attributes:
+        runtime: what calls the payloads.
         device: `cpu` or `cuda:N`; None for the device that the artifact is made for.
         trusted_keys: public keys, one of which must have signed the artifact; empty to require no signature.
     """
@@ -49,6 +52,7 @@ class LoadOptions:
     cuda_graphs: bool = False
     trusted_keys: Sequence[EllipticCurvePublicKey] = ()
     min_version: int = 0
+    runtime: Literal["torch", "native"] = "torch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,6 +236,10 @@ def _refusal(image: Image, process: ServingProcess, options: LoadOptions) -> Ref
         if options.trusted_keys and (unsigned := image.unsigned(options.trusted_keys)):
             return unsigned
         manifest = image.manifest()
+        if options.runtime == "native":
+            if foreign := refuse_by_runtime(manifest):
+                return foreign
+            manifest = replace(manifest, payloads=native_payloads(manifest))
         return (
             refuse_by_device(manifest, options.device)
             or refuse_by_cuda(manifest, process.cuda)

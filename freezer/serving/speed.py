@@ -29,7 +29,7 @@ from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.golden import golden_inputs
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.threads import threads
-from freezer.serving.load import open_artifact
+from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from freezer.spec.inputs import bind
 from freezer.store.store import Store

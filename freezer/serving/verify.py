@@ -12,9 +12,11 @@ from freezer.errors import ColdpressError, IncompatibleError, IntegrityError, Re
 from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.machine import describe_host
 from freezer.runtime.devices import with_index
-from freezer.serving.canary import CanaryFigure, run_canary
+from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import rungs
-from freezer.serving.load import open_artifact, process_here, resolve_images
+from freezer.serving.golden_check import CanaryFigure
+from freezer.serving.load import process_here, resolve_images
+from freezer.serving.opening import open_artifact
 from freezer.serving.selection import Image, LoadOptions, Selection, select_image
 from freezer.serving.speed import check_speed, portable_of
 

@@ -23,12 +23,12 @@ from freezer.artifact.sections import Needs
 from freezer.files.digest import digest_file
 from freezer.freezing.models.samples import Dims
 from freezer.freezing.recipes.recipes import RECIPES
+from freezer.gate import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
 from freezer.hardware.device_classes import DEVICE_CLASSES
-from freezer.numerics import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.canary import canary_figures
-from freezer.serving.load import open_artifact
+from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from freezer.spec.items import NestedSpec
 from tests.conftest import Frozen, Several

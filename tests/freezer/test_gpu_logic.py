@@ -28,7 +28,8 @@ from freezer.hardware.machine import Host
 from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import OpenPayload, open_exported
+from freezer.runtime.payload_choice import OpenPayload
+from freezer.runtime.payloads import open_exported
 from freezer.runtime.precision import full_on_gpu, plain_precision, settings_on_gpu
 from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
 from freezer.spec.inputs import InputSpec

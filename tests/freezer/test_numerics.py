@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from freezer.numerics import GoldenGate, OutputError, exact_problem, golden_problem, pooled, rms_errors
+from freezer.gate import GoldenGate, OutputError, gate_problem
+from freezer.numerics import distances, exact_problem, pooled, rms_errors
 from tests.steps import random_inputs
 
 APART = (2.0**29,)
@@ -22,7 +23,7 @@ def masked(fill: float = -1e9) -> Tensor:
 def problem(r: Tensor, c: Tensor, reference: Literal["float64", "eager"]) -> str | None:
     rmse, rms, _ = rms_errors(r, c, APART)
     error = OutputError(rmse=rmse, native_rmse=1e-8, rms=rms, dtype=r.dtype, num_elements=r.numel())
-    return golden_problem(r, c, error, GoldenGate(error_ratio_max=3.0, reference=reference), APART)
+    return gate_problem(error, GoldenGate(error_ratio_max=3.0, reference=reference), distances(r, c, limits=APART)[0])
 
 
 def test_fill_values_do_not_hide_other_errors() -> None:

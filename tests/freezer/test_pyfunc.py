@@ -19,7 +19,7 @@ from freezer.artifact.manifest import Payload
 from freezer.errors import ContractError, IncompatibleError, IntegrityError
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.payloads import OpenPayload
+from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import ConstantSpec, TensorSpec

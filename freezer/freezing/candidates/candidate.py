@@ -14,7 +14,8 @@ from freezer.artifact.sections import FreezingReport
 from freezer.codec import decode, encode
 from freezer.freezing.models.subject import Subject
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.payloads import LOADERS, OpenPayload
+from freezer.runtime.payload_choice import OpenPayload
+from freezer.runtime.payloads import LOADERS
 
 CANDIDATE = "candidate.json"
 

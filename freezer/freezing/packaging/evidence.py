@@ -24,7 +24,7 @@ from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.drift import DriftReport, DriftRow
 from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.reference import Reference
-from freezer.numerics import comparable
+from freezer.numerics import comparable, doubles
 from freezer.runtime.tensors import save_tensors
 from freezer.slices import Slices
 
@@ -187,7 +187,7 @@ def _slice_errors(names: Sequence[str], reference: Reference, indices: Sequence[
     """See `GoldenSet.slice_errors`."""
     found: dict[str, float] = {}
     for place, name in enumerate(names) if reference.float64 and reference.deterministic else ():
-        slices = Slices(reference.scales[place])
+        slices = Slices(doubles, reference.scales[place])
         for call in (reference.singles[index] for index in indices):
             if comparable(call.eager[place]):
                 slices.add(call.reference[place], call.eager[place], call.eager[place])

@@ -26,7 +26,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from freezer.numerics import comparable, in_double, tolerance
+from freezer.gate import tolerance
+from freezer.numerics import comparable, in_double
 
 NUM_RUNS = 16
 """Runs of each side: 6e8 ways to split them, many more than are tried."""

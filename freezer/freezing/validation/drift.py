@@ -17,19 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from freezer.numerics import (
-    DIGITS,
-    POOL_BELOW,
-    Magnitudes,
-    OutputError,
-    Sums,
-    blocks,
-    comparable,
-    distances,
-    judge_rmse,
-    openvino_problem,
-    structure_problem,
-)
+from freezer.gate import DIGITS, POOL_BELOW, OutputError, Sums, blocks, judge_rmse, openvino_problem
+from freezer.numerics import Magnitudes, comparable, distances, doubles, structure_problem
 from freezer.slices import Slices
 
 STRIDES = "strides "
@@ -184,7 +173,7 @@ class _Output:
     def __init__(self, gate: Gate, limits: Sequence[float]) -> None:
         self._gate, self._limits = gate, limits
         self._compared: list[_Compared] = []
-        self._slices: Slices | None = Slices(limits)
+        self._slices: Slices | None = Slices(doubles, limits)
         self._empty = self._not_finite = True
         """Whether no call of eager has an element, or a finite one."""
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.numerics import DIGITS, comparable, rms_errors, same_tensors
+from freezer.gate import DIGITS
+from freezer.numerics import comparable, rms_errors, same_tensors
 from freezer.spec.items import OutputSpec
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from freezer.artifact.sections import Migration
 from freezer.freezing.validation.trials import Trial
+from freezer.gate import Sums
 from freezer.limits import SamplingPolicy
-from freezer.numerics import Sums, distances
+from freezer.numerics import distances
 from freezer.timing.sampling import Sampling, speedup
 
 CONVERTED = "convert"

@@ -19,7 +19,8 @@ from freezer.freezing.models.weights import tensors_of
 from freezer.freezing.validation.distributions import NUM_RUNS, Run, sampled
 from freezer.freezing.validation.drift import Call, CallKind, scales_of
 from freezer.freezing.validation.float64_mode import Widening, own_dtype, widening
-from freezer.numerics import DIGITS, blocks, comparable, distances, in_double, same_tensors
+from freezer.gate import DIGITS, blocks
+from freezer.numerics import comparable, distances, in_double, same_tensors
 from freezer.runtime.pytree import flatten
 
 SEQUENCE_CALLS = 4

@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from freezer.hardware import machine
 from freezer.hardware.machine import this_host
 from freezer.hardware.nvml import Gpu, NvmlError, Reading, num_others, reading
 
@@ -40,6 +41,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
     this_host.cache_clear()
     yield
     this_host.cache_clear()

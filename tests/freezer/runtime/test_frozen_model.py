@@ -13,8 +13,9 @@ import freezer
 from freezer.artifact.manifest import Payload
 from freezer.errors import ContractError
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.payloads import OpenPayload
-from freezer.runtime.pytree import NamedOutput, flatten, output_specs
+from freezer.runtime.payload_choice import OpenPayload
+from freezer.runtime.pytree import flatten, output_specs
+from freezer.runtime.rebuilding import NamedOutput
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import ConstantSpec, TensorSpec
 from tests.conftest import Frozen

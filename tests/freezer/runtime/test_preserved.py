@@ -21,7 +21,8 @@ from freezer.freezing.recipes.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import OpenPayload, open_torchscript
+from freezer.runtime.payload_choice import OpenPayload
+from freezer.runtime.payloads import open_torchscript
 from freezer.runtime.pytree import flatten, output_specs
 from tests.freezer.models_state import Constant, Number, Versioned
 from tests.models import seeded

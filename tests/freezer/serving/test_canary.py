@@ -14,9 +14,9 @@ import freezer
 from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import CanaryError, IncompatibleError, IntegrityError
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.payloads import OpenPayload
+from freezer.runtime.payload_choice import OpenPayload
 from freezer.serving.canary import canary_figures, run_canary
-from freezer.serving.load import open_artifact
+from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from tests.conftest import Frozen
 from tests.steps import QUICK_OPTIONS, copy_of, random_inputs, rewritten

@@ -19,7 +19,7 @@ from freezer.artifact.manifest import GoldenSet
 from freezer.cli.app import main
 from freezer.codec import encode
 from freezer.errors import IntegrityError
-from freezer.numerics import OutputError, judge_rmse
+from freezer.gate import OutputError, judge_rmse
 from freezer.runtime.tensors import OWN_OUTPUT_BYTES, load_tensors, save_tensors, write_own_outputs
 from freezer.serving.diff import Difference, DiffRow, Pair, diff, matrix, problem, sentences
 from freezer.spec.items import OutputSpec

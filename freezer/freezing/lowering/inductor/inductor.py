@@ -37,7 +37,7 @@ from freezer.freezing.recipes.inductor_settings import BESIDE, REQUIRED
 from freezer.freezing.target.target import Target, packed_layouts
 from freezer.freezing.target.toolchain import compiler
 from freezer.freezing.target.torch_config import straying
-from freezer.runtime.inductor_loader import ALIGNMENT, TABLE, WeightEntry
+from freezer.runtime.inductor_package import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.precision import plain_precision
 from freezer.runtime.tensors import addresses_of, program_bytes, program_dtypes, program_tensors

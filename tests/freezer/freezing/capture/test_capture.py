@@ -15,8 +15,9 @@ from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import CaptureName
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import OpenPayload
-from freezer.runtime.pytree import NamedOutput, leaves_of
+from freezer.runtime.payload_choice import OpenPayload
+from freezer.runtime.pytree import leaves_of
+from freezer.runtime.rebuilding import NamedOutput
 from tests.models import Calling, Counter, mlp, seeded
 from tests.steps import BATCH, captured_by, random_inputs, subject_of
 

@@ -16,7 +16,7 @@ from freezer.freezing.models.calls import NUM_MORE_CALLS, PROBLEM, baked_in
 from freezer.freezing.validation.drift import Call, Gate, assess
 from freezer.freezing.validation.reference import run_reference
 from freezer.serving.canary import canary_figures
-from freezer.serving.load import open_artifact
+from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from tests.models import Calling
 from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, report, scales_of
-from freezer.numerics import Magnitudes, OutputError, distances, judge_rmse
+from freezer.gate import OutputError, judge_rmse
+from freezer.numerics import Magnitudes, distances
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,9 @@ from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import RECIPES, Recipe
 from freezer.freezing.target.target import target_here
-from freezer.runtime.inductor_loader import TABLE, open_inductor
+from freezer.runtime.inductor_loader import open_inductor
+from freezer.runtime.inductor_package import TABLE
+from freezer.runtime.native_payload import NativePayload
 from freezer.runtime.tensors import program_tensors, tensors_bytes
 from tests.freezer.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide
 from tests.models import seeded
@@ -179,6 +182,22 @@ def test_dropped_model_unmaps_its_weights(frozen: Built, tmp_path: Path) -> None
         assert mappings() == 0
     for output, expected in zip(outputs, seeded(Known)(X), strict=True):
         torch.testing.assert_close(output, expected)
+
+
+def test_native_runtime_maps_the_same_weights(frozen: Built, tmp_path: Path) -> None:
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    opened = tmp_path / "opened.pt2"
+    opened.write_bytes(frozen.payload.read_bytes())
+    expected = open_inductor(frozen.payload, BESIDE)(X)
+    native = NativePayload(opened, torch.get_num_threads(), num_inputs=1, num_outputs=len(expected))
+    outputs = native([X.numpy()])
+    assert mappings() == 1
+    del native
+    assert mappings() == 0
+    for output, wanted in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(output, wanted.numpy())
 
 
 def table_in(package: Path) -> str:

@@ -1,0 +1,237 @@
+"""Time from the start of a process to its first answer, with the model on disk.
+
+    python -m benchmarks.cold_start [--models resnet50,unet] [--repeats 5] [--entrants native,onnxruntime] [--out FILE]
+
+First each model is frozen, exported and converted, into files that `--work` keeps for the next run. Then every entrant starts in a
+process of its own, in a new random order in each repeat: it imports what it needs, opens its file, reads the inputs and answers.
+The clock runs from the start of the process until it reports the answer. The entrants (`ENTRANTS`) are scripts as their
+documentation writes them, with default settings. Files are in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import children
+from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
+from freezer.files.atomic import write_whole
+
+ANSWERED = b"answered"
+WORK = ROOT / ".bench" / "cold-start"
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model to start.
+
+    Attributes:
+        factory: `module:function`, which makes it.
+        name, shape, dtype: of its one input.
+    """
+
+    factory: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+MODELS: Mapping[str, Model] = {
+    "resnet50": Model(factory="benchmarks.cold_start:resnet50", name="pixel_values", shape=(1, 3, 224, 224)),
+    "mobilenetv3-large": Model(factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)),
+    "unet": Model(factory="examples.zoo:unet", name="image", shape=(1, 3, 128, 128), dtype="uint8"),
+}
+
+_BEGIN = "import sys; import numpy as np; name, x = sys.argv[1], np.load('x.npy'); "
+_END = "; print('answered', flush=True)"
+_TORCH = "import torch; torch.set_grad_enabled(False); x = torch.from_numpy(x); "
+
+ENTRANTS: Mapping[str, tuple[str, str]] = {
+    "native": (
+        "freezer.load, native",
+        "import freezer; freezer.load('./artifact', runtime='native')(**{name: x}); assert 'torch' not in sys.modules",
+    ),
+    "torch": ("freezer.load, torch", _TORCH + "import freezer; model = freezer.load('./artifact'); model(**{name: x})"),
+    "aoti": (
+        "aoti_load_package",
+        _TORCH + "import torch._inductor; torch._inductor.aoti_load_package('artifact/payloads/all.pt2')(**{name: x})",
+    ),
+    "compile": (
+        "torch.compile",
+        _TORCH
+        + "import importlib; module, function = sys.argv[2].split(':'); "
+        + "model = getattr(importlib.import_module(module), function)(); torch.compile(model)(**{name: x})",
+    ),
+    "onnxruntime": (
+        "ONNX Runtime",
+        "import onnxruntime; session = onnxruntime.InferenceSession('model.onnx'); session.run(None, {name: x})",
+    ),
+    "openvino": ("OpenVINO", "import openvino; openvino.Core().compile_model('model.xml', 'CPU')([x])"),
+    "openvino-cache": (
+        "OpenVINO, cached",
+        "import openvino; core = openvino.Core(); core.set_property({'CACHE_DIR': 'cache'}); "
+        "core.compile_model('model.xml', 'CPU')([x])",
+    ),
+}
+"""Title and script of each entrant. It runs in the model's folder, with the name of the input and the factory as arguments."""
+
+
+def resnet50() -> Any:
+    """ResNet-50, which the defaults of transformers are, with random weights."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    return transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)).eval()
+
+
+def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a model's files into a folder: x.npy, artifact/, model.onnx and model.xml."""
+    import numpy as np
+    import openvino
+    import torch
+
+    import freezer
+    from freezer.hardware.cgroups import available_cpus
+
+    model, folder = MODELS[job["model"]], Path(job["folder"])
+    module_name, function = model.factory.split(":")
+    source = getattr(importlib.import_module(module_name), function)()
+    random_values = np.random.default_rng(0)
+    x = random_values.integers(0, 255, model.shape) if model.dtype == "uint8" else random_values.standard_normal(model.shape)
+    np.save(folder / "x.npy", x.astype(model.dtype))
+    example = {model.name: torch.from_numpy(x.astype(model.dtype))}
+    options = freezer.FreezeOptions(
+        name=job["model"],
+        recipes=["inductor-frozen"],
+        num_threads=available_cpus(),
+        limits=freezer.Limits(speedup_min=0.0),
+        policy=freezer.SamplingPolicy(time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+    )
+    result = freezer.freeze(source, example, out=folder / "artifact", options=options)
+    if result.artifact is None:
+        raise RuntimeError(f"{job['model']}: {result.reason} {result.failures}")
+    with torch.no_grad():
+        program = torch.export.export(source, (), example)
+        torch.onnx.export(source, (), kwargs=example, f=folder / "model.onnx", dynamo=True, input_names=[model.name])
+        openvino.save_model(openvino.convert_model(program), folder / "model.xml", compress_to_fp16=False)
+    return {"verdict": result.verdict}
+
+
+JOBS = {"prepare": prepare}
+
+
+def first_answer_s(entrant: str, model: Model, folder: Path) -> float:
+    """Seconds from the start of a process to its first answer.
+
+    Raises:
+        RuntimeError: it did not answer; the message has the end of its output.
+    """
+    command = [sys.executable, "-c", _BEGIN + ENTRANTS[entrant][1] + _END, model.name, model.factory]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    started = time.perf_counter()
+    child = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    seconds = time.perf_counter() - started
+    _, errors = child.communicate(timeout=TIMEOUT_S)
+    if not line.startswith(ANSWERED):
+        raise RuntimeError(f"{entrant} did not answer: {errors.decode(errors='replace')[-1000:]}")
+    return seconds
+
+
+def main() -> None:
+    """Prepare the models, time the entrants, and write the page."""
+    given = _arguments()
+    models, entrants = given.models.split(","), given.entrants.split(",")
+    if unknown := {*models} - {*MODELS} | {*entrants} - {*ENTRANTS}:
+        raise SystemExit(f"unknown {', '.join(sorted(unknown))}; expected of {', '.join(MODELS)}; {', '.join(ENTRANTS)}")
+    for name in models:
+        _prepared(given.work / name, name)
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    problems: dict[tuple[str, str], str] = {}
+    for repeat in range(-1, given.repeats):  # the first fills caches
+        cells = [(model, entrant) for model in models for entrant in entrants if (model, entrant) not in problems]
+        random.shuffle(cells)
+        for model, entrant in cells:
+            try:
+                seconds = first_answer_s(entrant, MODELS[model], given.work / model)
+            except RuntimeError as error:
+                problems[model, entrant] = str(error)
+                print(f"{model}: {error}", file=sys.stderr, flush=True)
+                continue
+            print(f"{model}: {entrant}: {seconds:.2f} s" + (" (not counted)" if repeat < 0 else ""), file=sys.stderr, flush=True)
+            if repeat >= 0:
+                found[model, entrant].append(seconds)
+    text = "\n".join(_page(models, entrants, found, given.repeats)) + "\n"
+    out = given.out or results_page("cold-start")
+    write_whole(out, text.encode())
+    print(text)
+    print(f"wrote {out}", file=sys.stderr)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_start", description="Time processes to their first answer.")
+    parser.add_argument("--models", default=",".join(MODELS), help="separated by commas")
+    parser.add_argument("--entrants", default=",".join(ENTRANTS), help="separated by commas")
+    parser.add_argument("--repeats", type=int, default=5, help="processes for each model and entrant")
+    parser.add_argument("--work", type=lambda text: Path(text).absolute(), default=WORK, help="folder for the models' files")
+    parser.add_argument("--out", type=Path, help="Markdown file; default: in benchmarks/results")
+    return parser.parse_args()
+
+
+def _prepared(folder: Path, name: str) -> None:
+    """Write the files of a model, unless an earlier run has."""
+    done = folder / "done"
+    if done.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    children.finish(children.start("cold_start", {"do": "prepare", "model": name, "folder": str(folder)}))
+    done.touch()
+    print(f"{name}: prepared in {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def _page(
+    models: Sequence[str], entrants: Sequence[str], found: Mapping[tuple[str, str], Sequence[float]], repeats: int
+) -> list[str]:
+    """The lines of the page."""
+    from benchmarks.peer_page import versions
+
+    peers = {name: version for name, version in versions().items() if name in ("onnxruntime", "openvino")}
+    rows = [[ENTRANTS[entrant][0], *(_cell(found.get((model, entrant), ())) for model in models)] for entrant in entrants]
+    return [
+        f"# Cold start, {today()}",
+        *("", f"`{shlex.join(['python', '-m', 'benchmarks.cold_start', *sys.argv[1:]])}`", ""),
+        *machine(),
+        f"- {', '.join(f'{name} {version}' for name, version in peers.items())}",
+        "",
+        f"Seconds from the start of a process to its first answer: median of {repeats} (least to greatest). Every",
+        "entrant at its defaults, float32, batch 1, files in the page cache; caches of compilers are full.",
+        "`aoti_load_package` opens the same package as `freezer.load`, which also verifies digests and runs golden inputs.",
+        "",
+        *markdown_table(["", *models], rows),
+    ]
+
+
+def _cell(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "did not answer"
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Open the selected artifact without torch: verify -> open -> canary. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from freezer.array_numerics import array_distances, array_problem, is_rounded, wide
+from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
+from freezer.artifact.manifest import Payload
+from freezer.artifact.payload_selection import set_within
+from freezer.errors import Refusal
+from freezer.runtime.array_files import load_arrays
+from freezer.runtime.golden import golden_inputs, golden_outputs
+from freezer.runtime.native_model import NativeModel
+from freezer.runtime.native_payload import NativePayload
+from freezer.runtime.payload_choice import OpenPayload
+from freezer.serving.compatibility import native_payloads
+from freezer.serving.golden_check import Comparison, check_figures, golden_figures, smallest_sets
+from freezer.serving.selection import LoadOptions
+
+ARRAYS = Comparison(comparable=is_rounded, exact_problem=array_problem, distances=array_distances, doubles=wide)
+"""How to compare numpy arrays."""
+
+
+def open_native(artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()) -> NativeModel:
+    """Verify the needed files of an artifact folder, open its Inductor payloads, and run the canary; see `open_artifact`.
+
+    Raises:
+        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
+    """
+    manifest = artifact.manifest
+    payloads = set_within(native_payloads(manifest), num_threads)
+    golden = [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)] if options.canary else []
+    with ExitStack() as stack:
+        held = artifact.held([*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys))
+        model = NativeModel(manifest, [_opened(held, payload, num_threads) for payload in payloads], ladder)
+        if options.canary:
+            run_native_canary(held, model)
+    return model
+
+
+def _opened(artifact: Artifact, payload: Payload, num_threads: int) -> OpenPayload:
+    manifest = artifact.manifest
+    run = NativePayload(
+        artifact.folder / payload.path,
+        num_threads=payload.num_threads or num_threads,
+        num_inputs=len(manifest.inputs.tensors),
+        num_outputs=len(manifest.outputs),
+    )
+    return OpenPayload(payload=payload, run=run)
+
+
+def run_native_canary(artifact: Artifact, model: NativeModel) -> None:
+    """Run the smallest golden set of each payload, and all sets if one of these differs; see `run_canary`.
+
+    Raises:
+        CanaryError: an output differs from the golden one.
+    """
+    manifest = artifact.manifest
+    inputs: list[dict[str, Any]] = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_arrays)
+    golden: Sequence[Mapping[str, Any]] = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_arrays)
+    for indices in (smallest_sets(manifest, inputs, model.payload_for), range(len(inputs))):
+        figures = golden_figures(manifest, golden, {index: model.leaves(**inputs[index]) for index in indices}, ARRAYS)
+        if not any(figure.problem for figure in figures):
+            return
+    check_figures(manifest, figures)

@@ -1,0 +1,104 @@
+"""Open an artifact folder with torch: verify -> open -> canary; native_load.py does so without torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+
+from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
+from freezer.artifact.manifest import Payload
+from freezer.artifact.payload_selection import counts_of, is_exact, set_within
+from freezer.artifact.sections import slower_than_eager
+from freezer.artifact.settings_lines import gain_text, lacking
+from freezer.errors import Refusal
+from freezer.hardware.device_classes import PORTABLE
+from freezer.hardware.device_classes import device_class as class_named
+from freezer.hardware.machine import detect
+from freezer.runtime.cuda_graphs import check_graphs
+from freezer.runtime.devices import CPU, current, device_of
+from freezer.runtime.frozen_model import CallOptions, FrozenModel
+from freezer.runtime.payload_choice import OpenPayload
+from freezer.runtime.payloads import LOADERS
+from freezer.runtime.threads import own_count
+from freezer.runtime.threads import threads as with_threads
+from freezer.serving.canary import run_canary
+from freezer.serving.selection import LoadOptions
+
+logger = logging.getLogger("coldpress")
+
+
+def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()) -> FrozenModel:
+    """Verify the needed files of an artifact folder, open its payloads, and run the canary.
+
+    Args:
+        artifact: serves this machine.
+        num_threads: that calls may use; payloads for this count are opened, else those for the largest count below it.
+        options: `threads`, `canary`, `device` and `cuda_graphs` apply; with `trusted_keys` private copies are opened.
+        ladder: of the model.
+
+    Raises:
+        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
+        CudaGraphsError: calls cannot be captured.
+    """
+    manifest, made_for = artifact.manifest, class_named(artifact.manifest.device_class)
+    device = CPU if options.device is None else torch.device(options.device)
+    if options.device is None and made_for.kind == "cuda":
+        device = device_of(made_for, detect())
+    payloads = set_within(manifest.payloads, num_threads)
+    if options.cuda_graphs:
+        check_graphs(manifest, payloads, device)
+    golden = [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)] if options.canary else []
+    counts = counts_of(payloads)
+    serving = max(counts, default=num_threads if options.threads is not None else own_count())
+
+    def opened(artifact: Artifact) -> FrozenModel:
+        with with_threads(serving), current(device):  # some loaders pack weights
+            runners = [_opened(artifact, payload, options, device) for payload in payloads]
+        return FrozenModel(
+            spec=manifest.inputs,
+            outputs=manifest.outputs,
+            structure=manifest.structure,
+            payloads=runners,
+            manifest=manifest,
+            ladder=ladder,
+            options=CallOptions(
+                preserve=manifest.recipe.preserve,
+                num_threads=options.threads,
+                device=device,
+                cuda_graphs=options.cuda_graphs,
+            ),
+        )
+
+    with ExitStack() as stack:
+        held = artifact.held([*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys))
+        model = opened(held)
+        if options.canary:
+            run_canary(held, model, smallest=True)
+            if manifest.stateful:
+                model = opened(held)
+    served = {payload.path for payload in payloads}
+    slower = slower_than_eager(item for item in manifest.latency.points if item.payload in served) if manifest.latency else ""
+    if slower and manifest.device_class != PORTABLE:
+        logger.warning("%s for %s was measured slower than eager with %s", manifest.model, manifest.device_class, slower)
+    lacks = lacking(manifest)
+    if lacks.values or lacks.missing:
+        logger.info(
+            "%s for %s was measured %s; this process started without: see `coldpress env`",
+            *(manifest.model, manifest.device_class, gain_text(manifest)),
+        )
+    if counts and serving != num_threads:
+        logger.info(
+            "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",
+            *(manifest.model, manifest.device_class, serving, num_threads, num_threads),
+            sorted({*counts_of(manifest.payloads), num_threads}),
+        )
+    return model
+
+
+def _opened(artifact: Artifact, payload: Payload, options: LoadOptions, device: torch.device) -> OpenPayload:
+    one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
+    loader, path = LOADERS[payload.kind], artifact.folder / payload.path
+    return OpenPayload(payload=payload, run=loader(path, artifact.manifest.recipe.settings, device, one_at_a_time=one_at_a_time))

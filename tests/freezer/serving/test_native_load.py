@@ -1,0 +1,233 @@
+"""The native runtime: answers, contract, refusals and faults, without torch in the process."""
+
+from __future__ import annotations
+
+import gc
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import freezer
+from freezer.artifact.folder import GOLDEN_OUTPUTS, Artifact, file_ref
+from freezer.errors import ContractError, IncompatibleError, MissingDependencyError, UsageError
+from freezer.files.digest import digest_file
+from freezer.runtime.libtorch import Libtorch, libtorch, torch_version
+from freezer.runtime.native_model import NativeModel
+from tests.conftest import Frozen
+from tests.steps import copy_of, flip_a_byte, python, random_inputs, rewritten
+
+ALONE = """
+import sys, numpy as np, freezer
+folder, x, out = sys.argv[1:]
+model = freezer.load(folder, runtime="native")
+np.save(out, model(x=np.load(x)))
+print(sorted({"torch", "pyarrow", "typer", "rich", "safetensors.torch"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture(scope="module")
+def native(inductor: Frozen) -> NativeModel:
+    return freezer.load(inductor.artifact.folder, runtime="native")
+
+
+def x_of(batch: int) -> np.ndarray:
+    array: np.ndarray = random_inputs(batch, 3, 16, 16).numpy()
+    return array
+
+
+def test_answers_without_importing_torch(inductor: Frozen, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", x_of(2))
+    found = python(ALONE, inductor.artifact.folder, tmp_path / "x.npy", tmp_path / "y.npy")
+    assert found.strip() == "[]"
+    expected = inductor.model(torch.from_numpy(x_of(2))).detach().numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_command_answers_without_importing_torch(inductor: Frozen, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=x_of(2))
+    code = """
+import atexit, sys
+from freezer.cli import main
+atexit.register(lambda: print("torch" in sys.modules))
+sys.argv[0] = "coldpress"
+main()
+"""
+    common = ("run", inductor.artifact.folder, "--runtime", "native", "--input", tmp_path / "x.npz", "--output")
+    assert python(code, *common, tmp_path / "y.safetensors").splitlines()[-1] == "False"
+    assert python(code, *common, tmp_path / "y.npy").splitlines()[-1] == "False"
+    written = load_file(tmp_path / "y.safetensors")["output"].numpy()
+    np.testing.assert_array_equal(written, np.load(tmp_path / "y.npy"))
+    np.testing.assert_allclose(written, inductor.model(torch.from_numpy(x_of(2))).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
+    x = x_of(2)
+    expected = native(x)
+    assert expected.flags.owndata
+    assert expected.flags.c_contiguous
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
+    assert not odd.flags.aligned
+    for given in (np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], x[::-1][::-1], read_only, odd, torch.from_numpy(x)):
+        np.testing.assert_array_equal(native(x=given), expected)
+    native(x_of(2) + 1)
+    np.testing.assert_array_equal(native(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (x_of(2).astype(np.float64), "got dtype float64, expected float32"),
+        (x_of(2).astype(">f4"), "another byte order"),
+        (x_of(2)[0], r"got shape \[3, 16, 16\]"),
+        (x_of(2)[:, :2], r"got shape \[2, 2, 16, 16\]"),
+        (x_of(5), "batch from 1 to 4"),
+        (x_of(2)[:0], "batch from 1 to 4"),
+        (x_of(2).tolist(), "got list, expected a numpy array"),
+        (None, "got nothing"),
+        (torch.ones(2, 3, 16, 16, dtype=torch.bfloat16), "numpy cannot read the Tensor"),
+    ],
+)
+def test_wrong_inputs_are_refused(native: NativeModel, given: object, problem: str) -> None:
+    with pytest.raises(ContractError, match=problem):
+        native(given)
+
+
+def test_names_are_checked(native: NativeModel) -> None:
+    with pytest.raises(ContractError, match="'z' is unknown"):
+        native(x_of(1), z=x_of(1))
+    with pytest.raises(ContractError, match="at most 1"):
+        native(x_of(1), x_of(1))
+
+
+def test_many_threads_may_call(native: NativeModel) -> None:
+    given = [x_of(1 + index % 4) + index for index in range(64)]
+    expected = [native(x) for x in given]
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(16) as pool:
+        for found, wanted in zip(pool.map(native, given), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    assert torch.get_num_threads() == before
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def test_calls_and_loads_leak_nothing(inductor: Frozen, native: NativeModel) -> None:
+    x = x_of(4)
+    for _ in range(200):
+        native(x)
+    before = resident_mb()
+    for _ in range(2_000):
+        native(x)
+    assert resident_mb() < before + 2, "2,000 calls, with 12 KB of inputs each"
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("wrapper.so")
+
+    opened = mappings()
+    model = freezer.load(inductor.artifact.folder, runtime="native")
+    assert mappings() > opened
+    del model
+    gc.collect()
+    assert mappings() == opened
+
+
+def test_calls_run_with_the_payloads_threads(inductor: Frozen) -> None:
+    counts = [payload.num_threads for payload in inductor.artifact.manifest.payloads if payload.kind == "inductor"]
+    more = (counts[0] or 1) + 1
+    libtorch().num_threads = more
+    try:
+        freezer.load(inductor.artifact.folder, runtime="native", threads=counts[0])(x_of(1))
+        assert libtorch().num_threads == more == torch.get_num_threads()
+    finally:
+        libtorch().num_threads = counts[0] or 1
+
+
+def refusal(folder: Path, **options: object) -> freezer.IncompatibleError:
+    with pytest.raises(IncompatibleError) as caught:
+        freezer.load(folder, runtime="native", **options)  # type: ignore[call-overload]
+    return caught.value
+
+
+def test_other_payloads_are_refused(scripted: Frozen, portable: Frozen) -> None:
+    for artifact, kind in ((scripted.artifact, "torchscript"), (portable.artifact, "exported")):
+        (found,) = refusal(artifact.folder).ladder
+        assert (found.reason, found.got) == ("not_native", f"payloads of {kind} only")
+        assert "runtime='torch'" in found.expected
+
+
+def test_what_it_cannot_serve_is_refused(inductor: Frozen, tmp_path: Path) -> None:
+    artifact = copy_of(inductor.artifact, tmp_path / "copied")
+    rewritten(artifact, stateful=True)
+    assert refusal(artifact.folder).ladder[0].got == "a model with state, or with preserved names"
+    rewritten(artifact, outputs=tuple(replace(spec, dtype="bfloat16") for spec in artifact.manifest.outputs))
+    assert refusal(artifact.folder).ladder[0].got == "bfloat16, which numpy lacks, in output"
+    rewritten(artifact, needs=replace(artifact.manifest.needs, torch="99.0"))
+    assert refusal(artifact.folder).ladder[0].reason == "torch_too_old"
+    with pytest.raises(UsageError, match="runs on the CPU"):
+        freezer.load(artifact.folder, runtime="native", device="cuda:0")
+    with pytest.raises(UsageError, match="runs on the CPU"):
+        freezer.load(artifact.folder, runtime="native", cuda_graphs=True)
+
+
+def damaged(artifact: Artifact, folder: Path, content: bytes) -> Path:
+    """A copy whose payloads have other bytes, with matching digests."""
+    copied = copy_of(artifact, folder)
+    payloads = []
+    for payload in copied.manifest.payloads:
+        path = folder / payload.path
+        path.chmod(0o644)
+        path.write_bytes(content)
+        payloads.append(replace(payload, digest=digest_file(path), size_bytes=len(content)))
+    rewritten(copied, payloads=tuple(payloads))
+    return folder
+
+
+def test_damaged_payloads_are_refused(inductor: Frozen, tmp_path: Path) -> None:
+    flipped = copy_of(inductor.artifact, tmp_path / "flipped")
+    for payload in flipped.manifest.payloads:
+        flip_a_byte(flipped.folder / payload.path)
+    assert refusal(flipped.folder).ladder[0].reason == "tampered"
+    assert refusal(damaged(inductor.artifact, tmp_path / "text", b"no archive")).ladder[0].reason == "does_not_open"
+    for name in ("empty", "wrong"):
+        archive = tmp_path / f"{name}.zip"
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("all/data/aotinductor/model/a.wrapper.so" if name == "wrong" else "all/other", b"\x7fELF")
+        found = refusal(damaged(inductor.artifact, tmp_path / name, archive.read_bytes())).ladder[0]
+        assert found.reason == ("does_not_open" if name == "wrong" else "tampered"), found
+
+
+def test_other_golden_outputs_are_refused(inductor: Frozen, tmp_path: Path) -> None:
+    copied = copy_of(inductor.artifact, tmp_path / "copied")
+    path = copied.folder / GOLDEN_OUTPUTS
+    outputs = {name: tensor * 1.001 for name, tensor in load_file(path).items()}
+    path.unlink()
+    save_file(outputs, path)
+    files = tuple(file_ref(copied.folder, item.path, item.media_type) for item in copied.manifest.files)
+    rewritten(copied, files=files)
+    assert refusal(copied.folder).ladder[0].reason == "canary"
+    assert freezer.load(copied.folder, runtime="native", canary=False)(x_of(1)).shape == (1, 10)
+
+
+def test_missing_libraries_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError, match=r"libtorch_cpu\.so.*install torch again"):
+        Libtorch(tmp_path)
+    assert torch_version() == torch.__version__
+
+
+def test_errors_of_torch_become_exceptions() -> None:
+    library = libtorch()
+    one, other = library.wrap(np.zeros(2)), library.wrap(np.zeros(3))
+    with pytest.raises(RuntimeError, match=r"cannot copy: .*size of tensor"):
+        library.check(library.library.aoti_torch_copy_(one, other, 0), "cannot copy")
+    library.delete(one)
+    library.delete(other)
