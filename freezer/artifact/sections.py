@@ -433,6 +433,7 @@ class PreviousRecord:
         same_weights: whether it was made of the weights that were judged.
         error_ratio: measured beside the new one, or with other weights as recorded in its manifest.
         speedup, speedup_ci: of the new artifact over it, in the same rounds; None if they were not timed.
+        p50_ms: its median latency there.
         problem: why they could not be compared; None if they were.
     """
 
@@ -444,6 +445,7 @@ class PreviousRecord:
     error_ratio: float | None = None
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
+    p50_ms: float | None = None
     problem: str | None = None
 
     def __str__(self) -> str:

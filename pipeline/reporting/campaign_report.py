@@ -207,7 +207,7 @@ def _cost_cells(costs: Sequence[ClassCost]) -> dict[tuple[str, str], str]:
     several = {model for model, count in Counter(cost.model for cost in costs).items() if count > 1}
     return {
         (cost.model, cost.device_class): f"{cost.cost_per_million:.3g}"
-        + (" cheapest" if cost.cheapest and cost.model in several else "" if cost.meets_limits else " over a limit")
+        + (" cheapest" if cost.cheapest and cost.model in several else "" if cost.meets_limits else " not within limits")
         for cost in costs
     }
 

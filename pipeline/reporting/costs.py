@@ -47,9 +47,8 @@ def class_costs(items: Iterable[Item], outcomes: Sequence[Outcome]) -> tuple[Cla
 
 
 def _cost(item: Item, outcome: Outcome) -> ClassCost | None:
-    """The cost of an outcome; with `kept-eager` that of eager, which the captured program equals about."""
-    price, latency_ms = item.entry.price_per_hour.get(outcome.device_class), outcome.figures.latency_ms or {}
-    served_ms = latency_ms.get({"published": "p50", "kept-eager": "eager_p50"}.get(outcome.verdict, ""))
+    """The cost of what serves after an outcome; None if it has no price or was not timed."""
+    price, served_ms = item.entry.price_per_hour.get(outcome.device_class), _served_ms(outcome)
     if price is None or served_ms is None:
         return None
     points = next((report.points for report in outcome.candidates if report.recipe == outcome.recipe), ())
@@ -58,8 +57,19 @@ def _cost(item: Item, outcome: Outcome) -> ClassCost | None:
         model=outcome.model,
         device_class=outcome.device_class,
         cost_per_million=price / calls_per_hour * 1e6 / num_items(points[0]["point"] if points else {}),
-        meets_limits=outcome.verdict == "published" or _eager_meets_limits(item, served_ms),
+        meets_limits=outcome.verdict != "kept-eager" or _eager_meets_limits(item, served_ms),
     )
+
+
+def _served_ms(outcome: Outcome) -> float | None:
+    """Median latency of what serves; with `kept-eager` that of eager, which the captured program equals about."""
+    latency_ms, previous = outcome.figures.latency_ms or {}, outcome.previous
+    served = {
+        "published": latency_ms.get("p50"),
+        "kept-eager": latency_ms.get("eager_p50"),
+        "kept-previous": previous.p50_ms if previous else None,
+    }
+    return served.get(outcome.verdict)
 
 
 def _eager_meets_limits(item: Item, eager_ms: float) -> bool:

@@ -177,7 +177,8 @@ def settle(
     faster, over_eager = (cell.faster(*names, 1, policy, timing) for names in ((name, PREVIOUS), (PREVIOUS, EAGER)))
     assert faster is not None, "the timing was undisturbed"
     assert over_eager is not None
-    record = replace(record, speedup=faster.value, speedup_ci=(faster.low, faster.high))
+    latency_ms = cell.sampling.percentiles(PREVIOUS, policy)
+    record = replace(record, speedup=faster.value, speedup_ci=(faster.low, faster.high), p50_ms=latency_ms.get("p50"))
     of_eager = "" if new else "eager is "
     reason = f"{reason}; {of_eager}{faster.value:.2f} times ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
     worse = regression(faster, new.drift.error_ratio if new and new.drift else None, record)
@@ -189,8 +190,7 @@ def settle(
             worse = None
     if worse is None:
         return verdict, reason, record
-    old = replace(old, latency_ms=cell.sampling.percentiles(PREVIOUS, policy))
-    if problem := over_limit(old, over_eager, limits, objective):
+    if problem := over_limit(replace(old, latency_ms=latency_ms), over_eager, limits, objective):
         return verdict, f"{reason}{worse}; that no longer qualifies: {problem}", record
     if limits.allow_regression:
         return verdict, f"{reason}{worse}; allowed by --allow-regression", record

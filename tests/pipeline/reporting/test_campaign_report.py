@@ -131,7 +131,7 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     assert list(read) == ["campaign", "started", "finished", "exit_code", "outcomes", "costs"], "as docs/contract.md says"
     assert list(read["outcomes"][0]) == [
         *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
-        *("latency_ms", "artifact", "version", "build_s", "judge_s", "objective", "pareto", "warnings"),
+        *("latency_ms", "artifact", "version", "build_s", "judge_s", "objective", "pareto", "warnings", "previous"),
     ]
     assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
@@ -151,7 +151,7 @@ def test_costs_are_a_column_only_with_prices() -> None:
     both = printed(report_of(PUBLISHED, other, costs=tuple(costs)))
     assert "cost per 1M" in both
     assert "0.5 cheapest" in both
-    assert "0.25 over a limit" in both
+    assert "0.25 not within limits" in both
     alone = printed(report_of(PUBLISHED, costs=(costs[0],)))
     assert "0.5" in alone
     assert "cheapest" not in alone, "of one"

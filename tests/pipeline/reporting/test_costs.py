@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from freezer.artifact.sections import PreviousRecord
 from freezer.limits import Limits, SamplingPolicy
 from pipeline.planning.keys import make_key
 from pipeline.planning.plan import Item
@@ -65,6 +66,12 @@ def test_cost_is_price_times_median_of_one_inference(tmp_path: Path) -> None:
 def test_class_without_a_price_or_artifact_has_no_cost(tmp_path: Path) -> None:
     free, failed = reached(tmp_path, "portable", 1.0), reached(tmp_path, "cpu-x86-64-v4", 1.0, verdict="unstable")
     assert costs(free, failed) == {}
+
+
+def test_previous_artifact_costs_what_it_was_measured_at(tmp_path: Path) -> None:
+    item, outcome = reached(tmp_path, "cpu-x86-64-v4", 10.0, verdict="kept-previous")
+    previous = PreviousRecord(version=1, artifact="sha256:1", recipe="r", torch="2.13", same_weights=True, speedup=0.5, p50_ms=5.0)
+    assert costs((item, replace(outcome, previous=previous))) == {"cpu-x86-64-v4": (0.5, True, True)}
 
 
 def test_eager_may_be_cheapest_within_the_limits(tmp_path: Path) -> None:
