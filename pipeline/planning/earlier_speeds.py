@@ -99,9 +99,9 @@ def _take_in(outcome: Outcome, known: dict[tuple[str, str, int], dict[str, Earli
 
 
 def _measured(outcome: Outcome) -> Iterator[tuple[CandidateReport, float, float]]:
-    """The candidates of an undisturbed judgement that passed the drift gate, with speedup and its upper bound."""
+    """The candidates of an undisturbed judgement by medians that passed the drift gate, with speedup and its upper bound."""
     by_median = timing_of(outcome.objective) == "p50"
-    if outcome.verdict not in ("published", "kept-eager") or outcome.clock == "disturbed" or not by_median:
+    if outcome.verdict not in ("published", "kept-eager", "kept-previous") or outcome.clock == "disturbed" or not by_median:
         return
     for report in outcome.candidates:
         if report.problem is None and report.figures.speedup is not None and report.figures.speedup_ci is not None:
