@@ -1,4 +1,6 @@
-"""`python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN JSON [CLASS ...]`: a campaign with quick, tolerant sampling.
+"""A campaign with quick, tolerant sampling:
+
+    python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN JSON [CLASS ...] [--allow-regression]
 
 The same call as jobs.optimize makes, for tests on machines that do other things meanwhile: figures mean nothing here, verdicts do.
 """
@@ -15,13 +17,20 @@ from pipeline.config import Config
 from pipeline.reporting.display import LineDisplay
 from pipeline.run import run
 
+ALLOW = "--allow-regression"
 POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
 
 
-def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str, *device_classes: str) -> int:
+def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str, *more: str) -> int:
     """Run the campaign; the exit code."""
     config = Config(
-        catalog=catalog, store=store, tracking_uri=tracking_uri, campaign=campaign, policy=POLICY, device_classes=device_classes
+        catalog=catalog,
+        store=store,
+        tracking_uri=tracking_uri,
+        campaign=campaign,
+        policy=POLICY,
+        device_classes=tuple(name for name in more if name != ALLOW),
+        allow_regression=ALLOW in more,
     )
     report = run(config, LineDisplay(Console(width=200)))
     report.write_json(Path(json))

@@ -54,6 +54,12 @@ models:
     samples: samples.safetensors
 """
 
+BUSY = """
+defaults: {{recipes: [torchscript-frozen], threads: [1], limits: {{speedup_min: 0.01}}}}
+models:
+  - {{name: busy, source: "python:campaign_models:busy", args: {{work: {work}}}, inputs: {{x: {{shape: [2, 16]}}}}}}
+"""
+
 SLOW_CATALOG = """
 defaults: {{recipes: [torchscript-frozen]}}
 models:
@@ -256,6 +262,28 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
             assert {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"} == before
         assert {path.name for path in mine.parent.iterdir()} == {mine.name, killed.name}
     assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
+@pytest.mark.slow
+def test_slower_version_does_not_replace(tmp_path: Path) -> None:
+    def reach(work: int, *options: str) -> dict[str, Any]:
+        write_catalog(tmp_path, BUSY.format(work=work))
+        done = run([*drive(tmp_path), *options], tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return outcomes(tmp_path)["busy", str(LEVEL)]
+
+    assert reach(0)["verdict"] == "published"
+    before = Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)]
+    slower = reach(100)
+    assert (slower["verdict"], slower["version"], slower["previous"]["version"]) == ("kept-previous", None, 1), slower
+    assert slower["reason"].endswith(f"; version 1, made from an earlier source, still serves {LEVEL}")
+    latest = Store.open(str(tmp_path / "store")).version("busy")
+    assert (latest.number, latest.images[str(LEVEL)]) == (2, before)
+    again = reach(100)
+    assert (again["verdict"], again["cached"]) == ("kept-previous", True)
+    assert reach(100, "--allow-regression")["verdict"] == "published"
+    assert Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)] != before
 
 
 @pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4 to run as a lesser class")

@@ -87,6 +87,7 @@ def test_slower_artifact_does_not_replace(slow: Candidate, published: Incumbent)
     assert found.previous.speedup_ci is not None
     assert found.previous.p50_ms is not None
     assert found.previous.speedup_ci[1] < 0.9
+    assert found.previous.p50_ms is not None
     assert found.previous.error_ratio is not None, "it passed today's gate"
     assert f" as fast as version 3 ({RECIPE}, torch {torch.__version__}); --allow-regression" in found.reason
     assert found.reason.endswith("; --allow-regression replaces it")
