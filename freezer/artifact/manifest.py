@@ -165,7 +165,13 @@ class Manifest:
             return None
         other = self.fallback
         latency = self.latency and replace(
-            self.latency, ms=other.ms, speedup=other.speedup, speedup_ci=other.speedup_ci, points=other.points, cold_start=None
+            self.latency,
+            ms=other.ms,
+            speedup=other.speedup,
+            speedup_ci=other.speedup_ci,
+            points=other.points,
+            cold_start=None,
+            environment=None,
         )
         needs = replace(self.needs, packages={})
         return replace(self, recipe=other.recipe, payloads=other.payloads, needs=needs, latency=latency, fallback=None)

@@ -24,21 +24,28 @@ def export_lines(manifest: Manifest, environ: Mapping[str, str] | None = None) -
     """Lines for a shell: comments, and `export NAME=VALUE` for what the environment lacks."""
     record, name = _record(manifest), f"{manifest.model} for {manifest.device_class}"
     if not record.text:
-        tried = ", ".join(assignments(item.variables) for item in record.tried)
-        without = "no setting made it faster by more than noise where it was judged"
-        yield f"# {name}: {without} (tried: {tried or 'none that is installed there could gain'})"
+        if manifest.latency is None or manifest.latency.environment is None:
+            yield _comment(f"{name}: no setting was tried where it was judged")
+            return
+        tried = ", ".join(assignments(item.variables) for item in record.tried) or "none that is installed there could gain"
+        yield _comment(f"{name}: no setting made it faster by more than noise where it was judged (tried: {tried})")
         return
     cpu = manifest.provenance.get("host", {}).get("cpu", "the judge's machine")
-    yield f"# {name}: {record.text}, measured on {cpu}".replace("\n", " ")
+    yield _comment(f"{name}: {record.text}, measured on {cpu}")
     found = lacking(manifest, environ)
     for library in found.missing:
-        yield f"# {library} is not installed here: {INSTALL[library]}"
+        yield _comment(f"{library} is not installed here: {INSTALL[library]}")
     for variable in found.kept:
-        yield f"# {variable} has another value here, which stays"
+        yield _comment(f"{variable} has another value here, which stays")
     for variable, value in found.values.items():
         yield f"export {variable}={shlex.quote(value)}"
     if not found.values and not found.missing and not found.kept:
-        yield "# this environment has them"
+        yield _comment("this environment has them")
+
+
+def _comment(text: str) -> str:
+    """One line, whatever a manifest contains: shells evaluate the lines."""
+    return f"# {' '.join(text.split())}"
 
 
 def _record(manifest: Manifest) -> EnvironmentRecord:

@@ -79,13 +79,23 @@ def test_env_prints_what_a_shell_evaluates(coldpress: Run, gaining: Artifact, tm
 def test_env_without_a_gain(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
     tried = SettingGain(variables={"THP_MEM_ALLOC_ENABLE": "1"}, gain=1.01, gain_ci=(0.98, 1.03), problem="no gain beyond noise")
     for artifact, what in (
-        (scripted.artifact, "none"),
-        (recorded(scripted, tmp_path / "artifact", EnvironmentRecord(tried=(tried,))), "THP_MEM_ALLOC_ENABLE=1"),
+        (scripted.artifact, "no setting was tried"),
+        (recorded(scripted, tmp_path / "one", EnvironmentRecord(tried=(tried,))), "(tried: THP_MEM_ALLOC_ENABLE=1)"),
+        (recorded(scripted, tmp_path / "two", EnvironmentRecord()), "(tried: none that is installed there could gain)"),
     ):
         code, out, _ = coldpress("env", artifact.folder)
         assert code == 0
         assert all(line.startswith("#") for line in out.splitlines())
-        assert f"(tried: {what}" in out
+        assert what in out
+
+
+def test_a_manifest_cannot_make_the_shell_run_commands(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
+    command = f"touch {tmp_path / 'ran'}"
+    evil = ({"LD_PRELOAD": f"x\n{command}"}, {f"A\r\n{command}\n": "1"}, {"KMP_BLOCKTIME": f"1;{command}"})
+    for number, variables in enumerate(evil):
+        artifact = recorded(scripted, tmp_path / f"artifact{number}", replace(GAIN, variables=variables))
+        evaluated(coldpress("env", artifact.folder)[1])
+    assert not (tmp_path / "ran").exists()
 
 
 def test_inspect_shows_the_settings(coldpress: Run, gaining: Artifact) -> None:
