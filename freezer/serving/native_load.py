@@ -9,7 +9,7 @@ from typing import Any
 from freezer.array_numerics import array_distances, array_problem, is_rounded, wide
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
 from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import set_within
+from freezer.artifact.payload_selection import counts_of, set_within
 from freezer.errors import Refusal
 from freezer.runtime.array_files import load_arrays
 from freezer.runtime.golden import golden_inputs, golden_outputs
@@ -18,6 +18,7 @@ from freezer.runtime.native_payload import NativePayload
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.serving.compatibility import native_payloads
 from freezer.serving.golden_check import Comparison, check_figures, golden_figures, smallest_sets
+from freezer.serving.notices import log_speed
 from freezer.serving.selection import LoadOptions
 
 ARRAYS = Comparison(comparable=is_rounded, exact_problem=array_problem, distances=array_distances, doubles=wide)
@@ -38,6 +39,7 @@ def open_native(artifact: Artifact, num_threads: int, options: LoadOptions, *, l
         model = NativeModel(manifest, [_opened(held, payload, num_threads) for payload in payloads], ladder)
         if options.canary:
             run_native_canary(held, model)
+    log_speed(manifest, payloads, num_threads, serving=max(counts_of(payloads), default=num_threads))
     return model
 
 

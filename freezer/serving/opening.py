@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -11,10 +10,7 @@ import torch
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
 from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import counts_of, is_exact, set_within
-from freezer.artifact.sections import slower_than_eager
-from freezer.artifact.settings_lines import gain_text, lacking
 from freezer.errors import Refusal
-from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import detect
 from freezer.runtime.cuda_graphs import check_graphs
@@ -25,9 +21,8 @@ from freezer.runtime.payloads import LOADERS
 from freezer.runtime.threads import own_count
 from freezer.runtime.threads import threads as with_threads
 from freezer.serving.canary import run_canary
+from freezer.serving.notices import log_speed
 from freezer.serving.selection import LoadOptions
-
-logger = logging.getLogger("coldpress")
 
 
 def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()) -> FrozenModel:
@@ -79,22 +74,7 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
             run_canary(held, model, smallest=True)
             if manifest.stateful:
                 model = opened(held)
-    served = {payload.path for payload in payloads}
-    slower = slower_than_eager(item for item in manifest.latency.points if item.payload in served) if manifest.latency else ""
-    if slower and manifest.device_class != PORTABLE:
-        logger.warning("%s for %s was measured slower than eager with %s", manifest.model, manifest.device_class, slower)
-    lacks = lacking(manifest)
-    if lacks.values or lacks.missing:
-        logger.info(
-            "%s for %s was measured %s; this process started without: see `coldpress env`",
-            *(manifest.model, manifest.device_class, gain_text(manifest)),
-        )
-    if counts and serving != num_threads:
-        logger.info(
-            "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",
-            *(manifest.model, manifest.device_class, serving, num_threads, num_threads),
-            sorted({*counts_of(manifest.payloads), num_threads}),
-        )
+    log_speed(manifest, payloads, num_threads, serving)
     return model
 
 
