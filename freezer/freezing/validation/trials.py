@@ -8,14 +8,14 @@ from functools import partial
 
 from torch import Tensor
 
-from freezer.artifact.manifest import Payload
+from freezer.artifact.manifest import ENGINES, Payload
 from freezer.artifact.payload_selection import serving, set_for, without_special
 from freezer.artifact.sections import ColdStart, Dropped, PointFigures
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.diagnostics.messages import run_sentence
 from freezer.freezing.models.calls import baked_in
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.target.target import Target
+from freezer.freezing.target.target import Target, check_unlimited
 from freezer.freezing.validation.distributions import distribution_problem, sampled
 from freezer.freezing.validation.drift import STRIDES, Call, DriftReport, DriftRow, Gate, assess, report
 from freezer.freezing.validation.reference import Reference, Runner, run_calls
@@ -86,6 +86,8 @@ def run_trial(
             yield replace(call, candidate=leaves)
 
     try:
+        if candidate.lowering in ENGINES:  # it may have been built on another machine
+            check_unlimited(target, ENGINES[candidate.payloads[0].kind])
         for num_threads, payloads in _ways_to_serve(subject, candidate, target):
             fresh = partial(_runner, subject, candidate, payloads)
             results: list[list[Tensor]] = []
