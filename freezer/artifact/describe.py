@@ -88,7 +88,7 @@ def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str
         made = f"{other.recipe} ({other.capture} -> {other.lowering}, {_size(other.size_bytes)})"
         yield "candidate", f"{made}: {other.problem or 'passes, ' + figures_text(other.speedup, other.error_ratio)}"
     for item in freezing.pareto if len(freezing.pareto) > 1 else ():
-        yield "trade-off", _tradeoff(item)
+        yield "pareto", _tradeoff(item)
     for name, why in freezing.failures.items():
         yield "not built", f"{name}: {why}"
     if freezing.migration:

@@ -149,6 +149,7 @@ def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
             "device_class": outcome.device_class,
             "recipe": recipe,
             "verdict": outcome.verdict,
+            "objective": None if outcome.objective == "p50" else outcome.objective,
             "cached": str(outcome.cached).lower(),
             "source_key": outcome.source_key,
             "judge_key": outcome.judge_key,
@@ -186,6 +187,9 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
         found["speedup/over_previous"] = outcome.previous.speedup
     if candidate.num_payloads:
         found["size_mb/payloads"] = candidate.size_bytes / 1e6
+    for item in outcome.pareto:
+        if item.recipe == candidate.recipe:
+            found |= {"load_ms/first_answer": item.load_ms, "memory_mb/added": item.memory_mb}
     found["build_s/total"] = candidate.build_s
     found["task_metric/value"] = candidate.task_metric
     if candidate.task_metric is not None and outcome.task_metric:
