@@ -16,6 +16,7 @@ from freezer.runtime.devices import CPU
 from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.onnxruntime_loader import open_onnxruntime
+from freezer.runtime.openvino_loader import open_openvino
 from freezer.runtime.pt2_archives import code_in
 from freezer.runtime.tensors import program_tensors
 
@@ -96,4 +97,5 @@ LOADERS: Mapping[PayloadKind, PayloadLoader] = {
     "inductor": open_inductor,
     "exported": open_exported,
     "onnxruntime": open_onnxruntime,
+    "openvino": open_openvino,
 }

@@ -64,6 +64,11 @@ def onnx_sentence(error: Exception) -> str:
     return _first_sentence(_whole(causes[-1]).splitlines()[0])
 
 
+def openvino_sentence(error: Exception) -> str:
+    """Why OpenVINO refused a program: the last line of its message, after the failed checks."""
+    return _known(error, "openvino", None) or _first_sentence(_whole(error).strip().splitlines()[-1])
+
+
 def code_of(error: Exception) -> str | None:
     """A code of docs/errors.md that is more specific than the failed capture or lowering; None if there is none."""
     if isinstance(error, ColdpressError):

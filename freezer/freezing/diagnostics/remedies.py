@@ -238,6 +238,15 @@ ONNX: tuple[Remedy, ...] = (
 )
 """Messages of torch.onnx.export and ONNX Runtime."""
 
+OPENVINO: tuple[Remedy, ...] = (
+    Remedy(
+        pattern=r"No conversion rule found for operations: (?P<names>[\w:., ]+)",
+        means="OpenVINO has no counterpart of {names}",
+        remedy="write it in other operations of torch, or use inductor-frozen or torchscript-frozen",
+    ),
+)
+"""Messages of OpenVINO's converter."""
+
 RUN: tuple[Remedy, ...] = (
     Remedy(
         pattern=r"annotated to be ignored and cannot be run",
@@ -264,7 +273,7 @@ ROOM = "free space on the disks of temporary files and of the store, or repair t
 WRITE: tuple[Remedy, ...] = (Remedy(pattern=NOT_WRITTEN, means="torch could not write the file", remedy=ROOM),)
 """Messages of any file writer."""
 
-Family = Literal["script", "trace", "export", "inductor", "onnx", "run"]
+Family = Literal["script", "trace", "export", "inductor", "onnx", "openvino", "run"]
 
 FAMILIES: Mapping[Family, tuple[Remedy, ...]] = {
     "script": (*SCRIPT, *WRITE),
@@ -272,6 +281,7 @@ FAMILIES: Mapping[Family, tuple[Remedy, ...]] = {
     "export": EXPORT,
     "inductor": (*INDUCTOR, *WRITE),
     "onnx": (*ONNX, *WRITE),
+    "openvino": (*OPENVINO, *WRITE),
     "run": RUN,
 }
 """Remedies by the origin of the message."""

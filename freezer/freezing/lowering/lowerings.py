@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from freezer.artifact.manifest import PayloadKind
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.lowering import exported, onnx_runtime, torchscript
+from freezer.freezing.lowering import exported, onnx_runtime, open_vino, torchscript
 from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.lowering.result import Lowered
 from freezer.freezing.target.target import Target
@@ -42,4 +42,5 @@ LOWERINGS: Mapping[PayloadKind, Lowering] = {
     "inductor": inductor,
     "exported": exported,
     "onnxruntime": onnx_runtime,
+    "openvino": open_vino,
 }

@@ -46,7 +46,10 @@ class Recipe:
         return tuple(dict.fromkeys(name for _, lowering in self.ways for name in ENGINE_PACKAGES.get(lowering, ())))
 
 
-ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript")}
+ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {
+    "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
+    "openvino": ("openvino",),
+}
 """The packages that build a kind of payload, besides torch. ENGINES of freezer/artifact/manifest.py names those that serve it."""
 
 EAGER = "eager"
@@ -78,10 +81,29 @@ def _inductor(name: str, *, weight_prepack: bool = True, max_autotune: bool = Fa
     )
 
 
+OPENVINO_SETTINGS: Mapping[str, str] = {
+    # Its defaults compute in bfloat16 where the CPU has it, and round weights and caches of attention to 8 bits.
+    "INFERENCE_PRECISION_HINT": "f32",
+    "EXECUTION_MODE_HINT": "ACCURACY",
+    # One call at a time, on all of its threads.
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": "1",
+    # Otherwise all processes of a machine bind their threads to the same first CPUs.
+    "ENABLE_CPU_PINNING": "NO",
+}
+"""OpenVINO's properties, which the loader sets besides the number of threads."""
+
 RECIPES: Mapping[str, Recipe] = {  # in the order in which they are built: the cheapest first
     "torchscript-frozen": _torchscript("torchscript-frozen"),
     "torchscript-exact": _torchscript("torchscript-exact", optimize_numerics=False, auto=False),
     "torchscript-optimized": _torchscript("torchscript-optimized", optimize_for_inference=True),
+    "openvino": Recipe(
+        name="openvino",
+        ways=tuple((capture, "openvino") for capture in _EXPORT),
+        settings={"openvino": OPENVINO_SETTINGS},
+        keeps_state=False,
+        by_shape=True,
+    ),
     "onnxruntime": Recipe(
         name="onnxruntime",
         ways=tuple((capture, "onnxruntime") for capture in _EXPORT),

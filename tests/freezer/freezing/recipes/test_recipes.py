@@ -19,7 +19,7 @@ def names(*wanted: str, portable: bool = False) -> list[str]:
 
 
 def test_select_auto_and_all() -> None:
-    assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "onnxruntime", "inductor-frozen"]
+    assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "openvino", "onnxruntime", "inductor-frozen"]
     assert names("all") == [name for name in RECIPES if name != "portable"]
     assert names("all", portable=True) == ["portable"]
     assert names("auto", portable=True) == ["portable"]
@@ -34,12 +34,13 @@ def test_select_by_name() -> None:
 
 def test_auto_leaves_out_engines_that_are_not_installed() -> None:
     def with_packages(*wanted: str) -> list[str]:
-        return [recipe.name for recipe in select(wanted, portable=False, installed=("torch", "onnxruntime"))]
+        return [recipe.name for recipe in select(wanted, portable=False, installed=("torch", "onnxruntime", "openvino"))]
 
     assert with_packages("auto") == [name for name in names("auto") if name != "onnxruntime"]
     assert with_packages("auto", "onnxruntime") == names("auto"), "a named recipe is tried, and fails with the command to install"
-    assert left_out(["auto"], installed=["onnxruntime"]) == "onnxruntime is left out, which needs `pip install onnx onnxscript`"
-    assert not left_out(["auto"], installed=["onnxruntime", "onnx", "onnxscript"])
+    lacking = left_out(["auto"], installed=["onnxruntime", "openvino"])
+    assert lacking == "onnxruntime is left out, which needs `pip install onnx onnxscript`"
+    assert not left_out(["auto"], installed=["onnxruntime", "onnx", "onnxscript", "openvino"])
 
 
 def test_packages_of_other_engines_are_not_in_the_toolchain() -> None:

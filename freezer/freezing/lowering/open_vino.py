@@ -1,0 +1,182 @@
+"""OpenVINO: the IR of a program, a graph with its weights that OpenVINO compiles for the CPU at hand when it is opened."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._sympy.value_ranges import bound_sympy
+
+from freezer.codec import encode
+from freezer.errors import BuildError, UsageError
+from freezer.freezing.capture.program import Captured
+from freezer.freezing.diagnostics.messages import openvino_sentence
+from freezer.freezing.lowering.engine_outputs import output_orders, values_named
+from freezer.freezing.lowering.inductor.inductor_report import report_before
+from freezer.freezing.lowering.readable import GRAPH
+from freezer.freezing.lowering.result import Lowered, timed
+from freezer.freezing.target.target import Target, check_unlimited
+from freezer.runtime.openvino_loader import CALLS_FILE, GRAPH_FILE, WEIGHTS_FILE, EngineCalls, import_openvino
+
+SUFFIX = ".ovir"
+
+ALIGNMENT = 64
+"""Of the weights in the file, in bytes."""
+
+_PADDING = 0xD935
+"""Kind of a ZIP header's extra field that aligns the content, as zipalign writes it."""
+
+_NO_OPERATORS = ("Parameter", "Result", "Constant")
+
+
+_TYPES = {
+    **{torch.bool: "boolean", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"},
+    **{torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"},
+}
+"""OpenVINO's names of dtypes."""
+
+
+def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+    """Convert a program to OpenVINO's IR, with the ranges of its sizes.
+
+    The file does not depend on the CPU, but its speed does, and OpenVINO cannot be limited to a lesser one: under oneDNN's limit,
+    which it reads, matrix products and layer norms still use all instructions of the CPU.
+
+    Raises:
+        BuildError: calls change buffers (code CP-STATE), OpenVINO is missing (code CP-DEPENDENCY), the class is not that of this
+            machine (code CP-DEVICE-CLASS), or the program cannot be converted.
+    """
+    if captured.mutates:
+        raise BuildError(
+            f"openvino: a call changes {', '.join(captured.mutates)}, and the graph keeps no state; torchscript-frozen does",
+            code="CP-STATE",
+        )
+    try:
+        check_unlimited(target, "OpenVINO")
+        openvino = import_openvino("a build needs OpenVINO")
+    except UsageError as error:
+        raise BuildError(f"openvino: {error}", code=error.code) from error
+    try:
+        with torch.no_grad():
+            return _build(captured, path, openvino)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise BuildError(f"openvino: {openvino_sentence(error)}") from error
+
+
+def _build(captured: Captured, path: Path, openvino: Any) -> Lowered:
+    program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
+    orders = [None if order is None else tuple(order) for order in output_orders(program)]
+    with timed(phases_s, "convert"):
+        model = _converted(program, openvino)
+        inputs = _inputs_of(program, model)
+        model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
+    with timed(phases_s, "save"):
+        calls = EngineCalls(inputs=inputs, orders=tuple(orders))
+        _save(model, path, calls, openvino)
+    report = replace(report, ops_after=_operators(model), phases_s=phases_s)
+    return Lowered(report=report, texts={GRAPH: _text(model)})
+
+
+def _converted(program: torch.export.ExportedProgram, openvino: Any) -> Any:
+    """The program as OpenVINO's Model, all of whose sizes vary."""
+    level = logging.root.level
+    logging.root.setLevel(logging.ERROR)  # the converter warns of operators that this torch lacks
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about itself
+            return openvino.convert_model(program)
+    finally:
+        logging.root.setLevel(level)
+
+
+def _inputs_of(program: torch.export.ExportedProgram, model: Any) -> tuple[int, ...]:
+    """The program's input for each input of the model, which lacks unused ones.
+
+    Raises:
+        BuildError: a dtype is missing there, or the model has other inputs or outputs than the program.
+    """
+    signature = program.graph_signature
+    if any(value.dtype not in _TYPES for value in values_named(program, [*signature.user_inputs, *signature.user_outputs])):
+        raise BuildError("openvino: an input or output is complex, which OpenVINO lacks; use torch.view_as_real outside the model")
+    names, num_outputs = list(signature.user_inputs), len(signature.user_outputs)
+    found = [next((names.index(name) for name in port.names if name in names), -1) for port in model.inputs]
+    if -1 in found or len(set(found)) < len(found) or len(model.outputs) != num_outputs:
+        raise BuildError(
+            f"openvino: the conversion made {len(model.inputs)} inputs and {len(model.outputs)} outputs of {len(names)} and "
+            f"{num_outputs}; use inductor-frozen"
+        )
+    return tuple(found)
+
+
+def _with_sizes_and_layouts(
+    program: torch.export.ExportedProgram, model: Any, inputs: tuple[int, ...], orders: Any, openvino: Any
+) -> Any:
+    """The model for the program's sizes, with outputs of its dtypes and in eager's order of dims in memory."""
+    from openvino import opset13 as ops
+
+    values = values_named(program, program.graph_signature.user_inputs)
+    sizes = [[_dimension(size, program, openvino) for size in values[place].shape] for place in inputs]
+    model.reshape({place: openvino.PartialShape(dims) for place, dims in enumerate(sizes)})
+    results = []
+    outputs = values_named(program, program.graph_signature.user_outputs)
+    for result, order, value in zip(model.get_results(), orders, outputs, strict=True):
+        port, wanted = result.input_value(0), getattr(openvino.Type, _TYPES[value.dtype])
+        if port.get_element_type() != wanted:
+            port = ops.convert(port, wanted.get_type_name()).output(0)
+        if order is not None:
+            port = ops.transpose(port, order).output(0)
+        results.append(ops.result(port))
+    return openvino.Model(results, model.get_parameters(), "frozen")
+
+
+def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: Any) -> Any:
+    """A size of an input: a number, or the range of one that varies."""
+    if isinstance(size, int):
+        return openvino.Dimension(size)
+    bounds = bound_sympy(size.node.expr, program.range_constraints)
+    least, most = (int(bound) if bound.is_finite else -1 for bound in (bounds.lower, bounds.upper))
+    return openvino.Dimension(max(least, 0), most)
+
+
+def _save(model: Any, path: Path, calls: EngineCalls, openvino: Any) -> None:
+    """Write graph, weights and calls as one archive, from which the loader maps the weights into memory."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        graph = Path(scratch) / GRAPH_FILE
+        openvino.save_model(model, str(graph), compress_to_fp16=False)
+        info = zipfile.ZipInfo(WEIGHTS_FILE)
+        padding = -(30 + len(WEIGHTS_FILE) + 4) % ALIGNMENT
+        info.extra = _PADDING.to_bytes(2, "little") + padding.to_bytes(2, "little") + bytes(padding)
+        weights = graph.with_suffix(".bin")
+        with zipfile.ZipFile(path, "w") as archive:
+            info.file_size = weights.stat().st_size
+            with weights.open("rb") as source, archive.open(info, "w") as target:
+                while block := source.read(1 << 24):
+                    target.write(block)
+            archive.writestr(zipfile.ZipInfo(GRAPH_FILE), graph.read_bytes())
+            archive.writestr(zipfile.ZipInfo(CALLS_FILE), json.dumps(encode(calls)))
+
+
+def _operators(model: Any) -> Counter[str]:
+    """Number of OpenVINO's operators by type."""
+    return Counter(op.get_type_name() for op in model.get_ops() if op.get_type_name() not in _NO_OPERATORS)
+
+
+def _text(model: Any) -> str:
+    """The graph, one operator a line, without the values of its weights."""
+    lines = []
+    for op in model.get_ordered_ops():
+        sources = ", ".join(op.input_value(place).get_node().get_friendly_name() for place in range(op.get_input_size()))
+        outputs = ", ".join(f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}" for port in op.outputs())
+        lines.append(f"{op.get_friendly_name()} = {op.get_type_name()}({sources}) -> {outputs}\n")
+    return "".join(lines)

@@ -1,0 +1,158 @@
+"""Open OpenVINO payloads, which an extra installs. The package is imported when the first payload is opened.
+
+The file is OpenVINO's IR, a graph that fits every CPU. Opening it compiles the graph for the CPU at hand, and packs weights.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freezer.codec import decode
+from freezer.errors import ContractError, IntegrityError, MissingDependencyError
+from freezer.runtime.devices import CPU
+
+GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
+"""Files of a payload, a ZIP archive without compression."""
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_TELEMETRY = "openvino_telemetry"
+_INT32 = torch.iinfo(torch.int32)
+_import = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCalls:
+    """The content of CALLS_FILE: how to call the graph.
+
+    Attributes:
+        inputs: index of the tensor input for each input of the graph, which has none for an unused one.
+        orders: for each output the order of eager's dims in memory, largest stride first; None if it is contiguous.
+    """
+
+    inputs: tuple[int, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+
+
+def open_openvino(
+    path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
+) -> Callable[..., list[Tensor]]:
+    """Compile the graph for torch's thread count in this thread; the count stays when torch's changes later.
+
+    Several threads may call the runner at once; the calls run one after the other, as those of Inductor do. Outputs are new
+    tensors, which share no memory with the inputs, and have eager's order of dims in memory.
+
+    Raises:
+        MissingDependencyError: OpenVINO is not installed.
+        IntegrityError: OpenVINO cannot read the file.
+    """
+    openvino = import_openvino(f"{path.name} needs OpenVINO")
+    config = {**settings["openvino"], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    try:
+        graph, weights, calls = _read(path)
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(graph, openvino.Tensor(weights, shared_memory=True)), "CPU", config)
+    except Exception as error:
+        raise IntegrityError(
+            f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {error}; pull the artifact again, or install the "
+            "version that its manifest names (`coldpress inspect`)"
+        ) from error
+    return _Runner(openvino, compiled, calls, weights)
+
+
+def import_openvino(why: str) -> ModuleType:
+    """Import OpenVINO without its telemetry, which would write into the home directory and report to a server.
+
+    Args:
+        why: start of the error's message.
+
+    Raises:
+        MissingDependencyError: it cannot be imported.
+    """
+    with _import:
+        telemetry = _TELEMETRY not in sys.modules
+        if telemetry:
+            sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # OpenVINO then imports a stub of its own
+        try:
+            import openvino
+        except ImportError as error:
+            raise MissingDependencyError(f"{why}, which cannot be imported ({error}); pip install 'coldpress[openvino]'") from error
+        finally:
+            if telemetry:
+                del sys.modules[_TELEMETRY]
+    module: ModuleType = openvino
+    return module
+
+
+def _read(path: Path) -> tuple[str, np.ndarray[Any, Any], EngineCalls]:
+    """The graph, the weights mapped from the file, and how to call the graph."""
+    with zipfile.ZipFile(path) as archive:
+        graph = archive.read(GRAPH_FILE).decode()
+        calls = decode(EngineCalls, json.loads(archive.read(CALLS_FILE)), origin=f"{path.name}: {CALLS_FILE}")
+        info = archive.getinfo(WEIGHTS_FILE)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{WEIGHTS_FILE} is compressed")
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    begin = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+    if not info.file_size:
+        return graph, np.empty(0, np.uint8), calls
+    return graph, np.memmap(path, np.uint8, "c", begin, (info.file_size,)), calls
+
+
+class _Runner:
+    """Calls a compiled graph. It holds one request, with the memory of all intermediate results.
+
+    OpenVINO computes integers in 32 bits, so inputs beyond these are refused rather than changed.
+    """
+
+    def __init__(self, openvino: Any, compiled: Any, calls: EngineCalls, weights: Any) -> None:
+        self._openvino = openvino
+        self._request = compiled.create_infer_request()
+        self._inputs = calls.inputs
+        self._orders = [None if order is None else [order.index(dim) for dim in range(len(order))] for order in calls.orders]
+        self._bfloat16 = [port.element_type == openvino.Type.bf16 for port in compiled.outputs]
+        self._weights = weights  # the compiled graph may read some of them from the file
+        self._lock = threading.Lock()
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        request, given = self._request, [self._given(tensors[place]) for place in self._inputs]
+        with self._lock:
+            for place, tensor in enumerate(given):
+                request.set_input_tensor(place, tensor)
+            request.infer()
+            arrays = [np.array(request.get_output_tensor(place).data) for place in range(len(self._orders))]
+        found = [_tensor(array) for array in arrays]
+        found = [one.view(torch.bfloat16) if narrow else one for one, narrow in zip(found, self._bfloat16, strict=True)]
+        return [one if order is None else one.permute(order) for one, order in zip(found, self._orders, strict=True)]
+
+    def _given(self, tensor: Tensor) -> Any:
+        """OpenVINO's tensor on the same memory, which the caller keeps until the call ends."""
+        tensor = tensor.detach().contiguous()
+        if tensor.dtype is torch.bfloat16:
+            return self._openvino.Tensor(tensor.view(torch.int16).numpy(), tensor.shape, self._openvino.Type.bf16)
+        array = tensor.numpy()
+        if tensor.dtype is torch.int64 and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+            raise ContractError(
+                f"got an integer beyond 32 bits, from {array.min()} to {array.max()}; OpenVINO computes with 32 bits"
+            )
+        return self._openvino.Tensor(array, shared_memory=True)
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """The array as a tensor with torch's strides, which NumPy's empty arrays lack."""
+    tensor = torch.from_numpy(array)
+    return tensor if array.size else torch.empty(tensor.shape, dtype=tensor.dtype)

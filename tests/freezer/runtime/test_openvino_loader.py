@@ -1,0 +1,43 @@
+"""Importing OpenVINO: without telemetry, in one process with ONNX Runtime and torch, and without the package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.steps import python
+
+IMPORT = """
+import sys, warnings
+warnings.simplefilter("error")
+from freezer.runtime.openvino_loader import import_openvino
+before = sys.modules.get("openvino_telemetry")
+openvino = import_openvino("a test needs OpenVINO")
+from openvino.tools.ovc import telemetry_utils
+assert telemetry_utils.tm.__name__.endswith("telemetry_stub"), telemetry_utils.tm
+assert "openvino_telemetry" not in sys.modules
+"""
+
+MISSING = """
+import sys
+sys.modules["openvino"] = None
+from pathlib import Path
+from freezer.errors import MissingDependencyError
+from freezer.runtime.openvino_loader import open_openvino
+try:
+    open_openvino(Path("all.ovir"), {"openvino": {}})
+except MissingDependencyError as error:
+    print(error)
+"""
+
+
+def test_import_is_silent_and_reports_to_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    assert python(IMPORT, env={**os.environ, "HOME": str(tmp_path)}) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_package_names_the_command() -> None:
+    assert "pip install 'coldpress[openvino]'" in python(MISSING)
