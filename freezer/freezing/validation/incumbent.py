@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freezer.artifact.manifest import Manifest
+from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.payload_selection import serving, set_for
 from freezer.artifact.sections import PreviousRecord
 from freezer.freezing.candidates.candidate import Candidate
@@ -99,19 +99,17 @@ def enter(
     assert deciding is not None, "an artifact serves all sizes"
     if deciding.digest in {payload.digest for candidate in candidates for payload in candidate.payloads}:
         return None
-    trial = Trial(candidate=_as_candidate(incumbent), drift=None, problem=None)
+    trial = Trial(candidate=_as_candidate(incumbent, held), drift=None, problem=None)
     if record.same_weights:
         gate = Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64)
         trial, _ = run_trial(subject, trial.candidate, target, reference, gate)
         if trial.problem is not None:
             return Rival(record=replace(record, problem=f"it does not pass today's drift gate: {trial.problem}"))
         record = replace(record, error_ratio=trial.drift.error_ratio if trial.drift else None)
-    entrant = replace(trial.candidate, payloads=(deciding,))
-    trial = replace(trial, candidate=replace(trial.candidate, payloads=held))
     (trial,) = with_footprints([trial], subject, target, limits, objective)
     if trial.problem is not None:
         return Rival(record=replace(record, problem=trial.problem))
-    return Rival(record=record, trial=trial, entrant=entrant)
+    return Rival(record=record, trial=trial, entrant=replace(trial.candidate, payloads=(deciding,)))
 
 
 def _incomparable(manifest: Manifest, subject: Subject, target: Target) -> str | None:
@@ -128,7 +126,7 @@ def _incomparable(manifest: Manifest, subject: Subject, target: Target) -> str |
     return None
 
 
-def _as_candidate(incumbent: Incumbent) -> Candidate:
+def _as_candidate(incumbent: Incumbent, payloads: tuple[Payload, ...]) -> Candidate:
     manifest = incumbent.manifest
     return Candidate(
         folder=incumbent.folder,
@@ -137,7 +135,7 @@ def _as_candidate(incumbent: Incumbent) -> Candidate:
         capture=manifest.recipe.capture,
         settings=manifest.recipe.settings,
         tried=(),
-        payloads=manifest.payloads,
+        payloads=payloads,
         reports={},
         warnings=(),
         toolchain=manifest.toolchain,
