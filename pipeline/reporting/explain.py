@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.planning.plan import Item, Plan
 from pipeline.records.events import Event
-from pipeline.records.outcome import Outcome
+from pipeline.records.outcome import SKIPPED, Outcome
 from pipeline.reporting.display import Display
 from pipeline.scheduling.executor import BuildRecords
 from pipeline.scheduling.item_state import Decide, ItemState, QueueTask, advance
@@ -39,7 +39,10 @@ def _work_of(item: Item, records: BuildRecords) -> str:
     builds = [action.recipe for action in actions if isinstance(action, QueueTask) and action.recipe]
     kept = [recipe for recipe, result in start.finished.items() if result.failure is None]
     words = [f"{verb} {', '.join(names)}" for verb, names in (("build", builds), ("keep", kept)) if names]
-    words += [f"skip {recipe}: {why}" for recipe, why in start.hopeless.items() if recipe in state.results]
+    skipped = {
+        name: found.failure.message for name, found in state.results.items() if found.failure and found.failure.kind == SKIPPED
+    }
+    words += [f"skip {recipe}: {why.removeprefix(f'{SKIPPED}: ')}" for recipe, why in skipped.items()]
     if state.waiting:
         words.append(f"then {', '.join(state.waiting)}{_condition(item, one_first=start.one_first)}")
     return "; ".join([*words, "judge if it is built" if item.missed and builds else "judge"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -104,15 +105,20 @@ class LifeOfAModel(RuleBasedStateMachine):
             finished = data.draw(subset(recipes))
             missed = tuple(data.draw(subset([recipe for recipe in recipes if recipe not in finished])))
             before = outcome_of_earlier(name) if missed else None
-            self.states[name] = ItemState(item=item_of(name, recipes, missed=missed, before=before))
+            item = item_of(name, recipes, missed=missed, before=before)
+            limits = replace(item.entry.limits, build_s=data.draw(st.sampled_from([None, 15.0])))
+            self.states[name] = ItemState(item=replace(item, entry=replace(item.entry, limits=limits)))
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
-            self.step(name, Start(finished={recipe: self.built(name, recipe) for recipe in finished}))
+            built = {recipe: self.built(name, recipe) for recipe in finished}
+            hopeless = dict.fromkeys(data.draw(subset(recipes)), "slower before")
+            self.step(name, Start(finished=built, hopeless=hopeless, one_first=data.draw(st.booleans())))
 
     def built(self, device_class: str, recipe: str, failure: str | None = None) -> BuildResult:
         return BuildResult(
             key=self.states[device_class].item.builds[recipe].digest,
             recipe=recipe,
             failure=Failure(kind=failure) if failure else None,
+            wall_s=10.0,
         )
 
     def take(self, data: st.DataObject) -> Name:
@@ -127,7 +133,9 @@ class LifeOfAModel(RuleBasedStateMachine):
         if failed is not None:
             self.allowed[name] += decide(*failed).attempts > 1
         if recipe is not None:
-            self.step(device_class, BuildEnded(result=self.built(device_class, recipe), failed=failure or None))
+            hopeless = dict.fromkeys(data.draw(subset(RECIPES)), "slower before")
+            result = self.built(device_class, recipe)
+            self.step(device_class, BuildEnded(result=result, failed=failure or None, hopeless=hopeless))
             return
         self.step(device_class, JudgeStarted())
         verdict = data.draw(st.sampled_from(["published", "rejected"]))
