@@ -20,6 +20,7 @@ from freezer.files.digest import digest_file
 from freezer.runtime.libtorch import Libtorch, libtorch, torch_version
 from freezer.runtime.native_model import NativeModel
 from tests.conftest import Frozen
+from tests.freezer.serving.test_load import needing
 from tests.steps import copy_of, flip_a_byte, python, random_inputs, rewritten
 
 ALONE = """
@@ -163,6 +164,13 @@ def test_other_payloads_are_refused(scripted: Frozen, portable: Frozen) -> None:
         (found,) = refusal(artifact.folder).ladder
         assert (found.reason, found.got) == ("not_native", f"payloads of {kind} only")
         assert "runtime='torch'" in found.expected
+
+
+def test_the_fallback_of_an_engine_is_served(inductor: Frozen, tmp_path: Path) -> None:
+    both = needing("onnxruntime", inductor.artifact, inductor.artifact, tmp_path / "both")
+    model = freezer.load(both.folder, runtime="native")
+    assert [(found.reason, found.got) for found in model.ladder] == [("not_native", "payloads of onnxruntime only")]
+    assert model(x_of(1)).shape == (1, 10)
 
 
 def test_what_it_cannot_serve_is_refused(inductor: Frozen, tmp_path: Path) -> None:
