@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -59,9 +60,10 @@ def main() -> None:
         if name in (done := _finished(results, run)):
             _say(f"{name}: continued, measured in {done[name].seconds:.0f} s")
             continue
-        folder = work / "scratch"
-        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
-        folder.mkdir()
+        scratch = work / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)  # of an interrupted run, whose processes may still write there
+        scratch.mkdir(exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=scratch))
         found = contest(
             ModelPlace(
                 name=name,
@@ -73,7 +75,7 @@ def main() -> None:
             ),
             options,
         )
-        shutil.rmtree(folder)
+        shutil.rmtree(scratch, ignore_errors=True)
         with results.open("a") as file:
             file.write(json.dumps(encode(dataclasses.replace(found, run=run))) + "\n")
         _say(_line(found))
