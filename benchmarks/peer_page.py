@@ -132,7 +132,7 @@ def _summary(standings: Sequence[Standing]) -> list[str]:
 
 def _summary_row(one: Standing) -> list[str]:
     timed = one.contest.timed
-    cells = [one.contest.model + (" (disturbed)" if one.contest.disturbed else "")]
+    cells = [one.contest.model + (" (disturbed)" if one.contest.disturbed and timed else "")]
     cells.append(_ms(timed["eager"]) if "eager" in timed else "—")
     cells.append(timed[OWN].note if OWN in timed else "—")
     cells.append(_interval(one.gain))

@@ -30,7 +30,7 @@ from benchmarks.peer_contest import Contest, ContestOptions, ModelPlace, contest
 from benchmarks.peer_engines import PEERS
 from benchmarks.peer_page import draw, render, summary_lines, versions
 from freezer.codec import decode, encode
-from freezer.errors import UsageError
+from freezer.errors import CatalogError, ColdpressError, UsageError
 from freezer.files.atomic import write_whole
 from freezer.hardware.cgroups import available_cpus
 from pipeline.catalog.catalog import read_catalog, refuse_bad_entries
@@ -101,17 +101,22 @@ def _arguments() -> argparse.Namespace:
 
 
 def _models(catalogs: Sequence[Path], globs: Sequence[str]) -> dict[str, Path]:
-    """The catalog of each chosen model."""
-    models = dict[str, Path]()
+    """The catalog of each chosen model; bad entries that are not chosen do not matter."""
+    models, problems = dict[str, Path](), list[CatalogError]()
     for path in catalogs:
         catalog = read_catalog(path)
-        refuse_bad_entries(catalog.problems, keep_going=False)
-        models |= {
-            entry.name: path.absolute() for entry in catalog.entries if any(fnmatch(entry.name, pattern) for pattern in globs)
-        }
+        problems += [one for one in catalog.problems if one.entry and _matches(one.entry, globs)]
+        models |= {entry.name: path.absolute() for entry in catalog.entries if _matches(entry.name, globs)}
+    for problem in problems:
+        _say(problem.coded)
+    refuse_bad_entries(problems, keep_going=False)
     if not models:
         raise UsageError(f"no model matches {','.join(globs)!r}")
     return models
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in globs)
 
 
 def _publish(models: dict[str, Path], work: Path, tracking_uri: str) -> None:
@@ -178,4 +183,7 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ColdpressError as error:
+        sys.exit(f"error: {error.coded}")
