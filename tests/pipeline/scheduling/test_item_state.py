@@ -134,8 +134,8 @@ class LifeOfAModel(RuleBasedStateMachine):
             self.allowed[name] += decide(*failed).attempts > 1
         if recipe is not None:
             hopeless = dict.fromkeys(data.draw(subset(RECIPES)), "slower before")
-            result = self.built(device_class, recipe)
-            self.step(device_class, BuildEnded(result=result, failed=failure or None, hopeless=hopeless))
+            built = self.built(device_class, recipe)
+            self.step(device_class, BuildEnded(result=built, failed=failure or None, hopeless=hopeless))
             return
         self.step(device_class, JudgeStarted())
         verdict = data.draw(st.sampled_from(["published", "rejected"]))
