@@ -2,10 +2,10 @@
 
     python -m benchmarks.engine_threads [--repeats 5] [--threads 2] [--out benchmarks/results/engine-threads-2026-11-23.md]
 
-Two copies of one TorchScript payload are timed beside eager, alone and together with a payload of ONNX Runtime: with the recipe's
-settings, and with its threads spinning between calls as they do by default. Without disturbance the ratio of the copies is 1 in
-every contest, and the first copy is as fast in all of them. The contests of a repeat run in random order, each in a process of its
-own, because threads that spin do not stop.
+Two copies of one TorchScript payload are timed beside eager, alone and together with a payload of OpenVINO, or of ONNX Runtime:
+with the recipe's settings, and with its threads spinning between calls as they do by default. Without disturbance the ratio of the
+copies is 1 in every contest, and the first copy is as fast in all of them. The contests of a repeat run in random order, each in a
+process of its own, because threads that spin do not stop.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from benchmarks.pages import machine, markdown_table, results_page
+from freezer.artifact.manifest import PayloadKind
 from freezer.freezing.candidates.build import build
 from freezer.freezing.models.samples import example_spec
 from freezer.freezing.models.subject import SubjectOptions, prepare
@@ -39,12 +40,13 @@ from freezer.timing.sampling import sample, speedup
 SHAPE = (1, 3, 64, 64)
 POLICY = SamplingPolicy(time_limit_s=10, warmup_s=1, accept_noise=True)
 
-CONTESTS: Mapping[str, Mapping[str, Any] | None] = {
+CONTESTS: Mapping[str, tuple[PayloadKind, Mapping[str, Any]] | None] = {
     "torch alone": None,
-    "with ONNX Runtime": RECIPES["onnxruntime"].settings,
-    "with ONNX Runtime, spinning": {},
+    "with ONNX Runtime": ("onnxruntime", RECIPES["onnxruntime"].settings),
+    "with ONNX Runtime, spinning": ("onnxruntime", {}),
+    "with OpenVINO": ("openvino", RECIPES["openvino"].settings),
 }
-"""Settings of ONNX Runtime's payload; None: it does not take part."""
+"""The engine that takes part, and the settings of its payload; None: none does."""
 
 
 def model() -> nn.Module:
@@ -61,7 +63,7 @@ def payloads(folder: Path, num_threads: int) -> dict[str, str]:
     spec, example = example_spec([torch.randn(SHAPE)], {})
     subject = prepare("convnet", model(), spec, [example], SubjectOptions(fill_up=True))
     found: dict[str, str] = {}
-    for name in ("torchscript-frozen", "onnxruntime"):
+    for name in ("torchscript-frozen", "onnxruntime", "openvino"):
         (folder / name).mkdir()
         candidate = build(subject, RECIPES[name], target_here(class_here(["float32"]), num_threads), folder / name)
         found[candidate.payloads[0].kind] = str(folder / name / candidate.payloads[0].path)
@@ -73,9 +75,9 @@ def contest(paths: Mapping[str, str], name: str, num_threads: int) -> dict[str, 
     torch.set_num_threads(num_threads)
     x = torch.randn(SHAPE)
     runners: dict[str, Any] = {"eager": model(), **{copy: open_torchscript(Path(paths["torchscript"]), {}) for copy in "ab"}}
-    settings = CONTESTS[name]
-    if settings is not None:
-        runners["onnxruntime"] = LOADERS["onnxruntime"](Path(paths["onnxruntime"]), settings)
+    if (engine := CONTESTS[name]) is not None:
+        kind, settings = engine
+        runners[kind] = LOADERS[kind](Path(paths[kind]), settings)
     with torch.no_grad():
         sampling = sample({entrant: [partial(run, x)] for entrant, run in runners.items()}, POLICY)
     ratio = speedup(sampling, "b", eager="a", num_candidates=1, policy=POLICY)

@@ -32,6 +32,18 @@ except MissingDependencyError as error:
     print(error)
 """
 
+BOTH = """
+import sys
+from dataclasses import replace
+import torch
+from freezer.freezing.freeze import freeze
+from tests.steps import QUICK_OPTIONS
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+options = replace(QUICK_OPTIONS, recipes=["onnxruntime", "openvino"])
+result = freeze(model, [torch.randn(2, 3, 8, 8)], out=sys.argv[1], options=options)
+print(result.verdict, result.failures, sorted(trial.candidate.recipe for trial in result.judgement.trials if not trial.problem))
+"""
+
 
 def test_import_is_silent_and_reports_to_nobody(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
@@ -41,3 +53,9 @@ def test_import_is_silent_and_reports_to_nobody(tmp_path: Path) -> None:
 
 def test_missing_package_names_the_command() -> None:
     assert "pip install 'coldpress[openvino]'" in python(MISSING)
+
+
+def test_process_that_uses_all_engines_ends_normally(tmp_path: Path) -> None:
+    for package in ("openvino", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    assert python(BOTH, tmp_path / "out", timeout_s=300) == "published {} ['onnxruntime', 'openvino']\n"
