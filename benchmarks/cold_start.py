@@ -67,7 +67,7 @@ ENTRANTS: Mapping[str, tuple[str, str]] = {
     "torch": ("freezer.load, torch", _TORCH + "import freezer; model = freezer.load('./artifact'); model(**{name: x})"),
     "aoti": (
         "aoti_load_package",
-        _TORCH + "import torch._inductor; torch._inductor.aoti_load_package('artifact/payloads/all.pt2')(**{name: x})",
+        _TORCH + "import torch._inductor; torch._inductor.aoti_load_package('artifact/payloads/all.pt2')(x)",
     ),
     "compile": (
         "torch.compile",

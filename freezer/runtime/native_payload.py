@@ -136,7 +136,10 @@ class NativePayload:
 
 
 def _close(torch: Libtorch, library: ctypes.CDLL, container: Handle, handles: list[Handle], mappings: list[mmap.mmap]) -> None:
-    """Delete the model, then the handles of its weights, and unload its code; `mappings` keep the weights until then."""
+    """Delete the model, then the handles of its weights; `mappings` keep the weights until then.
+
+    As with torch's own loader, glibc keeps the code, a few hundred KB, which has unique symbols of C++.
+    """
     if container:
         getattr(library, f"{_PREFIX}Delete")(container)
     for handle in handles:
