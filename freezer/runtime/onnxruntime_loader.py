@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from freezer.errors import IntegrityError, MissingDependencyError
+from freezer.errors import MissingDependencyError
 from freezer.runtime.devices import CPU
 
 OUTPUT_ORDERS = "coldpress.output_orders"
@@ -35,7 +35,7 @@ def open_onnxruntime(
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
-        IntegrityError: ONNX Runtime cannot read the file.
+        RuntimeError: ONNX Runtime cannot open the file.
     """
     try:
         import onnxruntime
@@ -47,9 +47,9 @@ def open_onnxruntime(
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise IntegrityError(
-            f"{path.name}: ONNX Runtime {onnxruntime.__version__} does not open it: {error}; pull the artifact again, or install "
-            "the version that its manifest names (`coldpress inspect`)"
+        raise RuntimeError(
+            f"{path.name}: ONNX Runtime {onnxruntime.__version__} does not open it: {error}; install the version that its manifest "
+            "names (`coldpress inspect`)"
         ) from error
     return _runner(session)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from freezer.codec import decode
-from freezer.errors import ContractError, IntegrityError, MissingDependencyError
+from freezer.errors import ContractError, MissingDependencyError
 from freezer.runtime.devices import CPU
 
 GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
@@ -56,7 +56,7 @@ def open_openvino(
 
     Raises:
         MissingDependencyError: OpenVINO is not installed.
-        IntegrityError: OpenVINO cannot read the file.
+        RuntimeError: OpenVINO cannot open the file.
     """
     openvino = import_openvino(f"{path.name} needs OpenVINO")
     config = {**settings["openvino"], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -65,9 +65,9 @@ def open_openvino(
         core = openvino.Core()
         compiled = core.compile_model(core.read_model(graph, openvino.Tensor(weights, shared_memory=True)), "CPU", config)
     except Exception as error:
-        raise IntegrityError(
-            f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {error}; pull the artifact again, or install the "
-            "version that its manifest names (`coldpress inspect`)"
+        raise RuntimeError(
+            f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {error}; install the version that its manifest "
+            "names (`coldpress inspect`)"
         ) from error
     return _Runner(openvino, compiled, calls, weights)
 

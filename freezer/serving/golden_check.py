@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.errors import CanaryError
+from freezer.errors import CanaryError, IntegrityError
 from freezer.gate import POOL_BELOW, GoldenGate, OutputError, Sums, gate_problem, golden_bound
 from freezer.slices import Slices
 
@@ -56,7 +56,13 @@ def golden_figures(
         golden: golden outputs by name, of every set.
         answers: outputs in order, by index of the set.
         compare: for their kind of array.
+
+    Raises:
+        IntegrityError: the model has another number of outputs than the manifest.
     """
+    for outputs in answers.values():
+        if len(outputs) != len(manifest.outputs):
+            raise IntegrityError(f"the model returned {len(outputs)} tensors; the manifest names {len(manifest.outputs)}")
     gate = GoldenGate(error_ratio_max=manifest.gate.error_ratio_max, reference=manifest.reference)
     drawn_by = [item.native_rmse for item in manifest.golden]
     figures = []

@@ -2,7 +2,7 @@
 
     plain     a fresh process in the judge's environment reports latency and page faults
     tried     each setting that this machine has and the figures call for, in a second process, in alternating blocks with the first
-    together  those that gain, of each kind the best, against the plain process once more: these figures are recorded
+    together  those that gain, of each kind the best, against a plain process, both new: these figures are recorded
 
 A setting that crashes, hangs, changes a bit of the outputs or does not gain is not used, and recorded with the reason.
 """
@@ -172,9 +172,8 @@ def _search(opening: Opening, plain: _Caller, policy: SamplingPolicy, deadline: 
         late = time.monotonic() > deadline
         problem = SettingGain(variables=setting.variables, problem="not tried within the time limit")
         tried.append((setting, problem if late else _tried(opening, plain, setting.variables, policy)))
-    return _together(
-        opening, plain, tried, policy, EnvironmentRecord(page_faults=page_faults, tried=tuple(gain for _, gain in tried))
-    )
+    record = EnvironmentRecord(page_faults=page_faults, tried=tuple(gain for _, gain in tried))
+    return _together(opening, plain.digest, tried, policy, record)
 
 
 def _applies(setting: RuntimeSetting, num_threads: int, *, faults_matter: bool) -> bool:
@@ -201,19 +200,18 @@ def _tried(opening: Opening, plain: _Caller, variables: Mapping[str, str], polic
 
 
 def _together(
-    opening: Opening,
-    plain: _Caller,
-    tried: Sequence[_Tried],
-    policy: SamplingPolicy,
-    record: EnvironmentRecord,
+    opening: Opening, digest: str, tried: Sequence[_Tried], policy: SamplingPolicy, record: EnvironmentRecord
 ) -> EnvironmentRecord:
-    """Add the best settings of each kind together, if they gain in new samples; else the best one alone."""
+    """Add the best settings of each kind together, if they gain in two new processes; else the best one alone.
+
+    Two processes may differ in speed without any setting, as their memory lies elsewhere.
+    """
     gained = sorted((pair for pair in tried if not pair[1].problem), key=lambda pair: -(pair[1].gain or 0))
     best = {setting.kind: setting.variables for setting, _ in reversed(gained)}
     for variables in (reduce(merged, best.values(), dict[str, str]()), gained[0][0].variables) if gained else ():
-        with contextlib.suppress(_SettingError), _calling(opening, variables) as other:
+        with contextlib.suppress(_SettingError), _calling(opening, {}) as plain, _calling(opening, variables) as other:
             found, medians = _compared(plain, other, DECIDING, policy)
-            if other.digest == plain.digest and found.low > LEAST_GAIN:
+            if other.digest == digest and found.low > LEAST_GAIN:
                 return replace(
                     record,
                     variables=variables,

@@ -17,7 +17,7 @@ from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.ties import at_ties
 from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
-X = random_inputs(2, 64)
+X = random_inputs(16, 64)
 Head = Callable[[Tensor], Any]
 
 
@@ -120,7 +120,7 @@ def test_artifact_with_ties_loads(tmp_path: Path) -> None:
     assert result.judgement is not None
     assert result.judgement.best is not None
     assert result.judgement.best.ties, "the example needs ties"
-    assert freezer.load(str(tmp_path / "made"))(X).shape == (2, 10_000)
+    assert freezer.load(str(tmp_path / "made"))(X).shape == (16, 10_000)
 
 
 def call(r: Tensor, e: Tensor, c: Tensor) -> Call:
