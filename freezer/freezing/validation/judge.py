@@ -18,7 +18,6 @@ from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
 from freezer.freezing.validation.drift import Gate
-from freezer.freezing.validation.engine_options import tuned
 from freezer.freezing.validation.footprints import with_footprints
 from freezer.freezing.validation.incumbent import Incumbent, enter, settle
 from freezer.freezing.validation.migration import compare
@@ -129,10 +128,6 @@ def judge(
         outputs: dict[str, list[list[Tensor]]] = {}  # of all calls, to compare the candidates of a TorchScript model
         for candidate in candidates:
             trial, found = run_trial(subject, candidate, target, reference, gate)
-            if trial.problem is None and not by_drift:
-                faster = tuned(subject, candidate, target.num_threads, policy)
-                again = run_trial(subject, faster, target, reference, gate) if faster is not candidate else (trial, found)
-                trial, found = again if again[0].problem is None else (trial, found)
             trials.append(trial)
             if subject.scripted:
                 outputs[candidate.recipe] = found

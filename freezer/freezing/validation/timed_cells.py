@@ -31,7 +31,7 @@ from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.threads import threads
 from freezer.spec.inputs import bind
-from freezer.timing.halving import FIRST_LOOK, Rivals
+from freezer.timing.halving import Rivals
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import Sampling, Speedup, sample, speedup
 
@@ -40,9 +40,6 @@ CAPTURED = KEPT_EAGER.name
 
 PREVIOUS = "previous"
 """Entrant name of the artifact that serves now (incumbent.py)."""
-
-VARIANTS_SHARE = 0.2
-"""Share of the judge's time limit, in addition, to choose among variants of a candidate."""
 
 LEAST_SHARE = 0.1
 """Minimum share of the judge's time limit for each further cell."""
@@ -118,21 +115,6 @@ def _rivals(candidates: Sequence[Candidate], rivals: Sequence[str]) -> Rivals:
         for item in candidates
         for name in (item.recipe, general(item.recipe))
     }
-
-
-def time_variants(subject: Subject, variants: Sequence[Candidate], num_threads: int, policy: SamplingPolicy) -> Sampling:
-    """Time variants of a candidate, with names of their own, at the deciding point until some are clearly slower than others."""
-    policy = replace(
-        policy,
-        time_limit_s=VARIANTS_SHARE * policy.time_limit_s,
-        warmup_s=VARIANTS_SHARE * policy.warmup_s,
-        percentiles=("p50",),
-        min_rounds=min(policy.min_rounds, FIRST_LOOK),
-        min_samples=0,
-    )
-    names = {item.recipe for item in variants}
-    rivals = {name: names - {name} for name in names}
-    return _time_cell(subject, variants, num_threads, subject.points[0], policy, rivals=rivals).sampling
 
 
 def time_sizes(
