@@ -59,7 +59,7 @@ def _runner(package: InductorPackage, address: int, constants: tuple[WeightEntry
     """Load the shared library, which survives its temporary folder, with its weights at an address."""
     if address % ALIGNMENT:
         raise TypeError(f"not aligned to {ALIGNMENT} bytes")
-    with package.library() as path:
+    with package.shared_library() as path:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
     weights = {entry.name: _tensor(address, entry) for entry in constants}
     runner.update_constant_buffer(weights, False, True, True)

@@ -74,7 +74,7 @@ class InductorPackage:
     begin: int = 0
 
     @contextmanager
-    def library(self) -> Iterator[Path]:
+    def shared_library(self) -> Iterator[Path]:
         """The shared library as a file, which exists within the block.
 
         Raises:

@@ -81,17 +81,17 @@ class Libtorch:
     def __init__(self, folder: Path) -> None:
         path = folder / LIBRARY
         try:
-            self.library = ctypes.CDLL(str(path))
+            self.functions = ctypes.CDLL(str(path))
             for name, arguments in _SIGNATURES.items():
-                getattr(self.library, name).argtypes = arguments
-            self._set_threads, self._get_threads = getattr(self.library, _SET_THREADS), getattr(self.library, _GET_THREADS)
-            self._numbers = {name: int(getattr(self.library, f"aoti_torch_dtype_{name}")()) for name in DTYPES}
+                getattr(self.functions, name).argtypes = arguments
+            self._set_threads, self._get_threads = getattr(self.functions, _SET_THREADS), getattr(self.functions, _GET_THREADS)
+            self._numbers = {name: int(getattr(self.functions, f"aoti_torch_dtype_{name}")()) for name in DTYPES}
         except (OSError, AttributeError) as error:
             raise MissingDependencyError(f"torch's shared library cannot be used: {error}; install torch again") from None
         self._dtypes = {number: np.dtype(name) for name, number in self._numbers.items()}
-        self._cpu = int(self.library.aoti_torch_device_type_cpu())
-        self._create = self.library.aoti_torch_create_tensor_from_blob
-        self._what = getattr(self.library, "torch_exception_get_what_without_backtrace", None)  # from torch 2.13 on
+        self._cpu = int(self.functions.aoti_torch_device_type_cpu())
+        self._create = self.functions.aoti_torch_create_tensor_from_blob
+        self._what = getattr(self.functions, "torch_exception_get_what_without_backtrace", None)  # from torch 2.13 on
         if self._what is not None:
             self._what.restype = ctypes.c_char_p
 
@@ -136,22 +136,22 @@ class Libtorch:
             RuntimeError: the tensor is too large, or of a dtype that numpy lacks.
         """
         num_dims, number, sizes = ctypes.c_int64(), ctypes.c_int32(), _SIZES()
-        self.library.aoti_torch_get_dim(handle, ctypes.byref(num_dims))
-        self.library.aoti_torch_get_dtype(handle, ctypes.byref(number))
-        self.check(self.library.aoti_torch_get_sizes(handle, ctypes.byref(sizes)), "an output has no sizes")
+        self.functions.aoti_torch_get_dim(handle, ctypes.byref(num_dims))
+        self.functions.aoti_torch_get_dtype(handle, ctypes.byref(number))
+        self.check(self.functions.aoti_torch_get_sizes(handle, ctypes.byref(sizes)), "an output has no sizes")
         if number.value not in self._dtypes:
             raise RuntimeError(f"an output has a dtype (torch's number {number.value}) that numpy lacks")
         array: Array = np.empty(sizes[: num_dims.value], self._dtypes[number.value])
         target = self.wrap(array)
         try:
-            self.check(self.library.aoti_torch_copy_(target, handle, 0), "an output cannot be copied")
+            self.check(self.functions.aoti_torch_copy_(target, handle, 0), "an output cannot be copied")
         finally:
             self.delete(target)
         return array
 
     def delete(self, handle: Handle) -> None:
         """Free a tensor's handle."""
-        self.library.aoti_torch_delete_tensor_object(handle)
+        self.functions.aoti_torch_delete_tensor_object(handle)
 
 
 def preload() -> None:

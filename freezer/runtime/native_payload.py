@@ -54,7 +54,7 @@ class NativePayload:
         self._num_threads = num_threads
         self._num_inputs, self._num_outputs = num_inputs, num_outputs
         package = read_package(path)
-        with package.library() as library:
+        with package.shared_library() as library:
             if library.with_suffix(".json").exists():  # operators without a C function, for torch's `OSSProxyExecutor`
                 raise UsageError(f"{path.name} calls operators through torch's dispatcher; load(..., runtime='torch')")
             self._library = ctypes.CDLL(str(library))
@@ -108,7 +108,7 @@ class NativePayload:
         if address % ALIGNMENT:
             raise RuntimeError(f"the weights in {path.name} are not aligned to {ALIGNMENT} bytes")
         for entry in table.constants:
-            self._handles.append(borrowed(self._torch.library, address, entry))
+            self._handles.append(borrowed(self._torch.functions, address, entry))
         names = [entry.name.encode() for entry in table.constants]
         pairs = (_Pair * len(names))(*(_Pair(name, handle) for name, handle in zip(names, self._handles, strict=True)))
         give = getattr(self._library, f"{_PREFIX}UpdateUserManagedConstantBufferPairs")

@@ -104,6 +104,8 @@ class Image:
         """The part of the artifact that needs torch alone, if it has one and can be read."""
         try:
             found = None if self.is_fallback else self.manifest().without_engine()
+        except StoreUnreachableError:
+            raise
         except Exception:  # why it cannot be read is recorded by whoever refused it
             found = None
         if found is None:

@@ -61,7 +61,7 @@ class Halving:
 
 
 def slower_p(own: Sequence[float], other: Sequence[float]) -> float:
-    """Probability that paired values exceed the other's as clearly as these, or more, if there is no difference (t-test)."""
+    """One-sided p-value of a paired t-test: `own` does not exceed `other`."""
     differences = [a - b for a, b in zip(own, other, strict=True)]
     mean, spread = statistics.fmean(differences), statistics.stdev(differences)
     if mean <= 0:

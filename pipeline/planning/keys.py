@@ -171,7 +171,7 @@ def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTar
     """Return the key of one judge.
 
     Default points, the default objective and an unset `memory_mb_max` are not part of it. Source and class are part of it only if
-    there are no builds. `sizes` are the further sizes at which the winner is timed; judges of earlier releases timed none.
+    there are no builds. `sizes` are the further sizes at which the winner is timed; earlier releases did not time any.
     """
     limits = {name: getattr(entry.limits, name) for name in JUDGED_LIMITS}
     limits |= {} if entry.limits.memory_mb_max is None else {"memory_mb_max": entry.limits.memory_mb_max}

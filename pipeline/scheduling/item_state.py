@@ -108,7 +108,7 @@ class Start:
     Attributes:
         finished: the builds that earlier campaigns finished, by recipe.
         hopeless: recipes to skip, each with the reason.
-        one_first: whether the first build tells which others are hopeless.
+        one_first: whether to wait for the first build, which reports the recipes to skip.
     """
 
     finished: Mapping[str, BuildResult]

@@ -139,7 +139,7 @@ def settings_gain(opening: Opening, cold_start: ColdStart, policy: SamplingPolic
 
     Args:
         opening: payload to open and call.
-        cold_start: of the payload; tells how long a process takes to start, and how large it is.
+        cold_start: of the payload: how long a process takes to start, and how large it is.
         policy: its time limit bounds the start of further processes; a setting that was started is finished.
 
     Returns:

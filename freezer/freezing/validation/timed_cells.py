@@ -61,7 +61,7 @@ class Cell:
     payloads: Mapping[str, str]
 
     def faster(self, name: str, other: str, num_candidates: int, policy: SamplingPolicy, timing: Timing = "p50") -> Speedup | None:
-        """Speedup of one entrant over another, by the median unless told otherwise; None if the machine was too disturbed."""
+        """Speedup of one entrant over another, by medians by default; None if the machine was too disturbed."""
         if not self.sampling.stable:
             return None
         return speedup(self.sampling, name, eager=other, num_candidates=num_candidates, policy=policy, timing=timing)

@@ -225,6 +225,6 @@ def test_errors_of_torch_become_exceptions() -> None:
     library = libtorch()
     one, other = library.wrap(np.zeros(2)), library.wrap(np.zeros(3))
     with pytest.raises(RuntimeError, match=r"cannot copy: .*size of tensor"):
-        library.check(library.library.aoti_torch_copy_(one, other, 0), "cannot copy")
+        library.check(library.functions.aoti_torch_copy_(one, other, 0), "cannot copy")
     library.delete(one)
     library.delete(other)

@@ -78,7 +78,7 @@ def test_encoder_keeps_two_varying_dims(tmp_path: Path) -> None:
             assert strides(one) == strides(other)
 
 
-def test_every_kind_of_output_is_a_new_tensor_like_eager(tmp_path: Path) -> None:
+def test_outputs_are_new_tensors_like_eagers(tmp_path: Path) -> None:
     x = random_inputs(3, 4, 5)
     subject, candidate = built(Kinds(), {"x": x, "flag": torch.tensor([True, False])}, tmp_path)
     run = open_onnxruntime(candidate.folder / candidate.payloads[0].path, SETTINGS)
