@@ -117,9 +117,9 @@ class FreezeResult:
     verdict: str
     reason: str
     artifact: Artifact | None = None
-    judgement: Judgement | None = None
+    judgement: Judgement | None = field(default=None, repr=False)
     failures: Mapping[str, str] = field(default_factory=dict)
-    tracebacks: Mapping[str, str] = field(default_factory=dict)
+    tracebacks: Mapping[str, str] = field(default_factory=dict, repr=False)
     evidence: Path | None = None
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 COMMON: Mapping[str, Any] = {
-    "freezing": True,
     # All CPUs of the device class have its vector instructions: torch need not test them, which takes seconds.
     "cpp.vec_isa_ok": True,
     # For `inductor-max-autotune`; without tuning nothing is timed, so two builds of one key agree.
@@ -46,19 +45,26 @@ BESIDE_ABOVE_MB = 8
 """Weights above this size, in MB of 1e6 bytes, are stored beside the library. Within it they are unpacked and copied at each load,
 which takes 120 ms of CPU time for 100 MB and twice their size in memory, but need no further file."""
 
-REPAIRS_VERSION = 2
-"""Increase when torch_patches.py changes the code of a model, so that its builds are redone: 2 clips windows of pools."""
+REPAIRS_VERSION = 3
+"""Increase when torch_patches.py changes the code of a model, so that its builds are redone: 2 clips windows of pools, 3 multiplies
+1x1 convolutions over a single position as matrices by vectors."""
 
 
-def recipe_settings(*, weight_prepack: bool = True, max_autotune: bool = False) -> dict[str, Any]:
+def recipe_settings(*, freezing: bool = True, weight_prepack: bool = True, max_autotune: bool = False) -> dict[str, Any]:
     """The settings of an Inductor recipe, all of which are part of its builds' keys.
 
     Args:
+        freezing: make weights constants of the program, and fold what depends on them alone.
         weight_prepack: pack the weights of convolutions and linear layers for oneDNN and MKL.
         max_autotune: time the implementations of each matrix product and use the fastest.
     """
     return {
-        "inductor": {**COMMON, "cpp.weight_prepack": weight_prepack, "max_autotune": max_autotune},
+        "inductor": {
+            **COMMON,
+            "freezing": freezing,
+            "cpp.weight_prepack": weight_prepack,
+            "max_autotune": max_autotune,
+        },
         "weights_beside_above_mb": BESIDE_ABOVE_MB,
         "repairs": REPAIRS_VERSION,
     }

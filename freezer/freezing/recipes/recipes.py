@@ -69,11 +69,13 @@ def _torchscript(name: str, *, optimize_numerics: bool = True, optimize_for_infe
     return Recipe(name=name, ways=_TORCHSCRIPT, settings=settings, auto=auto)
 
 
-def _inductor(name: str, *, weight_prepack: bool = True, max_autotune: bool = False, auto: bool = True) -> Recipe:
+def _inductor(
+    name: str, *, freezing: bool = True, weight_prepack: bool = True, max_autotune: bool = False, auto: bool = True
+) -> Recipe:
     return Recipe(
         name=name,
         ways=tuple((capture, "inductor") for capture in _EXPORT),
-        settings=recipe_settings(weight_prepack=weight_prepack, max_autotune=max_autotune),
+        settings=recipe_settings(freezing=freezing, weight_prepack=weight_prepack, max_autotune=max_autotune),
         keeps_state=False,
         by_thread=True,
         by_shape=True,
@@ -112,6 +114,7 @@ RECIPES: Mapping[str, Recipe] = {  # in the order in which they are built: the c
     ),
     "inductor-frozen": _inductor("inductor-frozen"),
     "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
+    "inductor-unfrozen": _inductor("inductor-unfrozen", freezing=False, weight_prepack=False, auto=False),
     "inductor-max-autotune": _inductor("inductor-max-autotune", max_autotune=True, auto=False),
     "portable": Recipe(
         name="portable",

@@ -55,14 +55,13 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     afterwards.
 
     Raises:
-        BuildError: calls change buffers, whose first values freezing would bake in; this process would pack weights for another
-            instruction set than the class's; or Inductor fails.
+        BuildError: calls change buffers; this process would pack weights for another instruction set than the class's; or Inductor
+            fails.
         LeakError: the package has instructions outside the device class.
     """
-    if captured.mutates and settings["inductor"]["freezing"]:
+    if captured.mutates:
         raise BuildError(
-            f"inductor: a call changes {', '.join(captured.mutates)}, and freezing would bake the first values in; "
-            "torchscript-frozen keeps state",
+            f"inductor: a call changes {', '.join(captured.mutates)}, and the package keeps no state; torchscript-frozen does",
             code="CP-STATE",
         )
     if not captured.program.graph_signature.user_inputs:

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -113,9 +114,10 @@ def weight_packing(wanted: bool) -> Iterator[None]:
     with config.patch({"cpp.weight_prepack": True}):
         patterns.lazy_init()
     if wanted:
-        yield
-        return
-    with mock.patch.object(patterns, "pass_patterns", [_without_packing(one) for one in patterns.pass_patterns]):
+        passes = [SimpleNamespace(apply=multiply_single_positions), *patterns.pass_patterns]
+    else:
+        passes = [_without_packing(one) for one in patterns.pass_patterns]
+    with mock.patch.object(patterns, "pass_patterns", passes):
         yield
 
 
@@ -188,6 +190,36 @@ def clip_windows(graph: torch.fx.Graph) -> None:
             stride = _both(node.args[2]) if len(node.args) > 2 and node.args[2] else kernel
             clipped = [min(k, size) for k, size in zip(kernel, whole, strict=True)]
             node.args = (node.args[0], clipped, stride, *node.args[3:])
+
+
+def multiply_single_positions(graph: torch.fx.Graph) -> None:
+    """Turn 1x1 convolutions of one image over a single position, as in squeeze and excitation, into products with a vector.
+
+    Inductor fuses such a product with its neighbors, where a packed convolution is a call of oneDNN that prepares itself each time.
+
+    Args:
+        graph: graph of a GraphModule with aten operators, after batch norms were folded into convolutions.
+    """
+    aten = torch.ops.aten
+
+    def call(operator: Any, *args: Any) -> torch.fx.Node:
+        node = graph.call_function(operator, args)
+        node.meta["val"] = operator(*torch.fx.map_arg(args, lambda arg: arg.meta["val"]))
+        return node
+
+    for conv in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        image, weight, bias, _, padding, _, transposed, _, groups = conv.args
+        (num_out, num_in, *kernel), value = weight.meta["val"].shape, image.meta["val"]
+        plain = not transposed and groups == 1 and not any(padding) and value.dtype == torch.float32
+        if not plain or tuple(value.shape) != (1, num_in, *(1 for _ in kernel)):
+            continue
+        with graph.inserting_before(conv):
+            vector, matrix = call(aten.reshape.default, image, [1, num_in]), call(aten.reshape.default, weight, [num_out, num_in])
+            total = call(aten.sum.dim_IntList, call(aten.mul.Tensor, vector, matrix), [-1])
+            biased = total if bias is None else call(aten.add.Tensor, total, bias)
+            result = call(aten.reshape.default, biased, [1, num_out, *kernel])
+        conv.replace_all_uses_with(result)
+        graph.erase_node(conv)
 
 
 def _both(value: Any) -> list[int]:

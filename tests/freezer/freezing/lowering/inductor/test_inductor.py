@@ -8,6 +8,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from freezer.errors import BuildError, IntegrityError
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.lowering.inductor import inductor
-from freezer.freezing.lowering.inductor.torch_patches import clip_windows, own_cache, weight_packing
+from freezer.freezing.lowering.inductor.torch_patches import clip_windows, multiply_single_positions, own_cache, weight_packing
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import RECIPES, Recipe
@@ -137,6 +138,13 @@ def test_packing_is_decided_per_build(unpacked: Built) -> None:
             e.handler for p in freezing_patterns.pass_patterns for es in p.patterns.values() for e in es if hasattr(e, "handler")
         ]
         assert any("mkldnn_fusion" in handler.__module__ for handler in handlers), "and packing is there again"
+
+
+@pytest.mark.slow
+def test_an_unfrozen_program_keeps_its_weights(tmp_path: Path) -> None:
+    made = built(seeded(Known), tmp_path / "candidate", RECIPES["inductor-unfrozen"])
+    assert_answers_as_eager(made)
+    assert {"freezing", "weights packed"}.isdisjoint(change.name for change in made.report.changes)
 
 
 def test_torchs_loader_opens_separate_weights(frozen: Built) -> None:
@@ -316,3 +324,32 @@ def test_pool_windows_are_clipped(args: dict[str, Any], clipped: list[int]) -> N
     (pool,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default)
     assert pool.args[1] == clipped
     assert torch.equal(traced(x), nn.functional.avg_pool2d(x, **args))
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "convolutions"),
+    [
+        (nn.Conv2d(6, 4, 1), (1, 6, 1, 1), 0),
+        (nn.Conv2d(6, 4, 1, bias=False), (1, 6, 1, 1), 0),
+        (nn.Conv1d(6, 4, 1), (1, 6, 1), 0),
+        (nn.Conv2d(6, 4, 1), (2, 6, 1, 1), 1),
+        (nn.Conv2d(6, 4, 1, stride=2), (1, 6, 2, 2), 1),
+        (nn.Conv2d(6, 4, 1, padding=1, stride=3), (1, 6, 1, 1), 1),
+        (nn.Conv2d(6, 4, 1, groups=2), (1, 6, 1, 1), 1),
+        (nn.ConvTranspose2d(6, 4, 1), (1, 6, 1, 1), 1),
+    ],
+    ids=str,
+)
+def test_convolutions_over_one_position_are_products(layer: nn.Module, size: tuple[int, ...], convolutions: int) -> None:
+    x = random_inputs(*size)
+    weights = [weight.detach() for weight in layer.parameters()]
+    traced = make_fx(partial(_call, layer), tracing_mode="fake")(weights, x)
+    multiply_single_positions(traced.graph)
+    traced.recompile()
+    assert len(traced.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)) == convolutions
+    torch.testing.assert_close(traced(weights, x), layer(x))
+
+
+def _call(layer: nn.Module, weights: list[Tensor], x: Tensor) -> Any:
+    names = [name for name, _ in layer.named_parameters()]
+    return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), x)
