@@ -42,10 +42,8 @@ from freezer.freezing.packaging.evidence import write_refused
 from freezer.freezing.recipes.recipes import KEPT_EAGER, left_out, select
 from freezer.freezing.target.target import Target, aim, class_here, target_here
 from freezer.freezing.target.toolchain import installed_versions
-from freezer.freezing.validation.fallback import with_fallback
-from freezer.freezing.validation.further_threads import with_further_threads
 from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
-from freezer.freezing.validation.slow_sizes import with_captured
+from freezer.freezing.validation.other_payloads import with_other_payloads
 from freezer.hardware.cgroups import counts_within, thread_budget
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, Objective, SamplingPolicy
@@ -290,9 +288,7 @@ def _freeze_for(
     except FreezeError:
         with_evidence(result)
         raise
-    judgement = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
-    judgement = with_captured(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
-    judgement = with_fallback(subject, judgement, target, Path(tempfile.mkdtemp(dir=work)))
+    judgement = with_other_payloads(subject, judgement, target, work)
     artifact = None
     if judgement.winner is not None:
         artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)

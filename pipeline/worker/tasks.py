@@ -15,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +224,6 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, folders: Mapping[
 
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
-    from freezer.artifact.sections import slower_places
     from freezer.artifact.settings_lines import gain_text
     from freezer.freezing.candidates.candidate import Candidate
     from freezer.freezing.freeze import keep_eager
@@ -233,10 +231,8 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     from freezer.freezing.models.weights import weights_digest
     from freezer.freezing.packaging.assemble import assemble
     from freezer.freezing.target.target import target_here
-    from freezer.freezing.validation.fallback import needs_engine, with_fallback
-    from freezer.freezing.validation.further_threads import with_further_threads
     from freezer.freezing.validation.judge import judge as judge_candidates
-    from freezer.freezing.validation.slow_sizes import with_captured
+    from freezer.freezing.validation.other_payloads import with_other_payloads
     from freezer.runtime.devices import host_fingerprint
 
     come_first()
@@ -254,13 +250,9 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         task_metric=metric,
         incumbent=open_previous(request.previous, staging, target) if request.previous else None,
     )
-    winner = judgement.winner
-    more = winner is not None and (request.further_threads or slower_places(winner.points) or needs_engine(winner))
-    if more and not (staging / FURTHER).exists():
+    if judgement.winner is not None and not (staging / FURTHER).exists():
         (staging / FURTHER).mkdir()
-        judgement = with_further_threads(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
-        judgement = with_captured(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
-        judgement = with_fallback(subject, judgement, target, Path(tempfile.mkdtemp(dir=staging / FURTHER)))
+        judgement = with_other_payloads(subject, judgement, target, staging / FURTHER)
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
     folder, has_artifact, settings = staging / "judged" / "artifact", judgement.winner is not None, ""
     if has_artifact:
