@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import AuthenticationError
 
-from freezer.errors import InfrastructureError, UsageError, first_line
+from freezer.errors import ColdpressError, InfrastructureError, UsageError, first_line
 from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.machine import detect
 from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
@@ -65,12 +65,17 @@ def connect(address: str | None) -> Iterator[Cluster]:
             _init_local()
     except AuthenticationError as error:
         raise token_rejected(joined or "this machine", error) from error
-    except (OSError, RuntimeError, ValueError) as error:
-        if joined and LOOKED_FOR.search(f"{error} {error.__cause__}"):
+    except ColdpressError:
+        raise
+    except Exception as error:  # Ray raises a plain one if a node does not start in time
+        if not joined:
+            raise InfrastructureError(
+                f"no local Ray starts: {first_line(error)}; if this machine is busy, try again later", code="CP-RAY"
+            ) from error
+        if LOOKED_FOR.search(f"{error} {error.__cause__}"):
             raise _no_raylet(joined) from error
         raise InfrastructureError(
-            f"Ray at {joined or 'this machine'} cannot be reached: {first_line(error)}; "
-            f"start it with `ray start --head`, or correct --address",
+            f"Ray at {joined} cannot be reached: {first_line(error)}; start it with `ray start --head`, or correct --address",
             code="CP-RAY",
         ) from error
     head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
