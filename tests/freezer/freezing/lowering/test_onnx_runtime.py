@@ -23,7 +23,7 @@ from freezer.runtime.pytree import leaves_of
 from freezer.spec.inputs import Dim
 from tests.freezer.models_engines import Kinds, convnet, encoder
 from tests.models import Counter, mlp
-from tests.steps import BATCH, HERE, candidate_of, captured_by, random_inputs, subject_of
+from tests.steps import BATCH, HERE, candidate_of, captured_by, judgement_of, random_inputs, subject_of
 
 SETTINGS = RECIPES["onnxruntime"].settings
 X = random_inputs(2, 4)
@@ -37,7 +37,9 @@ def built(model: nn.Module, inputs: Mapping[str, Any], folder: Path, dims: Any =
 
 
 def strides(tensor: Tensor) -> list[int]:
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    """The strides of a dense copy, in dims of more than one element."""
+    dense = torch.empty_like(tensor)
+    return [stride for stride, size in zip(dense.stride(), dense.shape, strict=True) if size > 1]
 
 
 def assert_like_eager(subject: Subject, candidate: Candidate) -> None:
@@ -91,6 +93,20 @@ def test_outputs_are_new_tensors_like_eagers(tmp_path: Path) -> None:
             if one.numel():  # writing into an output changes neither an input nor a later answer
                 one.fill_(0)
     assert torch.equal(tensors[0], x)
+
+
+class Views(nn.Module):
+    """Views with gaps: the first token, every other channel, and one row for all."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x * 2
+        return y[:, 0], y.transpose(1, 2)[:, ::2], y[0, 0].expand(y.shape[0], y.shape[2])
+
+
+def test_views_become_dense(tmp_path: Path) -> None:
+    subject, candidate = built(Views(), {"x": random_inputs(3, 4, 6)}, tmp_path, {"x": {0: BATCH}})
+    assert_like_eager(subject, candidate)
+    assert judgement_of(subject, [candidate]).trials[0].problem is None
 
 
 def test_state_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -160,6 +160,16 @@ def test_strides_dtype_and_shape_must_match_eager() -> None:
         assert problem in (report.nearest_miss or "")
     one_row = torch.empty_strided((1, 16), (99, 1)).copy_(c[:1])
     assert drift(call(r[:1], e[:1], one_row)).passed, "the stride of a single row means nothing"
+
+
+@pytest.mark.parametrize("view", [lambda t: t[:, ::2], lambda t: t.t()[::2], lambda t: t[:1].expand(8, 16)])
+def test_views_with_gaps_may_become_dense(view: Callable[[Tensor], Tensor]) -> None:
+    r, e, c = (view(t.reshape(8, 16)) for t in rounded(128, 0, 0))
+    dense = torch.empty_like(e).copy_(c)
+    assert dense.stride() != e.stride()
+    assert drift(call(r, e, dense)).passed
+    other = dense.t().clone(memory_format=torch.contiguous_format).t() if dense.is_contiguous() else dense.contiguous()
+    assert not drift(call(r, e, other)).passed, "but in the same order of dims"
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
