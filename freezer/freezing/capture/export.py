@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.equivalence import Call, EagerAnswers, check_answers, flat_call
+from freezer.freezing.capture.mutation import changed_state
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of
 from freezer.freezing.diagnostics.messages import code_of, export_sentence
 from freezer.freezing.diagnostics.source_lines import line_of_stack
@@ -96,7 +96,7 @@ def export_flat(
         name=name,
         program=found.program,
         convention="flat",
-        mutates=_mutated(found.program),
+        mutates=changed_state(found.program),
         warnings=(*lines_of(exporter.caught), *unchecked),
         guards=guards_of(found.program, spec),
         notes=(f"The program gives {outputs} eager's layout.",) if layouts else (),
@@ -279,38 +279,6 @@ def _other_layouts(
         if layout is not None and one.shape == other.shape and not other.is_contiguous(memory_format=layout):
             found[place] = layout
     return found
-
-
-def _mutated(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Names of the buffers and parameters that a call changes.
-
-    The signature names no changed buffer until the graph is functionalized, which takes seconds for a large model, so only graphs
-    with in-place operations are.
-
-    Raises:
-        CaptureError: torch.export cannot tell, for example because two buffers overlap in memory.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if any(_writes(node) for node in program.graph.nodes):
-            try:
-                program = program.run_decompositions({})
-            except Exception as error:
-                why = f"torch.export cannot tell which tensors a call changes: {export_sentence(error)}"
-                raise CaptureError(f"{why}; register them as buffers, each with memory of its own") from error
-    signature = program.graph_signature
-    parameters: Mapping[str, str] = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
-    return tuple(sorted({*signature.buffers_to_mutate.values(), *parameters.values()}))
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    """Whether an operation may change its arguments; higher-order operations are assumed to."""
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    if node.target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
-        return bool(node.args[5])  # training changes running statistics, which the schema omits
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or bool(schema.is_mutable)
 
 
 def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[str, ...]:

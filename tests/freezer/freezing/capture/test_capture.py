@@ -93,3 +93,22 @@ def test_export_names_changed_buffers() -> None:
     assert captured.mutates == ("model.mean", "model.var")
     for model in (mlp(), Calling(lambda x: torch.relu_(x * 2))):
         assert captured_by(subject_of(model, {"x": X}), "export").mutates == ()
+
+
+class InPlace(nn.Module):
+    """Changes a buffer through a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.t().relu_().add_(x.t())
+        return self.last * 1
+
+
+def test_activations_in_place_are_told_from_changes_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert captured_by(subject_of(InPlace(), {"x": X}), "export").mutates == ("model.last",)
+    layers = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Hardswish(inplace=True)).eval()
+    monkeypatch.delattr(torch.export.ExportedProgram, "run_decompositions")  # which takes seconds for a large model
+    assert captured_by(subject_of(layers, {"input": random_inputs(3, 2, 5)}), "export").mutates == ()
