@@ -30,13 +30,14 @@ from freezer.errors import FreezeError, SpecError, UsageError, expected_names
 from freezer.files.paths import check_folder
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.models.calls import generators_kept
 from freezer.freezing.models.checks import check_mode
 from freezer.freezing.models.loaders import load_source, own_spec
 from freezer.freezing.models.samples import Dims, ExampleInputs, example_spec
 from freezer.freezing.models.sources import Source
 from freezer.freezing.models.subject import Subject, SubjectOptions, placed, prepare
-from freezer.freezing.models.weights import let_go, weights_digest
+from freezer.freezing.models.weights import is_large, let_go, weights_digest
 from freezer.freezing.packaging.assemble import assemble
 from freezer.freezing.packaging.evidence import write_refused
 from freezer.freezing.recipes.recipes import KEPT_EAGER, left_out, select
@@ -344,11 +345,12 @@ def build_all(
 ) -> tuple[list[Candidate], dict[str, FreezeError], dict[str, str]]:
     """Build a candidate by each recipe; also return the error of each that failed, and why others were skipped.
 
-    Once the builds have taken `limits.build_s` seconds, no further one is started.
+    Recipes share captures, unless the model is large. After `limits.build_s` seconds no further build is started.
     """
     candidates: list[Candidate] = []
     errors: dict[str, FreezeError] = {}
     skipped: dict[str, str] = {}
+    attempts = None if is_large(subject.model) else dict[str, Attempt]()
     handled, started = sys.exception(), time.monotonic()
     wanted, kind = tuple(recipes), target.device_class.kind
     installed = installed_versions() if kind == "cpu" else ()
@@ -363,7 +365,7 @@ def build_all(
         folder.mkdir()
         logger.info("building %s for %s", recipe.name, target.device_class.name)
         try:
-            candidates.append(build(subject, recipe, target, folder))
+            candidates.append(build(subject, recipe, target, folder, attempts=attempts))
         except FreezeError as error:
             let_go(error, handled)
             errors[recipe.name] = error

@@ -37,7 +37,14 @@ from freezer.spec.inputs import Dim
 
 
 def build(
-    subject: Subject, recipe: Recipe, target: Target, folder: Path, *, discard: bool = False, further: bool = False
+    subject: Subject,
+    recipe: Recipe,
+    target: Target,
+    folder: Path,
+    *,
+    discard: bool = False,
+    further: bool = False,
+    attempts: dict[str, Attempt] | None = None,
 ) -> Candidate:
     """Capture the subject, lower the graph, and write a payload for each shape of the recipe.
 
@@ -51,6 +58,7 @@ def build(
         discard: free the model's weights after the last capture, to leave their memory to the lowering. The subject cannot be
             used afterwards, and no other way is tried if that lowering fails.
         further: build for the further thread counts of the target instead of the first.
+        attempts: captures of the same subject for other recipes, by shape, which this build uses and adds to.
 
     Raises:
         CaptureError: no capture of the recipe works.
@@ -67,8 +75,11 @@ def build(
     exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
     with threads(target.num_threads), without_environment(), current(target.device), exact:
         for name, point in shapes:
+            attempt = (attempts or {}).get(name) or Attempt(subject, point, keeps=attempts is not None)
+            if attempts is not None:
+                attempts[name] = attempt
             shape = _ShapeBuild(
-                attempt=Attempt(subject, point),
+                attempt=attempt,
                 recipe=recipe,
                 targets=targets,
                 folder=folder,

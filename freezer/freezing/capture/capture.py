@@ -35,12 +35,13 @@ class Attempt:
     Args:
         subject: the model.
         point: the only sizes that the graph is for; None for all.
+        keeps: whether graphs of a model without state are kept for further recipes, whose lowerings may not free their tensors.
 
     Attributes:
         discarded: whether the model's weights were freed, so that nothing more can be captured.
     """
 
-    def __init__(self, subject: Subject, point: Mapping[str, int] | None) -> None:
+    def __init__(self, subject: Subject, point: Mapping[str, int] | None, *, keeps: bool = False) -> None:
         at_point = tuple(item for item in subject.sets if point is None or dict(item.point) == dict(point))
         self.subject = replace(subject, sets=at_point)
         self.point = point
@@ -49,6 +50,8 @@ class Attempt:
         self.discarded = False
         self._tried: dict[CaptureName, CaptureError | None] = {}
         """The error of each capture that was tried, or None if it succeeded."""
+        self._keeps = keeps
+        self._kept: dict[CaptureName, Captured] = {}
 
     @functools.cached_property
     def eager(self) -> EagerAnswers:
@@ -82,6 +85,8 @@ class Attempt:
         Raises:
             CaptureError: the capture cannot take the model, or the graph differs from the model.
         """
+        if name in self._kept:
+            return self._kept[name]
         if why := self.unfit(name):
             raise CaptureError(why)
         if name not in ("as-is", "script"):
@@ -94,6 +99,8 @@ class Attempt:
                 self._add_sets(points_beside([str(error)], self.subject.spec))
             raise
         self._tried[name] = None
+        if self._keeps and name != "as-is" and self.eager.second is None:
+            captured = self._kept[name] = replace(captured, owned=())
         return captured
 
     def _add_sets(self, points: Iterable[Mapping[str, int]]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from freezer.errors import BuildError, CaptureError
 from freezer.files.digest import digest_file
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
+from freezer.freezing.capture.capture import Attempt
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe
 from freezer.freezing.target.target import target_here
@@ -192,3 +194,23 @@ def test_inductor_refuses_state(tmp_path: Path) -> None:
         candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
     served, eager = candidate_of(subject, "portable", tmp_path / "portable").open(subject), seeded(Counter)
     assert all(torch.equal(served(X), eager(X)) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (mlp(), ("torchscript-frozen", "torchscript-exact", "openvino", "onnxruntime", "inductor-frozen", "portable")),
+        (seeded(Counter), ("torchscript-frozen", "torchscript-exact", "portable", "portable")),
+    ],
+    ids=["stateless", "stateful"],
+)
+def test_recipes_share_captures(model: nn.Module, names: Sequence[str], tmp_path: Path) -> None:
+    subject, target = subject_of(model, {"x": X}), target_here(HERE, torch.get_num_threads())
+    attempts: dict[str, Attempt] = {}
+    for number, name in enumerate(names):
+        (folder := tmp_path / str(number)).mkdir()
+        served, eager = build(subject, RECIPES[name], target, folder, attempts=attempts).open(subject), copy.deepcopy(model)
+        for _ in range(2):
+            torch.testing.assert_close(leaves_of(served(X)), leaves_of(eager(X)))
+    kept = attempts["all"].capture("export") is attempts["all"].capture("export")
+    assert kept == (not isinstance(model, Counter)), "those of a model with state are made anew, in its initial state"

@@ -98,6 +98,8 @@ def test_export_names_changed_buffers() -> None:
 class InPlace(nn.Module):
     """Changes a buffer through a view of it."""
 
+    last: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("last", torch.zeros(2, 4))
