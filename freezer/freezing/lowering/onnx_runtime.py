@@ -95,7 +95,7 @@ def _build(captured: Captured, path: Path, settings: Mapping[str, Any]) -> Lower
 
 def _converted(program: torch.export.ExportedProgram) -> Any:
     """The program as an ONNX ModelProto."""
-    with _quiet():
+    with _quiet(), torch.no_grad():  # with gradients attention is decomposed into operators whose results have other strides
         made = torch.onnx.export(program, dynamo=True, verbose=False)
     assert made is not None, "it is returned if no file is named"
     return made.model_proto

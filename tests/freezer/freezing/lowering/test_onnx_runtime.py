@@ -22,7 +22,7 @@ from freezer.runtime.onnxruntime_loader import open_onnxruntime
 from freezer.runtime.pytree import leaves_of
 from freezer.spec.inputs import Dim
 from tests.freezer.models_engines import Kinds, convnet, encoder
-from tests.models import Counter, mlp
+from tests.models import Counter, mlp, seeded
 from tests.steps import BATCH, HERE, candidate_of, captured_by, judgement_of, random_inputs, subject_of
 
 SETTINGS = RECIPES["onnxruntime"].settings
@@ -93,6 +93,25 @@ def test_outputs_are_new_tensors_like_eagers(tmp_path: Path) -> None:
             if one.numel():  # writing into an output changes neither an input nor a later answer
                 one.fill_(0)
     assert torch.equal(tensors[0], x)
+
+
+class Swin(nn.Module):
+    """Its attention's result is viewed in another shape, which its strides allow only as ATen computes it without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import SwinConfig, SwinForImageClassification
+
+        sizes = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 2], "window_size": 4}
+        self.model = SwinForImageClassification(SwinConfig(**sizes, num_labels=3))
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.model(image).logits
+        return logits
+
+
+def test_attention_is_converted_as_without_gradients(tmp_path: Path) -> None:
+    assert_like_eager(*built(seeded(Swin), {"image": random_inputs(1, 3, 32, 32)}, tmp_path))
 
 
 class Views(nn.Module):
