@@ -61,7 +61,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     """
     if captured.mutates:
         raise BuildError(
-            f"inductor: a call changes {', '.join(captured.mutates)}, and the package keeps no state; torchscript-frozen does",
+            f"inductor: a call changes {', '.join(captured.mutates)}, and a package would lose it; torchscript-frozen keeps state",
             code="CP-STATE",
         )
     if not captured.program.graph_signature.user_inputs:
