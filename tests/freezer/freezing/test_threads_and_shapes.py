@@ -93,7 +93,7 @@ def test_every_payload_is_judged_and_timed(several: Several) -> None:
     assert {figures.payload for figures in winner.points} <= set(kept)
 
 
-def test_wrong_payload_for_another_count_is_rejected(several: Several, tmp_path: Path) -> None:
+def test_wrong_payload_for_another_count_is_rejected(tmp_path: Path) -> None:
     """A payload of a model with another bias replaces the one of a further thread count."""
     other = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
     right = candidate_of(other, "torchscript-frozen", tmp_path / "right")

@@ -193,6 +193,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_fresh_process_serves_frozen_models(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["openvino"], device_class=HERE)
     image = {"x": random_inputs(3, 3, 8, 8)}
