@@ -35,11 +35,11 @@ from pipeline.catalog.entry import Entry
 from pipeline.worker.tasks import load_subject
 
 KINDS = {
+    "cpp_": "Inductor",
     "convolution": "convolution",
     "linear": "linear",
     "scaled_dot_product": "attention",
     "bmm": "attention",
-    "cpp_": "Inductor",
 }
 """Parts of kernels' names, and the columns that their times are added to; the first that matches."""
 
