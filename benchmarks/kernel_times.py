@@ -69,7 +69,7 @@ _TEXT = (
     "",
     "`python -m benchmarks.kernel_times`",
     "",
-    "`ms`: median of undisturbed calls. The columns of kernels: ms and number of calls, under the profiler. Page faults and waits",
+    "`ms`: median of 30 calls. The columns of kernels: ms and number of calls, under the profiler. Page faults and waits",
     "(voluntary context switches) are per call.",
     "",
 )
