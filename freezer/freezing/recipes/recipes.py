@@ -24,7 +24,6 @@ class Recipe:
         ways: pairs of a capture and the lowering of its graph, in the order to try them.
         settings: settings of the lowerings.
         portable: only for the device class `portable`.
-        keeps_state: whether a model that changes itself still answers like eager; if False, such a model is refused.
         by_thread: whether a payload is laid out for one thread count, so that each count needs its own. Others run with any count;
             `torchscript-optimized` packs at load, for the serving count.
         by_shape: whether a payload for one point is faster there than the one for all sizes, so that each named point gets its own.
@@ -35,7 +34,6 @@ class Recipe:
     ways: tuple[tuple[CaptureName, PayloadKind], ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     portable: bool = False
-    keeps_state: bool = True
     by_thread: bool = False
     by_shape: bool = False
     auto: bool = True
@@ -76,7 +74,6 @@ def _inductor(
         name=name,
         ways=tuple((capture, "inductor") for capture in _EXPORT),
         settings=recipe_settings(freezing=freezing, weight_prepack=weight_prepack, max_autotune=max_autotune),
-        keeps_state=False,
         by_thread=True,
         by_shape=True,
         auto=auto,
@@ -103,14 +100,12 @@ RECIPES: Mapping[str, Recipe] = {  # in the order in which they are built: the c
         name="openvino",
         ways=tuple((capture, "openvino") for capture in _EXPORT),
         settings={"openvino": OPENVINO_SETTINGS},
-        keeps_state=False,
         by_shape=True,
     ),
     "onnxruntime": Recipe(
         name="onnxruntime",
         ways=tuple((capture, "onnxruntime") for capture in _EXPORT),
         settings={"optimized": "extended", "session": {"session.force_spinning_stop": "1"}},
-        keeps_state=False,
     ),
     "inductor-frozen": _inductor("inductor-frozen"),
     "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
