@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import resource
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -61,18 +63,16 @@ def main() -> None:
         if any(fnmatch(entry.name, pattern) for pattern in given.models.split(",")):
             rows.append(_row(entry))
             print(" | ".join(rows[-1]), flush=True)
-    given.out.write_text("\n".join([*_TEXT, *machine(), "", *markdown_table(HEAD, rows), ""]))
-
-
-_TEXT = (
-    f"# Where the time of inductor-frozen goes, {today()}",
-    "",
-    "`python -m benchmarks.kernel_times`",
-    "",
-    "`ms`: median of 30 calls. The columns of kernels: ms and number of calls, under the profiler. Page faults and waits",
-    "(voluntary context switches) are per call.",
-    "",
-)
+    text = (
+        f"# Where the time of inductor-frozen goes, {today()}",
+        "",
+        f"`{shlex.join(['python', '-m', 'benchmarks.kernel_times', *sys.argv[1:]])}`",
+        "",
+        f"`ms`: median of {CALLS} calls. The columns of kernels: ms and number of calls, under the profiler. Page faults and waits",
+        "(voluntary context switches) are per call.",
+        "",
+    )
+    given.out.write_text("\n".join([*text, *machine(), "", *markdown_table(HEAD, rows), ""]))
 
 
 def _row(entry: Entry) -> Sequence[str]:

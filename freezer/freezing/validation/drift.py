@@ -243,8 +243,9 @@ def _compared(row: DriftRow, call: Call, index: int, limits: Sequence[float], ga
     r, e, c, noise_rmse = call.reference[index], call.eager[index], call.candidate[index], call.noise_rmse[index]
     drawn = noise_rmse > 0 and not comparable(e)
     problem = structure_problem(e, c, drawn=drawn)
+    # Where eager returns a view with gaps, its dense copy is right, too.
     if problem is None and _strides(c) != _strides(e) and _strides(c) != _strides(torch.empty_like(e, device="meta")):
-        problem = f"{STRIDES}{c.stride()}, eager's are {e.stride()}"  # a view with gaps may become dense
+        problem = f"{STRIDES}{c.stride()}, eager's are {e.stride()}"
     row = replace(row, problem=problem, native_rmse=noise_rmse if drawn else None)
     if not comparable(e) or c.shape != e.shape:
         return _Compared(row=row, dtype=e.dtype)

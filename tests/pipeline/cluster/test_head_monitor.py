@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.connect import connect
 from pipeline.cluster.head_monitor import ORDER_S, SILENCE_S, Head
 from tests.pipeline.cluster.test_coordination import Clock
 
@@ -103,17 +102,3 @@ def test_only_addresses_with_a_port_are_checked(address: str, silent: bool) -> N
 def address_of_closed() -> str:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return address_of(found)
-
-
-def test_local_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray raises a plain Exception, here after half a minute on a busy machine."""
-
-    def fail(**_: object) -> None:
-        raise Exception("The current node timed out during startup.")  # noqa: TRY002
-
-    for name in ("RAY_worker_niceness", "RAY_num_workers_soft_limit"):  # `connect` sets them where they are not set
-        monkeypatch.setenv(name, "0")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray.init", fail)
-    with pytest.raises(InfrastructureError, match=r"^no local Ray starts: The current node timed out"), connect(None):
-        pass
