@@ -1,4 +1,13 @@
-"""Judge: validate and time all candidates of one model and device class side by side with eager, and decide the verdict."""
+"""Judge: validate and time all candidates of one model and device class side by side with eager, and decide the verdict.
+
+    reference   outputs of eager, in float64 where the model runs in it   reference.py
+    trials      run every candidate, and apply the drift gate             trials.py
+    cells       time eager, the passing candidates and the incumbent      timed_cells.py
+    verdict     apply the limits and the objective                        verdicts.py
+    previous    compare what would be published with the incumbent        incumbent.py
+
+docs/contract.md has the rules.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +28,14 @@ from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
 from freezer.freezing.validation.drift import Gate
 from freezer.freezing.validation.footprints import with_footprints
-from freezer.freezing.validation.incumbent import Incumbent, enter, settle
+from freezer.freezing.validation.incumbent import Incumbent, Rival, enter, settle
 from freezer.freezing.validation.migration import compare
 from freezer.freezing.validation.reference import Reference, run_reference
 from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
 from freezer.freezing.validation.trials import Trial, run_trial
 from freezer.freezing.validation.verdicts import Verdict, decide, pareto, rivals
 from freezer.hardware.device_classes import PORTABLE
-from freezer.limits import Limits, Objective, SamplingPolicy, Timing, timing_of
+from freezer.limits import Limits, Objective, SamplingPolicy, timing_of
 from freezer.runtime.devices import called_on, current
 from freezer.runtime.precision import plain_precision
 from freezer.runtime.threads import threads
@@ -60,7 +69,7 @@ class Judgement:
     reference: Reference
     task_metric: float | None
     cells: tuple[Cell, ...]
-    migration: Migration | None
+    migration: Migration | None = None
     fallback: Trial | None = None
     objective: Objective = "p50"
     pareto: tuple[Tradeoff, ...] = ()
@@ -117,63 +126,62 @@ def judge(
         JudgeError: the eager model does not run, or the candidates were built from other weights.
     """
     _check_weights(subject, candidates)
-    subject = placed(subject, target.device)
-    by_drift = on_drift_alone or target.device_class.name == PORTABLE
-    objective = "p50" if by_drift else objective
-    policy = policy_for(objective, policy)
-    with threads(target.num_threads), plain_precision(target.device), current(target.device):
-        reference = run_reference(subject)
-        gate = Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64)
-        trials: list[Trial] = []
-        outputs: dict[str, list[list[Tensor]]] = {}  # of all calls, to compare the candidates of a TorchScript model
-        for candidate in candidates:
-            trial, found = run_trial(subject, candidate, target, reference, gate)
-            trials.append(trial)
-            if subject.scripted:
-                outputs[candidate.recipe] = found
-        if not by_drift:
-            trials = with_footprints(trials, subject, target, limits, objective)
-        passing = [trial.candidate for trial in trials if trial.problem is None]
-        old = enter(incumbent, subject, candidates, target, reference, limits, objective) if incumbent and passing else None
-        entrant = old.entrant if old else None
-        cells = time_cells(subject, passing, target.num_threads, policy, rivals(trials, limits, objective), entrant)
-        eager_metric = None
-        if task_metric is not None:
-            eager_metric = _quality(task_metric, called_on(partial(without_grad, subject.fresh()), subject.device))
-        if cells:
-            timing = timing_of(objective)
-            trials = [_measured(trial, cells, len(passing), limits, policy, timing) for trial in trials]
-        if task_metric is not None:
-            trials = [_with_quality(trial, subject, task_metric) for trial in trials]
-        verdict, reason, best = decide(trials, cells, limits, objective, on_drift_alone=by_drift)
-        front, previous = pareto(trials, cells), None
-        if old is not None:
-            verdict, reason, previous = settle(old, (verdict, reason, best), cells[0], limits, policy, objective)
-        if verdict == "published":
-            sizes = time_sizes(subject, [best.candidate], target.num_threads, policy)
-            timed = replace(best, points=(*best.points, *figures_of(best.candidate, sizes, policy, 1)))
-            trials, cells, best = [timed if trial is best else trial for trial in trials], (*cells, *sizes), timed
-            slower = slower_than_eager(best.points)
-            reason += f"; slower than eager with {slower}" if slower and not by_drift else ""
-    return Judgement(
-        verdict=verdict,
-        reason=reason,
+    on_drift_alone = on_drift_alone or target.device_class.name == PORTABLE
+    objective = "p50" if on_drift_alone else objective
+    case = _Case(
+        subject=placed(subject, target.device),
+        target=target,
         limits=limits,
-        policy=policy,
+        policy=policy_for(objective, policy),
         objective=objective,
-        pareto=front,
-        previous=previous,
-        winner=best if verdict == "published" else None,
-        best=best,
-        trials=tuple(trials),
-        reference=reference,
-        task_metric=eager_metric,
-        cells=cells,
-        migration=compare(trials, outputs, cells[0].sampling if cells else None, policy) if subject.scripted else None,
+        on_drift_alone=on_drift_alone,
     )
+    with threads(target.num_threads), plain_precision(target.device), current(target.device):
+        reference = run_reference(case.subject)
+        trials, outputs = _apply_gate(case, candidates, reference)
+        if not on_drift_alone:
+            trials = with_footprints(trials, case.subject, target, limits, objective)
+        rival = _enter_incumbent(case, incumbent, trials, reference)
+        cells = _time(case, trials, rival)
+        trials = _with_latency(case, trials, cells)
+        trials, eager_metric = _with_task_metric(case, trials, task_metric)
+        verdict, reason, best, previous = _decide(case, trials, cells, rival)
+        judgement = Judgement(
+            verdict=verdict,
+            reason=reason,
+            limits=limits,
+            policy=case.policy,
+            objective=objective,
+            pareto=pareto(trials, cells),
+            previous=previous,
+            winner=best if verdict == "published" else None,
+            best=best,
+            trials=tuple(trials),
+            reference=reference,
+            task_metric=eager_metric,
+            cells=cells,
+        )
+        if judgement.winner is not None:
+            judgement = _time_other_sizes(case, judgement, judgement.winner)
+    if not subject.scripted:
+        return judgement
+    return replace(judgement, migration=compare(judgement.trials, outputs, judgement.sampling, case.policy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """A model on the device of its target, and the rules of its judgement; see `judge`."""
+
+    subject: Subject
+    target: Target
+    limits: Limits
+    policy: SamplingPolicy
+    objective: Objective
+    on_drift_alone: bool
 
 
 def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
+    """Refuse candidates that were built from other weights than the subject's."""
     weights = weights_digest(subject.model)
     for candidate in candidates:
         if candidate.weights != weights:
@@ -184,29 +192,94 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
             )
 
 
-def _measured(
-    trial: Trial, cells: Sequence[Cell], num_candidates: int, limits: Limits, policy: SamplingPolicy, timing: Timing
-) -> Trial:
-    """Add latency and speedup to a passing trial, and drop payloads that gain nothing."""
-    if trial.problem is not None:
-        return trial
-    name = trial.candidate.recipe
-    candidate, dropped = kept(trial.candidate, cells, limits, policy)
+def _apply_gate(
+    case: _Case, candidates: Sequence[Candidate], reference: Reference
+) -> tuple[list[Trial], dict[str, list[list[Tensor]]]]:
+    """Measure the drift of each candidate and apply the gate; for a TorchScript model also return the outputs by recipe."""
+    gate = Gate(error_ratio_max=case.limits.error_ratio_max, float64=reference.float64)
+    trials: list[Trial] = []
+    outputs: dict[str, list[list[Tensor]]] = {}
+    for candidate in candidates:
+        trial, found = run_trial(case.subject, candidate, case.target, reference, gate)
+        trials.append(trial)
+        if case.subject.scripted:
+            outputs[candidate.recipe] = found
+    return trials, outputs
+
+
+def _enter_incumbent(case: _Case, incumbent: Incumbent | None, trials: Sequence[Trial], reference: Reference) -> Rival | None:
+    """Prepare the incumbent to be timed beside the candidates; None if there is none, or nothing to compare it with."""
+    if incumbent is None or not _passing(trials):
+        return None
+    candidates = [trial.candidate for trial in trials]
+    return enter(incumbent, case.subject, candidates, case.target, reference, case.limits, case.objective)
+
+
+def _time(case: _Case, trials: Sequence[Trial], rival: Rival | None) -> tuple[Cell, ...]:
+    """Time eager, the passing candidates and the incumbent side by side."""
+    able = rivals(trials, case.limits, case.objective)
+    entrant = rival.entrant if rival else None
+    passing = [trial.candidate for trial in _passing(trials)]
+    return time_cells(case.subject, passing, case.target.num_threads, case.policy, able, entrant)
+
+
+def _with_latency(case: _Case, trials: list[Trial], cells: tuple[Cell, ...]) -> list[Trial]:
+    """Add latency and speedup to the passing trials, and drop their payloads that gain nothing."""
+    num_candidates = len(_passing(trials))
+    return [trial if trial.problem is not None else _timed(case, trial, cells, num_candidates) for trial in trials]
+
+
+def _timed(case: _Case, trial: Trial, cells: tuple[Cell, ...], num_candidates: int) -> Trial:
+    name, deciding = trial.candidate.recipe, cells[0]
+    candidate, dropped = kept(trial.candidate, cells, case.limits, case.policy)
     return replace(
         trial,
         candidate=candidate,
-        latency_ms=cells[0].sampling.percentiles(name, policy),
-        speedup=cells[0].faster(name, EAGER, num_candidates, policy, timing),
-        points=tuple(figures_of(candidate, cells, policy, num_candidates)),
+        latency_ms=deciding.sampling.percentiles(name, case.policy),
+        speedup=deciding.faster(name, EAGER, num_candidates, case.policy, timing_of(case.objective)),
+        points=tuple(figures_of(candidate, cells, case.policy, num_candidates)),
         dropped=dropped,
     )
 
 
-def _with_quality(trial: Trial, subject: Subject, task_metric: TaskMetric) -> Trial:
-    """Add the task metric to a passing trial."""
-    if trial.problem is not None:
-        return trial
-    return replace(trial, task_metric=_quality(task_metric, called_on(trial.candidate.open(subject), subject.device)))
+def _with_task_metric(case: _Case, trials: list[Trial], task_metric: TaskMetric | None) -> tuple[list[Trial], float | None]:
+    """Apply the caller's own quality measure to the passing trials and to eager."""
+    if task_metric is None:
+        return trials, None
+
+    def quality(model: Callable[..., Any]) -> float | None:
+        return _quality(task_metric, called_on(model, case.subject.device))
+
+    of_eager = quality(partial(without_grad, case.subject.fresh()))
+    measured = [
+        trial if trial.problem is not None else replace(trial, task_metric=quality(trial.candidate.open(case.subject)))
+        for trial in trials
+    ]
+    return measured, of_eager
+
+
+def _decide(
+    case: _Case, trials: Sequence[Trial], cells: Sequence[Cell], rival: Rival | None
+) -> tuple[Verdict, str, Trial, PreviousRecord | None]:
+    """Apply the limits and the objective, then compare what would be published with the incumbent."""
+    verdict, reason, best = decide(trials, cells, case.limits, case.objective, on_drift_alone=case.on_drift_alone)
+    if rival is None:
+        return verdict, reason, best, None
+    verdict, reason, previous = settle(rival, (verdict, reason, best), cells[0], case.limits, case.policy, case.objective)
+    return verdict, reason, best, previous
+
+
+def _time_other_sizes(case: _Case, judgement: Judgement, winner: Trial) -> Judgement:
+    """Add the latency of the winner at the middle and the largest sizes."""
+    sizes = time_sizes(case.subject, [winner.candidate], case.target.num_threads, case.policy)
+    timed = replace(winner, points=(*winner.points, *figures_of(winner.candidate, sizes, case.policy, 1)))
+    slower = slower_than_eager(timed.points)
+    text = f"slower than eager with {slower}" if slower and not case.on_drift_alone else ""
+    return replace(judgement, cells=(*judgement.cells, *sizes)).with_winner(timed, text=text)
+
+
+def _passing(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.problem is None]
 
 
 def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None:
