@@ -66,8 +66,9 @@ def freeze(
         os.environ.update(device_class(device_class_).limits)  # must be set before torch is imported below
     if debug and not source.startswith("torchscript:"):  # needs the JIT to load
         os.environ["PYTORCH_JIT"] = "0"
-    from freezer.freezing.freeze import FreezeOptions, evidence_of, freeze_source, load_subject
+    from freezer.freezing.freeze import FreezeOptions, freeze_source, load_subject
     from freezer.freezing.models.sources import fetched, parse_source
+    from freezer.freezing.packaging.evidence import evidence_of
     from freezer.runtime.devices import CPU
 
     here = Path.cwd()

@@ -1,8 +1,9 @@
 """Freeze one model on this machine: capture -> lower -> validate -> package. READ THIS FIRST.
 
     subject      the model in its initial state, its input spec and its input sets             models/subject.py
-    candidates   for each recipe: capture the graph and lower it to payloads                   candidates/build.py
+    candidates   for each recipe: capture the graph and lower it to payloads                   candidates/build_all.py
     judgement    measure drift against float64 and latency against eager; decide the verdict   validation/judge.py
+                 add payloads for further thread counts and for slow sizes                     validation/other_payloads.py
     artifact     write payloads, golden files, evidence and the manifest to one folder         packaging/assemble.py
 
 `pipeline/run.py` takes the same steps for a whole catalog, on many machines.
@@ -10,14 +11,8 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
-import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -29,20 +24,18 @@ from freezer.artifact.folder import Artifact
 from freezer.errors import FreezeError, SpecError, UsageError, expected_names
 from freezer.files.paths import check_folder
 from freezer.freezing.candidates.build import build
-from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.capture.capture import Attempt
+from freezer.freezing.candidates.build_all import build_all
 from freezer.freezing.models.calls import generators_kept
 from freezer.freezing.models.checks import check_mode
 from freezer.freezing.models.loaders import load_source, own_spec
 from freezer.freezing.models.samples import Dims, ExampleInputs, example_spec
 from freezer.freezing.models.sources import Source
 from freezer.freezing.models.subject import Subject, SubjectOptions, placed, prepare
-from freezer.freezing.models.weights import is_large, let_go, weights_digest
+from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.packaging.assemble import assemble
-from freezer.freezing.packaging.evidence import write_refused
-from freezer.freezing.recipes.recipes import KEPT_EAGER, left_out, select
+from freezer.freezing.packaging.evidence import clear_evidence, evidence_of, write_refused
+from freezer.freezing.recipes.recipes import KEPT_EAGER
 from freezer.freezing.target.target import Target, aim, class_here, target_here
-from freezer.freezing.target.toolchain import installed_versions
 from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
 from freezer.freezing.validation.other_payloads import with_other_payloads
 from freezer.hardware.cgroups import counts_within, thread_budget
@@ -50,8 +43,6 @@ from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, Objective, SamplingPolicy
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
 from freezer.spec.inputs import InputSpec
-
-logger = logging.getLogger("coldpress")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +148,141 @@ def freeze(
     return _freeze_subject(subject, device_class, device, out=Path(out), source=source, options=options)
 
 
+def _freeze_subject(
+    subject: Subject, device_class: str, device: torch.device, *, out: Path, source: str, options: FreezeOptions
+) -> FreezeResult:
+    """Freeze for a device class; if nothing is faster than eager, write the unfrozen program that serves instead."""
+    if options.objective not in get_args(Objective):
+        raise UsageError(f"objective: the name is unknown; {expected_names(options.objective, get_args(Objective))}")
+    target = _target(subject, device_class, device, options.num_threads)
+    provenance = {"source": source, "weights": weights_digest(subject.model)}
+    clear_evidence(out, (target.device_class.name, PORTABLE))
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
+        subject = placed(subject, target.device)
+        result = _freeze_for_target(subject, target, Path(work), out, options, provenance)
+        if result.verdict != "kept-eager":
+            return result
+        if target.device_class.kind == "cuda":
+            artifact, why = keep_eager(
+                subject,
+                target,
+                dest=out,
+                limits=options.limits,
+                policy=options.policy,
+                provenance=provenance,
+                failures=result.failures,
+            )
+            return replace(result, reason=f"{result.reason}; {why}", artifact=artifact)
+        portable = target_here(PORTABLE, target.thread_counts)
+        return _with_portable(result, _freeze_for_target(subject, portable, Path(work), out, options, provenance))
+
+
+def _target(subject: Subject, device_class: str, device: torch.device, num_threads: int | Sequence[int] | None) -> Target:
+    """The target of a freeze, by default with this machine's class for the dtypes of the model, and its thread counts."""
+    if device_class == "auto":
+        device_class = class_here(dtypes_of(program_tensors(subject.model)))
+    own = counts_within(thread_budget(torch.get_num_threads()))
+    return target_here(device_class, own if num_threads is None else num_threads, device if device.type == "cuda" else None)
+
+
+def _freeze_for_target(
+    subject: Subject, target: Target, work: Path, out: Path, options: FreezeOptions, provenance: Mapping[str, str]
+) -> FreezeResult:
+    """Build every recipe for one target, judge the candidates, and write the winner."""
+    builds = build_all(subject, target, options.recipes, work, options.limits)
+    result = FreezeResult(
+        verdict="kept-eager",
+        reason="no recipe other than eager was requested",
+        failures=builds.failures,
+        tracebacks=builds.tracebacks,
+    )
+    if not builds.candidates and not builds.errors:
+        return result
+    if not builds.candidates:
+        reason = "; ".join(f"{recipe}: {error}" for recipe, error in builds.errors.items())
+        return _with_evidence(replace(result, verdict="failed", reason=reason), target, work, out)
+    try:
+        judgement = judge(
+            subject,
+            builds.candidates,
+            target,
+            limits=options.limits,
+            policy=options.policy,
+            objective=options.objective,
+            task_metric=options.task_metric,
+        )
+    except FreezeError:
+        _with_evidence(result, target, work, out)
+        raise
+    judgement = with_other_payloads(subject, judgement, target, work)
+    artifact = None
+    if judgement.winner is not None:
+        artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)
+    result = replace(result, verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement)
+    return _with_evidence(result, target, work, out)
+
+
+def _with_evidence(result: FreezeResult, target: Target, work: Path, out: Path) -> FreezeResult:
+    """Write the evidence of what is not in the artifact, and add its folder to the result."""
+    if result.artifact is not None and not result.tracebacks:
+        return result
+    name, dest = target.device_class.name, evidence_of(out)
+    folders = {folder.name.removeprefix(f"{name}-"): folder for folder in work.glob(f"{name}-*")}
+    stage = Path(tempfile.mkdtemp(dir=work))
+    write_refused(None if result.artifact else result.judgement, folders, result.tracebacks, stage, dest / name)
+    return replace(result, evidence=dest)
+
+
+def _with_portable(result: FreezeResult, portable: FreezeResult) -> FreezeResult:
+    """The result of a class that keeps eager, with the portable artifact that serves it."""
+    serves = "the portable program serves" if portable.artifact else f"no portable program: {portable.reason}"
+    return replace(
+        result,
+        reason=f"{result.reason}; {serves}",
+        artifact=portable.artifact,
+        failures={**result.failures, **portable.failures},
+        tracebacks={**result.tracebacks, **portable.tracebacks},
+        evidence=result.evidence or portable.evidence,
+    )
+
+
+def keep_eager(
+    subject: Subject,
+    target: Target,
+    *,
+    dest: Path,
+    limits: Limits,
+    policy: SamplingPolicy,
+    provenance: Mapping[str, str],
+    failures: Mapping[str, str],
+) -> tuple[Artifact | None, str]:
+    """Write the artifact of a CUDA class whose verdict is `kept-eager`: the captured program, not frozen, on the GPU.
+
+    For a CPU class the portable artifact serves instead (docs/contract.md, Verdicts).
+
+    Args:
+        subject: the model.
+        target: a CUDA class.
+        limits, policy: see `judge`.
+        dest, provenance, failures: see `assemble`.
+
+    Returns:
+        The artifact and a sentence. The artifact is None if the model cannot be captured or fails the drift gate.
+    """
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
+        try:
+            candidate = build(subject, KEPT_EAGER, target, Path(folder))
+        except FreezeError as error:
+            return None, f"no captured program serves: {error}"
+        judgement = judge(subject, [candidate], target, limits=limits, policy=policy, on_drift_alone=True)
+        if judgement.winner is None:
+            return None, f"no captured program serves: {judgement.reason}"
+        kept = replace(judgement, verdict="kept-eager")
+        artifact = assemble(subject, kept, target, dest=dest, provenance=provenance, failures=failures)
+    return artifact, f"the captured program serves ({candidate.capture})"
+
+
 def freeze_source(
     source: Source, *, spec: InputSpec | None, samples: Path | None, out: Path, options: FreezeOptions = DEFAULTS
 ) -> FreezeResult:
@@ -204,169 +330,3 @@ def load_subject(
             "freeze`), or give samples"
         )
     return prepare(name, model, spec, sets, options)
-
-
-def _freeze_subject(
-    subject: Subject, device_class: str, device: torch.device, *, out: Path, source: str, options: FreezeOptions
-) -> FreezeResult:
-    """Freeze for a device class; if nothing is faster than eager, write the unfrozen program that serves instead."""
-    if options.objective not in get_args(Objective):
-        raise UsageError(f"objective: the name is unknown; {expected_names(options.objective, get_args(Objective))}")
-    if device_class == "auto":
-        device_class = class_here(dtypes_of(program_tensors(subject.model)))
-    own = counts_within(thread_budget(torch.get_num_threads()))
-    counts = own if options.num_threads is None else options.num_threads
-    target = target_here(device_class, counts, device if device.type == "cuda" else None)
-    provenance = {"source": source, "weights": weights_digest(subject.model)}
-    for name in (target.device_class.name, PORTABLE):  # of an earlier freeze; nothing else in that folder is ours
-        shutil.rmtree(evidence_of(out) / name, ignore_errors=True)
-    (evidence_of(out) / "errors.txt").unlink(missing_ok=True)
-    with suppress(OSError):
-        evidence_of(out).rmdir()
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
-        subject = placed(subject, target.device)
-        result = _freeze_for(subject, target, Path(work), out, options, provenance)
-        if result.verdict != "kept-eager":
-            return result
-        if target.device_class.kind == "cuda":
-            artifact, why = keep_eager(
-                subject,
-                target,
-                dest=out,
-                limits=options.limits,
-                policy=options.policy,
-                provenance=provenance,
-                failures=result.failures,
-            )
-            return replace(result, reason=f"{result.reason}; {why}", artifact=artifact)
-        portable = _freeze_for(subject, target_here(PORTABLE, target.thread_counts), Path(work), out, options, provenance)
-        serves = "the portable program serves" if portable.artifact else f"no portable program: {portable.reason}"
-        return replace(
-            result,
-            reason=f"{result.reason}; {serves}",
-            artifact=portable.artifact,
-            failures={**result.failures, **portable.failures},
-            tracebacks={**result.tracebacks, **portable.tracebacks},
-            evidence=result.evidence or portable.evidence,
-        )
-
-
-def _freeze_for(
-    subject: Subject, target: Target, work: Path, out: Path, options: FreezeOptions, provenance: Mapping[str, str]
-) -> FreezeResult:
-    """Build every recipe for one target, judge the candidates, and write the winner."""
-    candidates, errors, skipped = build_all(subject, target, options.recipes, work, options.limits)
-    tracebacks = {recipe: "".join(traceback.format_exception(error)) for recipe, error in errors.items()}
-    result = FreezeResult(
-        verdict="kept-eager",
-        reason="no recipe other than eager was requested",
-        failures={recipe: str(error) for recipe, error in errors.items()} | skipped,
-        tracebacks=tracebacks,
-    )
-
-    def with_evidence(result: FreezeResult) -> FreezeResult:
-        if result.artifact is not None and not tracebacks:
-            return result
-        name, dest = target.device_class.name, evidence_of(out)
-        builds = {folder.name.removeprefix(f"{name}-"): folder for folder in work.glob(f"{name}-*")}
-        stage = Path(tempfile.mkdtemp(dir=work))
-        write_refused(None if result.artifact else result.judgement, builds, tracebacks, stage, dest / name)
-        return replace(result, evidence=dest)
-
-    if not candidates:
-        reason = "; ".join(f"{recipe}: {error}" for recipe, error in errors.items())
-        return with_evidence(replace(result, verdict="failed", reason=reason)) if errors else result
-    try:
-        judgement = judge(
-            subject,
-            candidates,
-            target,
-            limits=options.limits,
-            policy=options.policy,
-            objective=options.objective,
-            task_metric=options.task_metric,
-        )
-    except FreezeError:
-        with_evidence(result)
-        raise
-    judgement = with_other_payloads(subject, judgement, target, work)
-    artifact = None
-    if judgement.winner is not None:
-        artifact = assemble(subject, judgement, target, dest=out, provenance=provenance, failures=result.failures)
-    return with_evidence(
-        replace(result, verdict=judgement.verdict, reason=judgement.reason, artifact=artifact, judgement=judgement)
-    )
-
-
-def evidence_of(out: Path) -> Path:
-    """The folder beside an artifact folder for the evidence of what was not frozen."""
-    return out.with_name(f"{out.name}.evidence")
-
-
-def keep_eager(
-    subject: Subject,
-    target: Target,
-    *,
-    dest: Path,
-    limits: Limits,
-    policy: SamplingPolicy,
-    provenance: Mapping[str, str],
-    failures: Mapping[str, str],
-) -> tuple[Artifact | None, str]:
-    """Write the artifact of a CUDA class whose verdict is `kept-eager`: the captured program, not frozen, on the GPU.
-
-    For a CPU class the portable artifact serves instead (docs/contract.md, Verdicts).
-
-    Args:
-        subject: the model.
-        target: a CUDA class.
-        limits, policy: see `judge`.
-        dest, provenance, failures: see `assemble`.
-
-    Returns:
-        The artifact and a sentence. The artifact is None if the model cannot be captured or fails the drift gate.
-    """
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
-        try:
-            candidate = build(subject, KEPT_EAGER, target, Path(folder))
-        except FreezeError as error:
-            return None, f"no captured program serves: {error}"
-        judgement = judge(subject, [candidate], target, limits=limits, policy=policy, on_drift_alone=True)
-        if judgement.winner is None:
-            return None, f"no captured program serves: {judgement.reason}"
-        kept = replace(judgement, verdict="kept-eager")
-        artifact = assemble(subject, kept, target, dest=dest, provenance=provenance, failures=failures)
-    return artifact, f"the captured program serves ({candidate.capture})"
-
-
-def build_all(
-    subject: Subject, target: Target, recipes: Iterable[str], work: Path, limits: Limits
-) -> tuple[list[Candidate], dict[str, FreezeError], dict[str, str]]:
-    """Build a candidate by each recipe; also return the error of each that failed, and why others were skipped.
-
-    Recipes share captures, unless the model is large. After `limits.build_s` seconds no further build is started.
-    """
-    candidates: list[Candidate] = []
-    errors: dict[str, FreezeError] = {}
-    skipped: dict[str, str] = {}
-    attempts = None if is_large(subject.model) else dict[str, Attempt]()
-    handled, started = sys.exception(), time.monotonic()
-    wanted, kind = tuple(recipes), target.device_class.kind
-    installed = installed_versions() if kind == "cpu" else ()
-    if kind == "cpu" and (text := left_out(wanted, installed=installed)):
-        logger.info("%s", text)
-    for recipe in select(wanted, portable=kind == PORTABLE, installed=installed):
-        if (candidates or errors) and (why := limits.over_build_s(time.monotonic() - started)):
-            skipped[recipe.name] = f"skipped: {why}"
-            logger.info("%s %s", recipe.name, skipped[recipe.name])
-            continue
-        folder = work / f"{target.device_class.name}-{recipe.name}"
-        folder.mkdir()
-        logger.info("building %s for %s", recipe.name, target.device_class.name)
-        try:
-            candidates.append(build(subject, recipe, target, folder, attempts=attempts))
-        except FreezeError as error:
-            let_go(error, handled)
-            errors[recipe.name] = error
-    return candidates, errors, skipped

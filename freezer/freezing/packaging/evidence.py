@@ -11,6 +11,7 @@ import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,20 @@ def write_texts(candidates: Sequence[Candidate], folder: Path) -> tuple[str, ...
     for source in texts:
         (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
     return tuple(sorted(f"{EVIDENCE}/{source.name}" for source in texts))
+
+
+def evidence_of(out: Path) -> Path:
+    """The folder beside an artifact folder for the evidence of what was not frozen."""
+    return out.with_name(f"{out.name}.evidence")
+
+
+def clear_evidence(out: Path, classes: Sequence[str]) -> None:
+    """Remove what an earlier freeze wrote to `evidence_of(out)` for these classes; nothing else in that folder is ours."""
+    for name in classes:
+        shutil.rmtree(evidence_of(out) / name, ignore_errors=True)
+    (evidence_of(out) / "errors.txt").unlink(missing_ok=True)
+    with suppress(OSError):
+        evidence_of(out).rmdir()
 
 
 def write_refused(
