@@ -150,21 +150,20 @@ def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
     store = Store.open(str(folder / "store"), create=True)
     with Ledger(store, f"{CAMPAIGN}-{index}") as ledger:
         items = planned(folder, store, ledger).items
-    mine = [(item, recipe, key) for item in items for recipe, key in item.builds.items()][index::count]
+    mine = items[index::count]
     started = time.monotonic()
-    for item, recipe, key in mine:
+    for item in mine:
         request = BuildRequest(
-            key=key.digest,
             entry=item.entry,
-            recipe=recipe,
+            builds={recipe: key.digest for recipe, key in item.builds.items()},
             device_class=item.device_class,
             num_threads=item.num_threads,
             store=str(store.root),
         )
-        done = build(request)
-        if done.failure:
-            raise RuntimeError(f"{item.entry.name}: {done.failure.message}")
-    return {"started": started, "ended": time.monotonic(), "builds": len(mine)}
+        for done in build(request):
+            if done.failure:
+                raise RuntimeError(f"{item.entry.name}: {done.failure.message}")
+    return {"started": started, "ended": time.monotonic(), "builds": sum(len(item.builds) for item in mine)}
 
 
 def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,10 +181,11 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def idle_build(request: BuildRequest) -> BuildResult:
-    """A build that only creates its folder."""
-    candidate_folder(request.store, request.key).mkdir(parents=True, exist_ok=True)
-    return BuildResult(key=request.key, recipe=request.recipe)
+def idle_build(request: BuildRequest) -> tuple[BuildResult, ...]:
+    """Builds that only create their folders."""
+    for key in request.builds.values():
+        candidate_folder(request.store, key).mkdir(parents=True, exist_ok=True)
+    return tuple(BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items())
 
 
 def idle_judge(request: JudgeRequest) -> JudgeResult:

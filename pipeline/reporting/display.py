@@ -104,8 +104,14 @@ class LiveDisplay:
             *[(f"  {count} {verdict}", STYLES.get(verdict, "")) for verdict, count in self._counts.items()],
         )
         table = Table.grid(padding=(0, 2))
+        rows: dict[str, list[tuple[str, str, float]]] = {}
         for what, (kind, since) in self._running.items():
-            table.add_row(Text(kind, style="dim"), what, Text(f"{self._clock() - since:.0f} s", style="dim"))
+            item = what.rpartition(" ")[0] if kind == "build" else what
+            rows.setdefault(f"{kind} {item}", []).append((kind, what, since))
+        for row in rows.values():  # the builds of an item in one
+            kind, what, since = row[0]
+            shown = what if len(row) == 1 else f"{what.rpartition(' ')[0]} {len(row)} recipes"
+            table.add_row(Text(kind, style="dim"), shown, Text(f"{self._clock() - since:.0f} s", style="dim"))
         return Group(head, Text(self._note, style="dim"), table) if self._note else Group(head, table)
 
     def _time_left(self, done: int) -> float | None:

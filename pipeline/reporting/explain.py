@@ -38,19 +38,15 @@ def _work_of(item: Item, records: BuildRecords) -> str:
             return f"nothing to build or judge; {action.outcome.verdict}: {action.outcome.coded_reason}"
     builds = [action.recipe for action in actions if isinstance(action, QueueTask) and action.recipe]
     kept = [recipe for recipe, result in start.finished.items() if result.failure is None]
-    words = [f"{verb} {', '.join(names)}" for verb, names in (("build", builds), ("keep", kept)) if names]
+    words = [f"build {', '.join(builds)}"] if builds else []
+    if state.waiting:
+        words.append(f"then {', '.join(state.waiting)}, unless earlier judgements of the same architecture rule them out")
+    build_s = item.entry.limits.build_s
+    if build_s is not None and len(builds) + len(state.waiting) > 1:
+        words[-1] += f", until limits.build_s {build_s:g} s is used up"
+    words += [f"keep {', '.join(kept)}"] if kept else []
     skipped = {
         name: found.failure.message for name, found in state.results.items() if found.failure and found.failure.kind == SKIPPED
     }
     words += [f"skip {recipe}: {why.removeprefix(f'{SKIPPED}: ')}" for recipe, why in skipped.items()]
-    if state.waiting:
-        words.append(f"then {', '.join(state.waiting)}{_condition(item, one_first=start.one_first)}")
     return "; ".join([*words, "judge if it is built" if item.missed and builds else "judge"])
-
-
-def _condition(item: Item, *, one_first: bool) -> str:
-    """When the builds after the first are skipped, in words."""
-    build_s = item.entry.limits.build_s
-    words = ["earlier judgements of the same architecture rule them out"] if one_first and item.optional else []
-    words += [f"limits.build_s {build_s:g} s is used up"] if build_s is not None else []
-    return f", unless {' or '.join(words)}" if words else ""

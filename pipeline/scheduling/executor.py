@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from freezer.errors import ColdpressError, IntegrityError
@@ -76,7 +76,7 @@ class Executor:
         self._lifted = plan.lift_quarantine
         self._records = BuildRecords(store, ledger, lifted=plan.lift_quarantine)
         self._places = Places(fleet, show)
-        self._running: dict[Handle, Task] = {}
+        self._running: dict[Handle, Sequence[Task]] = {}
         self._due: deque[tuple[Item, Outcome]] = deque()
         self._classes = {item.device_class for item in plan.items}
         for index, item in enumerate(plan.items):
@@ -102,9 +102,9 @@ class Executor:
                 if not goes_on and (self._places.waiting or self._places.ready or self._due):
                     time.sleep(IDLE_S)  # until a node joins, or another campaign's turn ends
                 for done in cluster.wait(list(self._running), timeout_s=IDLE_S) if self._running else ():
-                    task = self._running.pop(done.handle)
-                    self._places.leave(task, done)
-                    self._ended(task, done)
+                    tasks = self._running.pop(done.handle)
+                    self._places.leave(tasks, done)
+                    self._ended(tasks, done)
         finally:
             self._places.turns.close()
             cluster.cancel(list(self._running))
@@ -142,19 +142,22 @@ class Executor:
             if slot.node.node_id == self._fleet.cluster.home:
                 here.append((slot, task))
             else:
-                self._start(task, slot)
-        for slot, task in self._places.builds(self._may_bring):  # before a judge here forbids to transfer sources
-            self._start(task, slot)
+                self._start([task], slot)
+        for slot, tasks in self._places.builds(self._may_bring):  # before a judge here forbids to transfer sources
+            self._start(tasks, slot)
         for slot, task in here:
-            self._start(task, slot)
+            self._start([task], slot)
 
     def _may_bring(self, task: Task) -> bool:
         """Whether the sources of a task may be transferred now, which would disturb a judge on the driver's node."""
         return self.may_disturb() or self._materials.is_ready(task.item.entry)
 
-    def _start(self, task: Task, slot: Slot) -> None:
-        """Start a task, unless its source cannot be brought, or another campaign has reached the outcome meanwhile."""
-        item, cluster, kind = task.item, self._fleet.cluster, "build" if task.recipe else "judge"
+    def _start(self, tasks: Sequence[Task], slot: Slot) -> None:
+        """Start a group of builds, or one judge, unless its source cannot be brought, or another campaign has reached the outcome
+        meanwhile.
+        """
+        task = tasks[0]
+        item, cluster = task.item, self._fleet.cluster
         if task.recipe is None:
             found = FinishedWork(self._store, self._ledger, lifted=self._lifted).found_meanwhile(item)
             if found is not None:
@@ -163,31 +166,36 @@ class Executor:
         try:
             entry = self._materials.ready(item.entry)
         except ColdpressError as error:
-            self._give_up(task, classify(error))
+            for task in tasks:
+                self._give_up(task, classify(error))
             return
         entry = replace(entry, source=pinned(entry.source, item.source))  # the file that was planned
         self._advance(task.progress, DemandKnown(demand=demand_of(entry)))
         entry = self._materials.travelling(entry)
-        self._show(Event(kind="build" if task.recipe else "judge", what=task.label))
-        self._places.enter(task, slot)
-        if task.recipe is None:
+        recipes = [task.recipe for task in tasks if task.recipe]
+        for task in tasks:
+            self._show(Event(kind="build" if recipes else "judge", what=task.label))
+        self._places.enter(tasks, slot)
+        state = task.progress.state
+        if not recipes:
             self._advance(task.progress, JudgeStarted())
         handle = cluster.start(
-            build if task.recipe else judge,
-            self._build_request(item, task.recipe, entry) if task.recipe else self._judge_request(task.progress.state, entry),
-            name=f"{kind} {task.label}",
+            build if recipes else judge,
+            self._build_request(state, recipes, entry) if recipes else self._judge_request(state, entry),
+            name=f"{'build' if recipes else 'judge'} {item.label(', '.join(recipes))}",
             device_class_=self._limits_of(item, slot),
             node=slot.node,
-            num_cpus=1 if task.recipe else slot.node.num_cpus,  # a judge runs alone
+            num_cpus=1 if recipes else slot.node.num_cpus,  # a judge runs alone
             memory_bytes=ask_bytes(task.demand, slot.node),
         )
-        self._running[handle] = task
+        self._running[handle] = tasks
 
-    def _build_request(self, item: Item, recipe: str, entry: Entry) -> BuildRequest:
+    def _build_request(self, state: ItemState, recipes: Sequence[str], entry: Entry) -> BuildRequest:
+        item = state.item
         return BuildRequest(
-            key=item.builds[recipe].digest,
             entry=entry,
-            recipe=recipe,
+            builds={recipe: item.builds[recipe].digest for recipe in recipes},
+            spent_s=sum(result.wall_s for result in state.results.values()),
             device_class=item.device_class,
             num_threads=item.num_threads,
             store=self._store.uri,
@@ -224,15 +232,18 @@ class Executor:
         else:
             self._advance(task.progress, JudgeEnded(result=JudgeResult.of_failure(item.judge.digest, failure)))
 
-    def _ended(self, task: Task, done: Done) -> None:
-        """Report a task that ended to the state machine."""
-        progress, item, failed = task.progress, task.item, _failure_in(task, done)
+    def _ended(self, tasks: Sequence[Task], done: Done) -> None:
+        """Report a group of builds, or one judge, that ended to the state machine."""
+        task = tasks[0]
+        progress, item = task.progress, task.item
         if task.recipe is not None:
-            built = done.value or BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe)
-            hopeless = self._records.speeds.hopeless(item, built.architecture)
-            self._advance(progress, BuildEnded(result=built, failed=failed, hopeless=hopeless))
+            builds = [BuildResult(key=item.builds[task.recipe].digest, recipe=task.recipe) for task in tasks if task.recipe]
+            for built in done.value or builds:
+                hopeless = self._records.speeds.hopeless(item, built.architecture)
+                self._advance(progress, BuildEnded(result=built, failed=_failure_in(task, done, built), hopeless=hopeless))
             return
         judged = done.value or JudgeResult(key=item.judge.digest, verdict="failed", reason="")
+        failed = _failure_in(task, done, judged)
         damaged = failed is not None and decide(failed.kind, failed.failure.code).rebuild
         gone = self._records.removed(progress.state.results) if damaged else ()
         self._advance(progress, JudgeEnded(result=judged, failed=failed, gone=gone))
@@ -240,14 +251,13 @@ class Executor:
             self._show(Event(kind="judged", what=task.label, text=f"in {judged.judge_s:.1f} s"))
 
 
-def _failure_in(task: Task, done: Done) -> TaskFailure | None:
-    """Return why a task failed; None if it succeeded."""
+def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> TaskFailure | None:
+    """Return why a build or judge failed; None if it succeeded. Its own result counts if Ray reports no failure."""
     node_id = task.node.node_id if task.node else None
     if done.failure is not None:
         kind = {"node-memory": "memory", "disk": "disk"}.get(done.kind, "infrastructure")
         code = NODE_MEMORY if kind == "memory" else CODES[kind]
         return TaskFailure(kind=done.kind, failure=Failure(kind=kind, code=code, message=done.failure), node_id=node_id)
-    result: BuildResult | JudgeResult = done.value
     if isinstance(result, JudgeResult) and result.verdict == "unstable":
         return TaskFailure(kind="unstable", failure=Failure(kind="unstable", message=result.reason), node_id=node_id)
     if result.failure is None:

@@ -234,6 +234,9 @@ def may_publish(states: Iterable[ItemState]) -> bool:
 
 def _after_build(state: ItemState, event: BuildEnded) -> Step:
     result, failed = event.result, event.failed
+    if result.failure is not None and result.failure.kind == SKIPPED:
+        note = ShowNote(text=f"{state.item.label(result.recipe)}: {result.failure.message}")
+        return _take_turns(replace(state, results={**state.results, result.recipe: result}), (note,), event.hopeless)
     if failed is not None:
         retried = _retry(state, result.recipe, failed)
         if retried is not None:
@@ -245,15 +248,14 @@ def _after_build(state: ItemState, event: BuildEnded) -> Step:
 
 
 def _take_turns(state: ItemState, actions: tuple[ItemAction, ...], hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:
-    """Skip waiting builds that are hopeless or out of time, and queue those whose turn it is: all, or one after the other."""
-    item, limits = state.item, state.item.entry.limits
+    """Skip waiting builds that are hopeless or out of time, and queue those whose turn it is: all, or the first one."""
+    item = state.item
     skipped = {recipe: why for recipe, why in hopeless.items() if recipe in state.waiting}
     under_way = len(item.builds) - len(state.results) - len(state.waiting)
     if not under_way and (over := _over_build_s(state)):
         skipped = dict.fromkeys(state.waiting, over) | skipped
     left = tuple(recipe for recipe in state.waiting if recipe not in skipped)
-    one_by_one = limits.build_s is not None or one_first
-    turn = left[: 0 if under_way else 1] if one_by_one else left
+    turn = left[:1] if one_first else left
     results = {
         recipe: BuildResult(
             key=item.builds[recipe].digest, recipe=recipe, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")

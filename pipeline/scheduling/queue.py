@@ -46,7 +46,10 @@ class Progress:
 
 @dataclass(kw_only=True, eq=False)
 class Task:
-    """A queued or running build, or a judge if `recipe` is None; `node` is where it was started last."""
+    """A queued or running build, or a judge if `recipe` is None; `node` is where it was started last.
+
+    Builds of one item are started in groups, which share the loaded model and its captures.
+    """
 
     progress: Progress
     recipe: str | None
@@ -93,7 +96,7 @@ class Slot:
     """The tasks that the driver gave to a node.
 
     Attributes:
-        builds: in flight, running or waiting for a core; `gpu_builds` of them take a GPU.
+        builds: groups of builds in flight, running or waiting for a core; `gpu_builds` of them take a GPU.
         judge: whether one is in flight.
         turn: whether it is the node's turn to judge; it then gets no builds.
         num_judged: judges of this turn, including the one in flight.
@@ -220,6 +223,19 @@ class Queue:
                     del line[place]
                     return task
         return None
+
+    def take_alike(self, task: Task, most: int) -> list[Task]:
+        """Remove and return builds of the same item as a build that was just taken, with the same failed attempts."""
+        state = task.progress.state
+        line = self._lines[task.device_class]
+        alike = [
+            other
+            for other in islice(line, 2 * LOOK_AHEAD)
+            if other.progress is task.progress and state.attempts_of(other.recipe) == state.attempts_of(task.recipe)
+        ][:most]
+        for other in alike:
+            line.remove(other)
+        return alike
 
     def remove(self, tasks: Collection[Task]) -> None:
         """Remove tasks."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 from pipeline.cluster.coordination import REST_S, ClusterBoard, Turns
@@ -86,29 +87,36 @@ class Places:
                     self.turns.claim(node_id)
                 yield slot, task
 
-    def builds(self, may_start: Callable[[Task], bool]) -> Iterator[tuple[Slot, Task]]:
-        """Yield the builds to start now, one for each building node in turn, the least loaded first."""
+    def builds(self, may_start: Callable[[Task], bool]) -> Iterator[tuple[Slot, list[Task]]]:
+        """Yield the groups of builds to start now, one for each building node in turn, the least loaded first.
+
+        A group has builds of one item, at most a core's share of those that wait (guided self-scheduling, Polychronopoulos and Kuck
+        1987). With limits.build_s, it has all of them, to be built one after the other.
+        """
         num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
         open_ = [slot for slot in self._slots.values() if not self.turns.claimed(slot.node.node_id)]
         while open_:
             for slot in sorted(open_, key=lambda slot: slot.builds / slot.node.num_cpus):
-                has_room = slot.has_room(self.waiting.num_for(slot.node), num_cpus)
-                task = self.waiting.take(slot, self._fleet.nodes) if has_room else None
+                num_waiting = self.waiting.num_for(slot.node)
+                task = self.waiting.take(slot, self._fleet.nodes) if slot.has_room(num_waiting, num_cpus) else None
                 if task is not None and may_start(task):
-                    yield slot, task
+                    share = math.ceil(num_waiting / num_cpus) if task.item.entry.limits.build_s is None else num_waiting
+                    yield slot, [task, *self.waiting.take_alike(task, share - 1)]
                     continue
                 if task is not None:
                     self.waiting.appendleft(task)
                 open_.remove(slot)
 
-    def enter(self, task: Task, slot: Slot) -> None:
-        """Record that a task was started in a slot."""
-        slot.begin(task)
-        task.node = slot.node
-        self._under_way.add(task)
+    def enter(self, tasks: Sequence[Task], slot: Slot) -> None:
+        """Record that a group of builds, or one judge, was started in a slot."""
+        slot.begin(tasks[0])
+        for task in tasks:
+            task.node = slot.node
+        self._under_way.add(tasks[0])
 
-    def leave(self, task: Task, done: Done) -> None:
-        """Record that a task ended or was lost."""
+    def leave(self, tasks: Sequence[Task], done: Done) -> None:
+        """Record that a group of builds, or one judge, ended or was lost."""
+        task = tasks[0]
         assert task.node is not None
         self._under_way.discard(task)
         if slot := self._slots.get(task.node.node_id):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import os
 import pickle
 import resource
@@ -11,6 +12,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,32 +36,41 @@ In a shared folder, a lock that a killed child leaves would block the next child
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One value that a generator function yielded."""
+
+    value: Any
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
     """How a child ended.
 
     Attributes:
         value: what the function returned.
+        parts: what it yielded, if it is a generator function; also if it failed later.
         failure: why there is no value; None if there is.
         peak_bytes: largest resident memory of the child and its own children.
         wall_s: duration from its start, in seconds.
     """
 
     value: Any = None
+    parts: tuple[Any, ...] = ()
     failure: Failure | None = None
     peak_bytes: int = 0
     wall_s: float = 0.0
 
 
 def run_child(payload: bytes, supervisor: int, scratch: Path, output: int, result: int, data_bytes: int | None) -> NoReturn:
-    """In the child: run the function, send its End, and exit.
+    """In the child: run the function, send each part that it yields and its End, and exit.
 
     Args:
         payload: pickled function and arguments.
         supervisor: process to die with.
         scratch: folder for temporary files.
         output: file for stdout and stderr.
-        result: file for the pickled End.
+        result: file for the pickled parts and End, one after the other.
         data_bytes: see supervisor.Bounds.
     """
     try:
@@ -69,11 +80,9 @@ def run_child(payload: bytes, supervisor: int, scratch: Path, output: int, resul
         _redirect(output)
         _bound(data_bytes)
         _own_temporary(scratch)
-        end = _run(payload)
-        if os.getpid() == own:  # not in a fork by the user's code
-            data = pickle.dumps(end)
-            with os.fdopen(result, "wb") as file:
-                file.write(data)
+        for message in _messages(payload):
+            if os.getpid() == own:  # not in a fork by the user's code
+                os.write(result, pickle.dumps(message))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -113,11 +122,27 @@ def _own_temporary(scratch: Path) -> None:
     tempfile.tempdir = None  # it was cached before the fork
 
 
-def _run(payload: bytes) -> End:
+def _messages(payload: bytes) -> Iterator[Part | End]:
     try:
         function, args = pickle.loads(payload)  # from this Coldpress's own worker
-        return End(value=function(*args))
+        value = function(*args)
+        if isinstance(value, Generator):
+            yield from map(Part, value)
+            value = None
+        yield End(value=value)
     except BaseException as error:  # any exception of the user's code is this item's failure
         with contextlib.suppress(Exception):  # the user's code may have closed or replaced stderr
             traceback.print_exc()
-        return End(failure=classify(error))
+        yield End(failure=classify(error))
+
+
+def received(data: bytes) -> tuple[tuple[Any, ...], End | None]:
+    """Return the parts that a child sent, and its End; None if it died before."""
+    parts, file = list[Any](), io.BytesIO(data)
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it died while it wrote
+        while True:
+            message = pickle.load(file)  # the child runs the item's code, which is trusted on this machine anyway
+            if isinstance(message, End):
+                return tuple(parts), message
+            parts.append(message.value)
+    return tuple(parts), None

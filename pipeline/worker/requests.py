@@ -15,14 +15,24 @@ from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figur
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildRequest:
-    """One build."""
+    """Builds of one model and class, which share its captures.
 
-    key: str
+    Attributes:
+        builds: keys of the candidates, by recipe, in order.
+        spent_s: seconds that other builds of the item took, which count against its limits.build_s.
+    """
+
     entry: Entry
-    recipe: str
+    builds: Mapping[str, str]
     device_class: str
     num_threads: int
     store: str
+    spent_s: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Key of the first candidate."""
+        return next(iter(self.builds.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +41,7 @@ class BuildResult:
 
     Attributes:
         cached: the store contained it already.
-        wall_s: duration of the child, in seconds.
+        wall_s: duration in seconds; that of the first build in a child contains the start and loading the model.
         peak_bytes: of the child and its compilers.
         architecture: as in FinishedBuild.
     """

@@ -32,7 +32,7 @@ from freezer.files.atomic import make_folder
 from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
 from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY
 from pipeline.records.outcome import Failure
-from pipeline.worker.child import End
+from pipeline.worker.child import End, received
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, Bounds, SupervisorReport
 from pipeline.workspace.processes import KILL_WAIT_S, adopting, children, descendants, kill, process_started
 
@@ -47,7 +47,7 @@ START_LIMIT_S = 300.0
 """Limit for the start of a child. The first one of a worker waits until its forkserver has imported torch: seconds, or a minute
 from a cold disk. That time does not count against the limits of the item."""
 GRACE_S = 60.0
-"""Time beyond an item's limit after which a silent supervisor counts as dead."""
+"""Time beyond the limits of an item after which a silent supervisor counts as dead."""
 LOG_TAIL_LINES = 20
 _TAIL_BYTES = 20_000
 _LINE_CHARACTERS = 400
@@ -69,11 +69,11 @@ def run_isolated(function: Callable[..., Any], args: tuple[Any, ...], *, folder:
     """Run a function in a child process. Nothing that the child starts survives this call.
 
     Args:
-        function: importable by name, not from the main module; its result must pickle.
+        function: importable by name, not from the main module; its result must pickle. A generator function yields parts.
         args: arguments that pickle.
         folder: for the child's temporary files.
         log: file for the child's output.
-        bounds: its limits; the wall time counts from the start of the child.
+        bounds: its limits.
 
     Raises:
         InfrastructureError: no child could be started.
@@ -86,14 +86,15 @@ def run_isolated(function: Callable[..., Any], args: tuple[Any, ...], *, folder:
         supervisor, pid = _fork_supervisor()
         try:
             supervisor.send((payload, folder, log, bounds))
-            report = _hear(supervisor, bounds.timeout_s + GRACE_S)
+            report = _hear(supervisor, bounds.num_parts * bounds.timeout_s + GRACE_S)
         finally:
             supervisor.close()  # a supervisor that still runs ends everything now
             _await_end(pid)
             _kill_adopted(before)
-    end = _ended(report, bounds, starved=_oom_kills() > oom_kills)
+    parts, sent = received(report.result if report else b"")
+    end = _ended(report, sent, bounds, starved=_oom_kills() > oom_kills)
     if report is not None:
-        end = replace(end, peak_bytes=report.peak_bytes, wall_s=report.wall_s)
+        end = replace(end, parts=parts, peak_bytes=report.peak_bytes, wall_s=report.wall_s)
     failure = end.failure
     if failure is None:
         return end
@@ -197,8 +198,8 @@ def _is_of_another_session(pid: int) -> bool:
         return False
 
 
-def _ended(report: SupervisorReport | None, bounds: Bounds, *, starved: bool) -> End:
-    """Return the End of a child from its supervisor's report; `starved` if the kernel's OOM killer ran meanwhile."""
+def _ended(report: SupervisorReport | None, end: End | None, bounds: Bounds, *, starved: bool) -> End:
+    """Return the End of a child, from what it sent and its supervisor's report; `starved` if the OOM killer ran meanwhile."""
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
         return End(failure=_starved(how, 0) if starved else _stopped("crash", how))
@@ -208,8 +209,7 @@ def _ended(report: SupervisorReport | None, bounds: Bounds, *, starved: bool) ->
         return End(failure=_over_memory(f"used more than {bounds.memory_bytes / 1e9:.1f} GB", bounds))
     if report.stopped is not None:
         return End(failure=_stopped(report.stopped, STOPPED[report.stopped].format(timeout_s=bounds.timeout_s)))
-    if report.result:
-        end: End = pickle.loads(report.result)  # the child runs the item's code, which is trusted on this machine anyway
+    if end is not None:
         if end.failure is not None and end.failure.kind == "memory":
             return End(failure=_without_memory(end.failure, bounds))
         if end.failure is not None and starved:

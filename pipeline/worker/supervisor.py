@@ -59,7 +59,8 @@ class Bounds:
     """Limits of a child.
 
     Attributes:
-        timeout_s: wall time.
+        timeout_s: wall time of each part that the child sends, and of what follows the last.
+        num_parts: number of parts, at most.
         memory_bytes: resident memory of the child and everything it starts.
         asked: whether the entry sets that; otherwise it is a share of this machine.
         bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more than the machine has.
@@ -67,6 +68,7 @@ class Bounds:
 
     timeout_s: float
     memory_bytes: int
+    num_parts: int = 1
     asked: bool = True
     bounds_requests: bool = True
 
@@ -84,7 +86,7 @@ class SupervisorReport:
     Attributes:
         stopped: limit that was passed; None if the child ended by itself.
         status: wait status of the child; None if it could not be reaped.
-        result: bytes that the child sent.
+        result: bytes that the child sent, see `child.received`.
         error: failure of the supervisor itself.
     """
 
@@ -163,7 +165,7 @@ class _ChildWatch:
         self._log, self._bounds, self._worker = log, bounds, worker
         self._output, self._result = os.memfd_create("output"), os.memfd_create("result")
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
-        self._peak = self._logged = 0
+        self._peak = self._logged = self._sent = 0
         self._status: int | None = None
 
     def run(self, payload: bytes, scratch: Path) -> SupervisorReport:
@@ -173,9 +175,9 @@ class _ChildWatch:
         if self._child == 0:
             os.close(self._worker.fileno())
             run_child(payload, supervisor, scratch, self._output, self._result, self._bounds.data_bytes)
-        self._started = time.monotonic()
+        started = self._since = time.monotonic()
         stopped = self._until_the_end()
-        wall_s = time.monotonic() - self._started
+        wall_s = time.monotonic() - started
         if stopped in ("timeout", "memory"):  # not with too many processes: looking at them takes too long
             self._note_what_runs(stopped)
         self._take(kill_descendants())
@@ -217,7 +219,9 @@ class _ChildWatch:
             return "memory"
         if len(pids) > MAX_PROCESSES:
             return "processes"
-        if time.monotonic() - self._started > self._bounds.timeout_s:
+        if (sent := os.fstat(self._result).st_size) > self._sent:
+            self._sent, self._since = sent, time.monotonic()
+        if time.monotonic() - self._since > self._bounds.timeout_s:
             return "timeout"
         return "output" if self._is_too_long() else None
 

@@ -15,29 +15,32 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode
-from freezer.errors import IntegrityError
+from freezer.errors import FreezeError, IntegrityError
 from freezer.files.atomic import make_folder, write_whole
 from freezer.hardware.cgroups import machine_bytes
 from freezer.hardware.device_classes import device_class
 from freezer.limits import Limits
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
+from pipeline.failures.classify import classify
 from pipeline.failures.policy import decide
 from pipeline.records.class_facts import ClassFacts
-from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, flat_json
+from pipeline.records.outcome import SKIPPED, UNMEASURED, CandidateReport, Failure, Figures, flat_json
 from pipeline.sources.transfer import arrived
 from pipeline.worker.child import End
 from pipeline.worker.previous import OPENED, bring_previous, open_previous
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.sandbox import log_tail, run_isolated
 from pipeline.worker.supervisor import Bounds
-from pipeline.workspace.staging import own_path, remove_tree, staging_folder
+from pipeline.workspace.staging import remove_tree, staging_folder
 from pipeline.workspace.workspace import (
     WALL_TIME,
     Workplace,
@@ -72,6 +75,9 @@ verdict is known; if the process dies from then on, the model is judged again wi
 ARCHITECTURE = "architecture"
 """File of a build's staging with the digest of the model's architecture, which a failed build has too."""
 
+LOG = "child.log"
+"""File of a staging folder with the output of its child."""
+
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a report in the ledger; the manifest has longer ones."""
 
@@ -102,47 +108,122 @@ def toolchain_of(name: str) -> dict[str, Any]:
     return toolchain(target_here(name, 1).device) if device_class(name).kind == "cuda" else toolchain()
 
 
-def build(request: BuildRequest) -> BuildResult:
-    """Build a candidate, unless the store contains it."""
-    place = workplace(request.store)
-    if place.has("candidates", request.key):
-        return BuildResult(key=request.key, recipe=request.recipe, cached=True)
+def build(request: BuildRequest) -> tuple[BuildResult, ...]:
+    """Build the candidates that the store does not contain yet.
+
+    One child loads the model and builds one after the other. When it dies, or the model is large, a new one builds the rest.
+    """
+    place, spent_s = workplace(request.store), request.spent_s
+    done = {
+        recipe: BuildResult(key=key, recipe=recipe, cached=True)
+        for recipe, key in request.builds.items()
+        if place.has("candidates", key)
+    }
+    entry = request.entry if len(done) == len(request.builds) else arrived(request.entry, place)
+    while left := {recipe: key for recipe, key in request.builds.items() if recipe not in done}:
+        found = _build_in_one_child(replace(request, builds=left, entry=entry, spent_s=spent_s), place)
+        done |= {result.recipe: result for result in found}
+        spent_s += sum(result.wall_s for result in found)
+    return tuple(done[recipe] for recipe in request.builds)
+
+
+def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildResult]:
+    """Return what a child built, and whose failure ended it: the first recipe's, or every recipe's if the model did not load.
+
+    Another recipe may suffer from those before it. It has no result, and is built again in a new child, unless its time was up.
+    """
     with staging_folder(str(place.root)) as staging:
-        end = _isolated(_build_child, replace(request, entry=arrived(request.entry, place)), staging)
+        end = _isolated(_build_child, request, staging)
+        results, log_bytes = list[BuildResult](), 0
+        for result, log_end in end.parts:
+            tail = _keep_part_of_log(place, result.key, staging, log_bytes, log_end)
+            failure = replace(result.failure, log_tail=tail) if result.failure else None
+            results.append(replace(result, failure=failure, peak_bytes=end.peak_bytes))
+            log_bytes = log_end
         if end.failure is None:
-            write_whole(staging / "candidate" / WALL_TIME, str(end.wall_s).encode())
-            if place.remote is None:  # a bucket's marker has its own digests
-                note_digests(staging / "candidate")
-            place.keep(staging / "candidate", "candidates", request.key)
-        known = staging / ARCHITECTURE
-        return BuildResult(
-            key=request.key,
-            recipe=request.recipe,
-            failure=end.failure,
-            wall_s=end.wall_s,
-            peak_bytes=end.peak_bytes,
-            architecture=known.read_text() if known.exists() else "",
-        )
+            return results
+        known, left = staging / ARCHITECTURE, list(request.builds.items())[len(results) :]
+        if known.exists():
+            left = left[:1] if not results or end.failure.kind == "timeout" else []
+        wall_s = end.wall_s - sum(result.wall_s for result in results)
+        for recipe, key in left:
+            _keep_part_of_log(place, key, staging, log_bytes, None)
+            results.append(
+                BuildResult(
+                    key=key,
+                    recipe=recipe,
+                    failure=end.failure,
+                    wall_s=wall_s,
+                    peak_bytes=end.peak_bytes,
+                    architecture=known.read_text() if known.exists() else "",
+                )
+            )
+            wall_s = 0.0
+        return results
 
 
-def _build_child(request: BuildRequest, staging: Path) -> None:
+def _keep_part_of_log(place: Workplace, key: str, staging: Path, start: int, end: int | None) -> str:
+    """Store a part of a child's output as the log of a build, and return its last lines."""
+    part = staging / "part.log"
+    with contextlib.suppress(OSError):
+        part.write_bytes((staging / LOG).read_bytes()[start:end])
+    tail = log_tail(part)
+    place.keep_log(part, log_path(str(place.root), key))
+    return tail
+
+
+def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildResult, int]]:
+    """Build and store one candidate after the other. Yield each result, and the number of bytes printed until then."""
     from freezer.freezing.candidates.architecture import architecture_digest
     from freezer.freezing.candidates.build import build as build_candidate
-    from freezer.freezing.models.weights import is_large
+    from freezer.freezing.capture.capture import Attempt
+    from freezer.freezing.models.weights import is_large, let_go
     from freezer.freezing.recipes.recipes import RECIPES
     from freezer.freezing.target.target import target_here
     from freezer.hardware.peak_memory import own_process
 
+    started, spent_s = time.monotonic(), request.spent_s
     own_process()
-    target = target_here(request.device_class, request.num_threads)
-    folder = staging / "candidate"
-    folder.mkdir()
+    place, target = workplace(request.store), target_here(request.device_class, request.num_threads)
     subject = load_subject(request.entry, target)
-    write_whole(staging / ARCHITECTURE, architecture_digest(subject, target).encode())
-    recipe = RECIPES[request.recipe]
-    # Inductor needs the memory of a large model, which this process does not use afterwards. Recipes with other ways keep it.
-    discard = is_large(subject.model) and all(lowering == "inductor" for _, lowering in recipe.ways)
-    build_candidate(subject, recipe, target, folder, discard=discard)
+    architecture = architecture_digest(subject, target)
+    write_whole(staging / ARCHITECTURE, architecture.encode())
+    large = is_large(subject.model)
+    attempts = None if large else dict[str, Attempt]()
+    for name, key in request.builds.items():
+        if spent_s and (why := request.entry.limits.over_build_s(spent_s)):
+            yield BuildResult(key=key, recipe=name, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")), _printed_bytes()
+            continue
+        recipe, folder, failure = RECIPES[name], staging / name, None
+        folder.mkdir()
+        # Inductor needs the memory of a large model, which this process does not use afterwards. Recipes with other ways keep it.
+        discard = large and all(lowering == "inductor" for _, lowering in recipe.ways)
+        try:
+            build_candidate(subject, recipe, target, folder, discard=discard, attempts=attempts)
+        except FreezeError as error:
+            failure = classify(error)
+            if failure.kind != error.kind:
+                raise  # of the circumstances, such as memory: a new process may succeed
+            traceback.print_exception(error)
+            let_go(error)
+        wall_s = time.monotonic() - started
+        if failure is None:
+            write_whole(folder / WALL_TIME, str(wall_s).encode())
+            if place.remote is None:  # a bucket's marker has its own digests
+                note_digests(folder)
+            place.keep(folder, "candidates", key)
+        yield BuildResult(key=key, recipe=name, failure=failure, wall_s=wall_s, architecture=architecture), _printed_bytes()
+        if large:
+            return
+        started, spent_s = time.monotonic(), spent_s + wall_s
+
+
+def _printed_bytes() -> int:
+    """In a child: size of its output until now."""
+    with contextlib.suppress(OSError, ValueError):  # the user's code may have closed it
+        sys.stdout.flush()
+        return os.fstat(1).st_size
+    return 0
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
@@ -162,6 +243,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
         if damage is not None:
             return JudgeResult.of_failure(request.key, Failure(kind="disk", code=IntegrityError.code, message=damage))
         end = _judged_by_child(replace(request, entry=arrived(request.entry, place)), staging, list(folders.values()))
+        place.keep_log(staging / LOG, log_path(str(place.root), request.key))
         if end.failure is None:
             result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
             is_final = result.verdict != "unstable"
@@ -347,12 +429,10 @@ def _figures(trial: Trial) -> Figures:
 
 
 def _isolated(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *args: Any) -> End:
-    place = workplace(request.store)
-    log = own_path(place.root / WORK, f"{request.key}.log")  # another worker may do the same work
-    bounds = _bounds(request.entry.limits, request.device_class)
-    end = run_isolated(child, (request, staging, *args), folder=staging, log=log, bounds=bounds)
-    place.keep_log(log, log_path(str(place.root), request.key))
-    return end
+    """Run a child in a staging folder, where its output is appended to LOG."""
+    num_parts = len(request.builds) if isinstance(request, BuildRequest) else 1
+    bounds = replace(_bounds(request.entry.limits, request.device_class), num_parts=num_parts)
+    return run_isolated(child, (request, staging, *args), folder=staging, log=staging / LOG, bounds=bounds)
 
 
 def _bounds(limits: Limits, name: str) -> Bounds:

@@ -35,8 +35,9 @@ from pipeline.sources.materials import Materials
 from pipeline.tracking.tracker import Tracker
 from pipeline.worker import tasks
 from pipeline.worker.child import End
-from pipeline.worker.requests import BuildRequest, JudgeResult
+from pipeline.worker.requests import BuildRequest, BuildResult, JudgeResult
 from pipeline.workspace.staging import remove_abandoned
+from pipeline.workspace.workspace import workplace
 from tests.pipeline.campaigns import entry, plan_of
 from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE
@@ -111,9 +112,12 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
         if isinstance(request, BuildRequest):
             if verdict == "failed":
                 return End(failure=Failure(kind="capture", code="CP-CAPTURE", message="no graph"), wall_s=0.5)
-            (staging / "candidate").mkdir()
-            (staging / "candidate" / "payload").write_text(request.key)
-            return End(wall_s=1.5)
+            for recipe, key in request.builds.items():
+                (staging / recipe).mkdir()
+                (staging / recipe / "payload").write_text(key)
+                workplace(request.store).keep(staging / recipe, "candidates", key)
+            built = [BuildResult(key=key, recipe=recipe, wall_s=1.5) for recipe, key in request.builds.items()]
+            return End(parts=tuple((result, 0) for result in built), wall_s=1.5)
         if verdict == "crashed":
             return End(failure=Failure(kind="crash", code="CP-CRASH", message="it died"), wall_s=0.5)
         if verdict == "published":

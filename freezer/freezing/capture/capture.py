@@ -89,6 +89,8 @@ class Attempt:
             return self._kept[name]
         if why := self.unfit(name):
             raise CaptureError(why)
+        if self._keeps and (refusal := self._tried.get(name)) is not None:
+            raise CaptureError(str(refusal), code=refusal.code)
         if name not in ("as-is", "script"):
             self._refuse_kept(name)
         try:

@@ -36,7 +36,7 @@ from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.item_state import failed_outcome
 from pipeline.sources.materials import Materials
-from pipeline.worker.requests import BuildResult
+from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest
 from tests.pipeline import campaigns
 from tests.pipeline.campaigns import entry
 from tests.pipeline.one_node import NODE, NoRay, OneNode
@@ -115,22 +115,31 @@ def test_operate_page_has_the_same_table() -> None:
 
 
 class Fake(NoRay):
-    """A cluster whose tasks end as a test says, in order."""
+    """A cluster whose builds and judges end as a test says, in order; builds of a group end one after the other."""
 
     def __init__(self, ends: list[Done]) -> None:
         super().__init__()
-        self.ends, self.started, self._keys = ends, list[str](), list[str]()
+        self.ends, self.started, self.groups = ends, list[str](), list[str]()
         self.memory: list[int | None] = []
+        self._requests: list[BuildRequest | JudgeRequest] = []
 
     def start(self, *args: Any, name: str, memory_bytes: int | None = None, **_: object) -> Handle:
-        self.started.append(name)
+        request: BuildRequest | JudgeRequest = args[1]
+        names = [name]
+        if isinstance(request, BuildRequest):
+            names = [f"build {request.entry.name} {request.device_class} {recipe}" for recipe in request.builds]
+        self.started += names
+        self.groups.append(name)
         self.memory.append(memory_bytes)
-        self._keys.append(args[1].key)
-        return Handle(len(self.started))
+        self._requests.append(request)
+        return Handle(len(self._requests))
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        done = self.ends.pop(0)
-        value = replace(done.value, key=self._keys[handles[0].ref - 1]) if done.value else None
+        request, done = self._requests[handles[0].ref - 1], self.ends.pop(0)
+        value = replace(done.value, key=request.key) if done.value else None
+        if value and isinstance(request, BuildRequest):
+            others = list(request.builds.values())[1:]
+            value = (value, *(replace(self.ends.pop(0).value, key=key) for key in others))
         return [replace(done, handle=handles[0], value=value)]
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:

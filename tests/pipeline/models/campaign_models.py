@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -72,3 +73,29 @@ def good_until(flag: str) -> nn.Module:
     while what == "eat":
         kept.append(b"x" * 20_000_000)
     return good()
+
+
+class Unexportable(nn.Module):
+    """A layer that torch.export does not survive, in one of several ways."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self.end, self.layer = end, nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Answer, unless it is exported."""
+        if torch.compiler.is_exporting():
+            if self.end == "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if self.end == "hang":
+                time.sleep(3600)
+            raise RuntimeError("not to be exported")
+        return torch.nn.functional.gelu(self.layer(x))
+
+
+def unexportable(end: str, loads: str) -> nn.Module:
+    """Such a model; a file counts how often it is loaded."""
+    with Path(loads).open("a") as file:
+        file.write("loaded\n")
+    torch.manual_seed(0)
+    return Unexportable(end)

@@ -122,7 +122,7 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
         "num_threads": 2,
         "store": str(tmp_path),
     }
-    built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))
+    (built,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, **common))
     assert built.failure is None, built.failure
     builds = {"torchscript-frozen": "b"}
     result = judge(JudgeRequest(key="j", builds=builds, policy=QUICK, campaign="c", further_threads=(1,), **common))

@@ -145,14 +145,14 @@ def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     here.wait_for([first, second])
     here.places.tick()
     [(slot, started)] = here.places.judges(lambda _: True)
-    here.places.enter(started, slot)
+    here.places.enter([started], slot)
     other.claim("a")
     for clock in (ours, theirs):
         clock.now += BEAT_S
     other.tick()
     assert other.claimed("a")
     here.places.tick()
-    here.places.leave(started, Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason="")))
+    here.places.leave([started], Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason="")))
     assert list(here.places.judges(lambda _: not here.places.turns.claimed("a"))) == [], "something has to be brought"
     assert list(here.places.ready) == [second]
     theirs.now += BEAT_S
@@ -167,7 +167,7 @@ def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPa
     here.wait_for([judge()])
     here.places.tick()
     [(slot, started)] = here.places.judges(lambda _: True)
-    here.places.enter(started, slot)
+    here.places.enter([started], slot)
     for _ in range(2):
         here.places.tick()
     assert here.notes == ["judge waits for node a: in use are 1 of its 4 CPUs; it starts when nothing else runs there"]

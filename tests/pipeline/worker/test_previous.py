@@ -46,7 +46,7 @@ def common(store: Path, *, allow: bool = False, work: int = 0) -> dict[str, Any]
 def judged(store: Path, key: str, **options: Any) -> JudgeResult:
     """Build, unless that is done, and judge a model, with one key for both."""
     given = common(store, **options)
-    built = build(BuildRequest(key=key, recipe=RECIPE, **given))
+    (built,) = build(BuildRequest(builds={RECIPE: key}, **given))
     assert built.failure is None, built.failure
     return judge(JudgeRequest(key=key, builds={RECIPE: key}, policy=QUICK, campaign="c", **given))
 

@@ -24,7 +24,7 @@ from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
-from pipeline.records.outcome import Failure, flat_json
+from pipeline.records.outcome import SKIPPED, Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
@@ -76,7 +76,7 @@ def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
 
 def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     common = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
-    built = build(BuildRequest(key="b", recipe="torchscript-frozen", **common))  # type: ignore[arg-type]
+    (built,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, **common))  # type: ignore[arg-type]
     assert built.failure is None, built.failure
     why = {"inductor-frozen": "inductor: no compiler"}
     request = JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", failures=why, **common)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
     common: dict[str, Any] = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
-    built = build(BuildRequest(key="b", recipe="inductor-frozen", **common))
+    (built,) = build(BuildRequest(builds={"inductor-frozen": "b"}, **common))
     assert built.failure is None, built.failure
     request = JudgeRequest(key="j", builds={"inductor-frozen": "b"}, policy=QUICK, campaign="c", further_threads=(1,), **common)
     result = judge(request)
@@ -180,7 +180,7 @@ def test_concurrent_judges_return_the_stored_result(tmp_path: Path, monkeypatch:
 
 def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
-    request = BuildRequest(key="b", recipe="torchscript-frozen", entry=broken(), **common)
+    request = BuildRequest(builds={"torchscript-frozen": "b"}, entry=broken(), **common)
     run, logs = run_isolated, []
 
     def beside(*args: Any, log: Path, **settings: Any) -> End:
@@ -190,7 +190,7 @@ def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pyte
         return run(*args, log=log, **settings)
 
     monkeypatch.setattr("pipeline.worker.tasks.run_isolated", beside)
-    failed = build(request)
+    (failed,) = build(request)
     assert failed.failure is not None
     assert failed.failure.kind == "source"
     assert "of another worker" not in failed.failure.log_tail
@@ -198,11 +198,59 @@ def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pyte
     assert not logs[0].exists()
 
 
+GROUP = {"torchscript-frozen": "a", "inductor-frozen": "b", "torchscript-exact": "c"}
+
+
+def of_a_group(store: Path, end: str, *, seconds: float = 300, build_s: float | None = None) -> tuple[list[str | None], int]:
+    """Build a group whose second recipe ends as asked; return the kind of each failure, and how often the model was loaded."""
+    loads = store / "loads"
+    source = parse_source("python:campaign_models:unexportable", folder=MODELS, search_path=(str(MODELS),))
+    source = replace(source, args={"end": end, "loads": str(loads)})
+    limits = Limits(speedup_min=0.0, timeout_s=seconds, build_s=build_s)
+    spec = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),))
+    made = replace(entry(), source=source, spec=spec, limits=limits)
+    results = build(BuildRequest(entry=made, builds=GROUP, device_class=HERE, num_threads=1, store=str(store)))
+    assert [result.key for result in results] == ["a", "b", "c"]
+    for result in results:
+        assert candidate_folder(str(store), result.key).is_dir() == (result.failure is None)
+    return [kind_of(result) for result in results], len(loads.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [("raise", [None, "capture", None]), ("crash", [None, "crash", None])],
+)
+def test_recipes_of_a_group_are_independent(tmp_path: Path, end: str, expected: list[str | None]) -> None:
+    kinds, loads = of_a_group(tmp_path, end)
+    assert kinds == expected
+    assert loads == {"raise": 1, "crash": 3}[end], "after a crash, a recipe is built alone before it is blamed"
+    log = log_path(str(tmp_path), "b").read_text()
+    assert ("not to be exported" if end == "raise" else "Segmentation fault") in log
+    assert "not to be exported" not in log_path(str(tmp_path), "c").read_text()
+
+
+def test_time_limits_hold_within_a_group(tmp_path: Path) -> None:
+    kinds, loads = of_a_group(tmp_path, "hang", seconds=10)
+    assert (kinds, loads) == ([None, "timeout", None], 2)
+
+
+def test_builds_beyond_the_limit_are_skipped(tmp_path: Path) -> None:
+    kinds, loads = of_a_group(tmp_path, "hang", build_s=0.001)
+    assert (kinds, loads) == ([None, SKIPPED, SKIPPED], 1)
+
+
+def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
+    results = build(BuildRequest(entry=broken(), builds=GROUP, device_class=HERE, num_threads=1, store=str(tmp_path)))
+    assert [kind_of(result) for result in results] == ["source"] * 3
+    for result in results:
+        assert "no weights at hand" in log_path(str(tmp_path), result.key).read_text()
+
+
 def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
     (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04" + bytes(1000))
     source = parse_source("torchscript:damaged.pt", folder=tmp_path)
     common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path / "store")}
-    result = build(BuildRequest(key="b", entry=replace(entry(), source=source), recipe="torchscript-frozen", **common))
+    (result,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, entry=replace(entry(), source=source), **common))
     assert result.failure is not None
     assert (result.failure.kind, result.failure.code) == ("source", "CP-SOURCE"), result.failure
     assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
