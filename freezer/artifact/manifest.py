@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, LatencyRecord, Needs, PointFigures, RecipeRecord
+from freezer.artifact.latency import LatencyRecord, PointFigures
+from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
 from freezer.codec import decode, encode, keyed_by, read_json, written_if
 from freezer.errors import IntegrityError
 from freezer.files.digest import check_digest
@@ -114,7 +115,8 @@ class Manifest:
 
     Attributes:
         verdict: why it is published.
-        recipe, needs, drift, gate, latency, freezing: see sections.py; latency is None if nothing was timed.
+        recipe, needs, drift, gate, freezing: see sections.py.
+        latency: see latency.py; None if nothing was timed.
         inputs, outputs, structure: the contract of a call.
         payloads, files: all other files of the folder.
         golden: the golden sets, by index.

@@ -1,4 +1,4 @@
-"""The sections of a manifest: recipe, needs, drift, gate, latency and freezing. Imports no torch.
+"""The sections of a manifest: recipe, needs, drift, gate and freezing; for latency see latency.py. Imports no torch.
 
 Fields with a default are missing in manifests of earlier releases. Operators have torch's names: `aten::linear` in TorchScript,
 `aten.linear.default` in torch.export. Constants, attribute reads, and building or unpacking of tuples and lists do not count as
@@ -7,16 +7,13 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from freezer.codec import stored_as, written_if
 from freezer.hardware.device_classes import CudaNeeds
-from freezer.hardware.runtime_settings import assignments
-from freezer.limits import Clock, Objective, SamplingPolicy
-
-PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
+from freezer.limits import Objective
 
 MAX_LISTED = 100
 """Longest list of names or reasons in a manifest."""
@@ -89,167 +86,6 @@ class GateRecord:
     error_ratio_max: float
     speedup_min: float
     objective: Objective = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColdStart:
-    """Times and resident memory of a fresh process that opens and calls the artifact; memory in 1e6 bytes."""
-
-    import_torch_ms: float
-    open_ms: float
-    first_call_ms: float
-    second_call_ms: float
-    memory_before_mb: float
-    memory_peak_mb: float
-
-    @property
-    def load_ms(self) -> float:
-        """From opening to the first answer, in a process that has imported torch."""
-        return self.open_ms + self.first_call_ms
-
-    @property
-    def memory_mb(self) -> float:
-        """Peak resident memory that opening and calling adds."""
-        return self.memory_peak_mb - self.memory_before_mb
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PointFigures:
-    """Latency of one payload at one thread count and point, in milliseconds.
-
-    Attributes:
-        payload: its path.
-        eager_p50: median of eager; the percentiles are the payload's. None: too few samples.
-        speedup, speedup_ci: over eager; None where the machine was too disturbed.
-        verdict: `faster` or `slower` than eager if the whole interval is; `unstable` where the machine was too disturbed; None in
-            manifests of earlier releases.
-        clock: as in LatencyRecord.
-    """
-
-    num_threads: int = field(metadata=stored_as("threads"))
-    point: Mapping[str, int]
-    payload: str
-    eager_p50: float | None
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-    speedup: float | None
-    speedup_ci: tuple[float, float] | None
-    verdict: PointVerdict | None = field(default=None, metadata=written_if(lambda self: self.verdict is not None))
-    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
-
-    @property
-    def place(self) -> str:
-        """Thread count and sizes, for people."""
-        return place_text(self.num_threads, self.point)
-
-
-def place_text(num_threads: int, point: Mapping[str, int]) -> str:
-    """Thread count and sizes, for people."""
-    threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
-    return ", ".join([threads, *(f"{name} {size}" for name, size in point.items())])
-
-
-def slower_places(points: Iterable[PointFigures]) -> tuple[PointFigures, ...]:
-    """Figures of the payload that serves, where it is slower than eager."""
-    serving: dict[str, PointFigures] = {}
-    for item in points:
-        serving.setdefault(item.place, item)  # the first of several payloads serves
-    return tuple(item for item in serving.values() if item.verdict == "slower")
-
-
-def slower_than_eager(points: Iterable[PointFigures]) -> str:
-    """The places of `slower_places` with their speedups, for people; empty if there is none."""
-    return "; ".join(f"{item.place} ({item.speedup:.2f})" for item in slower_places(points))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettingGain:
-    """A runtime setting, timed against the judge's own environment in alternating blocks of two fresh processes.
-
-    Attributes:
-        variables: of the environment; `LD_PRELOAD` names libraries by file name.
-        gain, gain_ci: ratio of the medians without and with it, and its 95% confidence interval; None where it was not timed.
-        problem: why it is not used; empty if it is.
-    """
-
-    variables: Mapping[str, str]
-    gain: float | None = None
-    gain_ci: tuple[float, float] | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentRecord:
-    """Effect of runtime settings on the judge's machine; all other latencies are without them.
-
-    Attributes:
-        variables: the settings to use; empty if none gained.
-        plain_p50, p50: median latency in milliseconds in a fresh process without and with them; None if none is used.
-        gain, gain_ci: of all of them together, from new samples.
-        page_faults: per call without them; settings for memory are not tried where these cost less than noise.
-        tried: every setting that was tried alone.
-    """
-
-    variables: Mapping[str, str] = field(default_factory=dict)
-    plain_p50: float | None = None
-    p50: float | None = None
-    gain: float | None = None
-    gain_ci: tuple[float, float] | None = None
-    page_faults: float = 0.0
-    tried: tuple[SettingGain, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The gain in words; empty if no setting is used."""
-        if self.gain is None or self.gain_ci is None or not self.variables:
-            return ""
-        low, high = self.gain_ci
-        speed = f"{self.gain:.2f} times as fast ({low:.2f} to {high:.2f}; p50 {self.p50:.3g} instead of {self.plain_p50:.3g} ms)"
-        return f"{speed} with {assignments(self.variables)}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LatencyRecord:
-    """Judged latency at the deciding thread count and point.
-
-    Attributes:
-        eager_ms, ms: percentiles of eager and of the artifact; None: too few samples.
-        speedup, speedup_ci: over eager; None where the machine was too disturbed.
-        clock: which samples decided: `wall` of undisturbed rounds, `cpu` time of all rounds, or `disturbed`: `wall` of all rounds.
-        num_samples: by entrant.
-        settled: whether sampling ended before its time limit.
-        points: figures of every payload wherever it was timed, the deciding place first.
-        device: how a GPU was timed.
-        environment: effect of runtime settings; None where none was tried.
-    """
-
-    point: Mapping[str, int]
-    num_threads: int | None = None
-    eager_ms: Mapping[str, float | None] = field(default_factory=dict)
-    ms: Mapping[str, float | None] = field(default_factory=dict)
-    speedup: float | None = None
-    speedup_ci: tuple[float, float] | None = None
-    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
-    num_samples: Mapping[str, int] = field(default_factory=dict)
-    num_dropped_rounds: int = 0
-    settled: bool = True
-    policy: SamplingPolicy | None = None
-    cold_start: ColdStart | None = None
-    points: tuple[PointFigures, ...] = ()
-    device: Mapping[str, Any] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.device)))
-    environment: EnvironmentRecord | None = field(default=None, metadata=written_if(lambda self: self.environment is not None))
-
-    def speedup_with(self, num_threads: int) -> float | None:
-        """Speedup over eager at the deciding point, with this thread count if it was timed, or else with the deciding one.
-
-        The ratio of medians where the judge was too disturbed; None where they are missing too.
-        """
-        for cell in self.points:
-            if (cell.num_threads, cell.point) == (num_threads, self.point) and cell.speedup:
-                return cell.speedup
-        eager, own = self.eager_ms.get("p50"), self.ms.get("p50")
-        return self.speedup or (eager / own if eager and own else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,11 +219,6 @@ class Tradeoff:
     load_ms: float | None = None
     memory_mb: float | None = None
     size_mb: float
-
-
-def num_items(point: Mapping[str, int]) -> int:
-    """Number of inferences in one call at a point: the size of the dim `batch`, or 1 without one."""
-    return point.get("batch", 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

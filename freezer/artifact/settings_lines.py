@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
+from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.manifest import Manifest
-from freezer.artifact.sections import EnvironmentRecord
 from freezer.hardware.runtime_settings import INSTALL, Exports, assignments, exports
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from freezer.artifact.latency import slower_than_eager
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.payload_selection import counts_of
-from freezer.artifact.sections import slower_than_eager
 from freezer.artifact.settings_lines import gain_text, lacking
 from freezer.hardware.device_classes import PORTABLE
 

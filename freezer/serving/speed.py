@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from freezer.artifact.folder import GOLDEN_INPUTS, Artifact, folder_of
+from freezer.artifact.latency import LatencyRecord
 from freezer.artifact.manifest import Manifest
-from freezer.artifact.sections import LatencyRecord
 from freezer.errors import SpeedCheck, SpeedError, UsageError
 from freezer.files.scratch import scratch_folder
 from freezer.hardware.cgroups import available_cpus

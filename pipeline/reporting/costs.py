@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from freezer.artifact.sections import num_items
+from freezer.artifact.latency import num_items
 from pipeline.planning.plan import Item
 from pipeline.records.outcome import Outcome
 

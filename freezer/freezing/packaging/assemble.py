@@ -21,20 +21,10 @@ from freezer.artifact.folder import (
     file_ref,
     write_artifact,
 )
+from freezer.artifact.latency import ColdStart, EnvironmentRecord, LatencyRecord
 from freezer.artifact.manifest import Fallback, Manifest, engines_of, version_tuple
 from freezer.artifact.payload_selection import serving, set_for
-from freezer.artifact.sections import (
-    CandidateRecord,
-    ColdStart,
-    DriftRecord,
-    EntrantRecord,
-    EnvironmentRecord,
-    FreezingRecord,
-    GateRecord,
-    LatencyRecord,
-    Needs,
-    RecipeRecord,
-)
+from freezer.artifact.sections import CandidateRecord, DriftRecord, EntrantRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
 from freezer.files.atomic import link_or_copy
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from freezer.artifact.folder import GOLDEN_INPUTS
+from freezer.artifact.latency import ColdStart
 from freezer.artifact.manifest import Payload
-from freezer.artifact.sections import ColdStart
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
 from freezer.hardware.peak_memory import peak_bytes

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from freezer.artifact.latency import ColdStart
 from freezer.artifact.payload_selection import serving, set_for
-from freezer.artifact.sections import ColdStart
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from freezer.artifact.latency import slower_than_eager
 from freezer.artifact.payload_selection import set_for
-from freezer.artifact.sections import Dropped, slower_than_eager
+from freezer.artifact.sections import Dropped
 from freezer.errors import FreezeError
 from freezer.freezing.candidates.build import build_further
 from freezer.freezing.candidates.candidate import Candidate

@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from freezer.artifact.sections import Migration, PreviousRecord, Tradeoff, slower_than_eager
+from freezer.artifact.latency import slower_than_eager
+from freezer.artifact.sections import Migration, PreviousRecord, Tradeoff
 from freezer.errors import JudgeError
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject, placed

@@ -25,7 +25,7 @@ from functools import reduce
 from statistics import median
 from typing import IO, Any
 
-from freezer.artifact.sections import ColdStart, EnvironmentRecord, SettingGain
+from freezer.artifact.latency import ColdStart, EnvironmentRecord, SettingGain
 from freezer.codec import encode
 from freezer.freezing.validation.cold_start import Opening, raised_in
 from freezer.hardware.runtime_settings import SETTINGS, RuntimeSetting, exports, merged

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from freezer.artifact.latency import slower_places
 from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import is_exact
-from freezer.artifact.sections import Dropped, slower_places
+from freezer.artifact.sections import Dropped
 from freezer.errors import FreezeError, JudgeError
 from freezer.files.atomic import link_or_copy, move
 from freezer.freezing.candidates.build import build

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from freezer.artifact.latency import PointFigures, PointVerdict, place_text
 from freezer.artifact.manifest import ENGINES, Payload
 from freezer.artifact.payload_selection import is_special, serving, set_for, without_special
-from freezer.artifact.sections import Dropped, PointFigures, PointVerdict, place_text
+from freezer.artifact.sections import Dropped
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.recipes.recipes import EAGER, KEPT_EAGER

@@ -8,9 +8,10 @@ from functools import partial
 
 from torch import Tensor
 
+from freezer.artifact.latency import ColdStart, PointFigures
 from freezer.artifact.manifest import ENGINES, Payload
 from freezer.artifact.payload_selection import serving, set_for, without_special
-from freezer.artifact.sections import ColdStart, Dropped, PointFigures
+from freezer.artifact.sections import Dropped
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.diagnostics.messages import run_sentence
 from freezer.freezing.models.calls import baked_in

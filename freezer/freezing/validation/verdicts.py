@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from freezer.artifact.sections import Tradeoff, num_items
+from freezer.artifact.latency import num_items
+from freezer.artifact.sections import Tradeoff
 from freezer.freezing.validation.timed_cells import Cell
 from freezer.freezing.validation.trials import Trial
 from freezer.limits import CLOCKS, Limits, Objective, timing_of

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.artifact.describe import describe, describe_freezing, manifest_markdown
+from freezer.artifact.latency import LatencyRecord
 from freezer.artifact.sections import (
     CandidateRecord,
     Change,
     FreezingRecord,
     FreezingReport,
     KeptTensor,
-    LatencyRecord,
     Migration,
     PreservedName,
     Tradeoff,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from freezer.artifact.latency import LatencyRecord
 from freezer.artifact.manifest import Manifest
-from freezer.artifact.sections import DriftRecord, FreezingRecord, LatencyRecord
+from freezer.artifact.sections import DriftRecord, FreezingRecord
 from freezer.codec import encode
 from freezer.errors import IntegrityError
 from freezer.hardware.device_classes import CudaNeeds

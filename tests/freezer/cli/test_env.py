@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import EnvironmentRecord, SettingGain
+from freezer.artifact.latency import EnvironmentRecord, SettingGain
 from freezer.serving.load import load
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run

@@ -14,7 +14,7 @@ import torch
 
 import freezer
 from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import LatencyRecord, PointFigures
+from freezer.artifact.latency import LatencyRecord, PointFigures
 from freezer.errors import IncompatibleError, SpeedCheck, SpeedError, UsageError
 from freezer.hardware.cgroups import available_cpus
 from freezer.limits import SamplingPolicy

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import ColdStart, EnvironmentRecord
+from freezer.artifact.latency import ColdStart, EnvironmentRecord
 from freezer.freezing.freeze import freeze
 from freezer.freezing.validation.cold_start import Opening
 from freezer.freezing.validation.settings_gain import settings_gain

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from freezer.artifact.latency import ColdStart
 from freezer.artifact.manifest import Payload
-from freezer.artifact.sections import ColdStart
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.validation.timed_cells import Cell
