@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from freezer.codec import written_if
+from freezer.errors import expected_names
 
 Objective = Literal["p50", "p95", "throughput", "load", "memory", "size"]
 """What the published candidate is best in, of those that meet the limits (docs/contract.md)."""
@@ -51,6 +53,32 @@ class Limits:
         if self.build_s is None or used_s < self.build_s:
             return None
         return f"limits.build_s {self.build_s:g} s is used up ({used_s:.0f} s)"
+
+
+_WEEK_S = 7 * 86_400.0
+
+LIMIT_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "speedup_min": (0.0, 1e6),
+    "error_ratio_max": (0.0, 1e9),
+    "timeout_s": (0.0, _WEEK_S),
+    "build_s": (0.0, _WEEK_S),
+    "memory_gb": (0.1, 1e5),
+    "latency_ms_max": (0.0, 1e9),
+    "size_mb_max": (0.0, 1e9),
+    "memory_mb_max": (0.0, 1e9),
+}
+"""The limits that a catalog or a command may set, each with its least and greatest value; a limit must be above 0."""
+
+
+def limit_problem(name: str, value: object) -> str | None:
+    """Why a catalog or a command cannot set a limit to a value; None if it can. The value None means the default."""
+    if name not in LIMIT_BOUNDS:
+        return f"the limit is unknown; {expected_names(name, LIMIT_BOUNDS)}"
+    low, high = LIMIT_BOUNDS[name]
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and low <= value <= high):
+        return None
+    least = f"of at least {low:g}" if low else "above 0"
+    return f"got {str(value)[:80]!r}, expected a number {least} and of at most {high:.7g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from freezer.cli.arguments import REFUSED, ClassOption, console, say, table
 from freezer.errors import FreezeError, UsageError
 from freezer.files.paths import check_folder
 from freezer.hardware.device_classes import device_class
-from freezer.limits import Objective, SamplingPolicy
+from freezer.limits import Limits, Objective, SamplingPolicy, limit_problem
 from freezer.spec.parse import declared_spec
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from freezer.freezing.models.subject import Subject
 
 INPUTS_HELP = """JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}', or a samples file. Not needed for exported programs."""
+
+LIMIT_HELP = "Limit that the artifact must keep: size_mb_max=100. Repeatable. docs/freeze-one-model.md lists them."
+
+CAMPAIGN_LIMITS = ("timeout_s", "memory_gb")
+"""Limits of the processes in which a campaign builds and judges."""
 
 
 def freeze(
@@ -49,6 +55,7 @@ def freeze(
     point: Annotated[list[str] | None, typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")] = None,
     objective: Annotated[Objective, typer.Option(help="What the artifact should be best in; docs/contract.md.")] = "p50",
+    limit: Annotated[list[str] | None, typer.Option(help=LIMIT_HELP, metavar="NAME=VALUE")] = None,
     preserve: Annotated[list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")] = None,
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
     device: Annotated[str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")] = None,
@@ -93,6 +100,7 @@ def freeze(
         points=[_point(text) for text in point or ()],
         preserve=preserve or (),
         objective=objective,
+        limits=_limits(limit or ()),
         reset=reset,
         device=device,
         policy=SamplingPolicy(accept_noise=accept_noise),
@@ -160,6 +168,28 @@ def _point(text: str) -> dict[str, int]:
     if len(found) != len(pairs):
         raise UsageError(f"--point {text!r}: expected one size per dim: batch=8,length=128")
     return found
+
+
+def _limits(given: Sequence[str]) -> Limits:
+    """Parse the limits `size_mb_max=100`, and check them as those of a catalog."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--limit {text!r}: expected NAME=VALUE: size_mb_max=100")
+        if problem := limit_problem(name, _number(value)):
+            raise UsageError(f"--limit {text!r}: {problem}")
+        if name in CAMPAIGN_LIMITS:
+            raise UsageError(f"--limit {text!r}: only campaigns apply {name}; remove it, or write a catalog")
+        found[name] = float(value)
+    return Limits(**found)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _parsed(text: str, option: str) -> Any:

@@ -20,13 +20,11 @@ from freezer.files.download import file_name, is_url
 from freezer.freezing.models.sources import Source, module_file, parse_source
 from freezer.freezing.recipes.recipes import select
 from freezer.hardware.device_classes import PORTABLE, device_class
-from freezer.limits import Limits, Objective
+from freezer.limits import Limits, Objective, limit_problem
 from freezer.spec.inputs import InputSpec
 from freezer.spec.parse import declared_dim, declared_item, declared_spec
 from freezer.spec.sample_headers import match_headers, read_header
 from freezer.store.store import NAME
-
-DAY_S = 86_400.0
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
 
@@ -163,6 +161,14 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
     return location
 
 
+def _read_limits(given: dict[str, Any]) -> Limits:
+    problems = [(f"limits.{name}", why, "CP-ENTRY-LIMITS") for name, value in given.items() if (why := limit_problem(name, value))]
+    if problems:
+        raise PydanticCustomError("CP-ENTRY-LIMITS", "several problems", {"problems": problems})
+    found: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
+    return Limits(**found)
+
+
 def _check_device_class(name: str) -> str:
     with _as_field_error("CP-ENTRY-CLASS"):
         if name != "auto":
@@ -233,23 +239,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
 
 
-class LimitsModel(_Strict):
-    """The fields of `limits`."""
-
-    speedup_min: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
-    error_ratio_max: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False)
-    timeout_s: float | None = Field(default=None, gt=0, le=7 * DAY_S, allow_inf_nan=False)
-    build_s: float | None = Field(default=None, gt=0, le=7 * DAY_S, allow_inf_nan=False)
-    memory_gb: float | None = Field(default=None, ge=0.1, le=100_000, allow_inf_nan=False)
-    latency_ms_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    size_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    memory_mb_max: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-    def limits(self) -> Limits:
-        """Return the limits, with defaults for those that are not given."""
-        return Limits(**self.model_dump(exclude_none=True))
-
-
 class EntryModel(_Strict):
     """The fields of an entry, as a catalog gives them; validation replaces them by the values of Entry.
 
@@ -269,7 +258,7 @@ class EntryModel(_Strict):
     samples: Annotated[str | None, AfterValidator(_find_samples)] = None
     files: Annotated[_List[Annotated[str, AfterValidator(_find_files)]], AfterValidator(_joined)] = ()
     task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
-    limits: Annotated[LimitsModel, AfterValidator(LimitsModel.limits)] = LimitsModel()
+    limits: Annotated[dict[str, Any], AfterValidator(_read_limits)] = {}
     objective: Objective = "p50"
     price_per_hour: dict[
         Annotated[str, AfterValidator(_check_priced_class)], Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -294,7 +283,6 @@ _EXPECTED = {
     "bool_type": "true or false",
     "tuple_type": "a list: [...]",
     "dict_type": "a mapping: {...}",
-    "model_type": "a mapping: {...}",
     "finite_number": "a finite number",
     "too_short": "at least one; remove the field to use the default",
     "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
@@ -311,19 +299,18 @@ def coded_problems(problem: ErrorDetails) -> list[tuple[str, str, str]]:
         return list(several)
     if kind.startswith("CP-"):
         return [(_FIELDS.get(kind, ".".join(location)), problem["msg"], kind)]
-    of_limits = location[0] == "limits"
-    code = "CP-ENTRY-LIMITS" if of_limits else "CP-ENTRY-FIELD"
-    return [(".".join(location), _in_words(problem, LimitsModel if of_limits else EntryModel), code)]
+    code = "CP-ENTRY-LIMITS" if location[0] == "limits" else "CP-ENTRY-FIELD"
+    return [(".".join(location), _in_words(problem), code)]
 
 
-def _in_words(problem: ErrorDetails, model: type[BaseModel]) -> str:
+def _in_words(problem: ErrorDetails) -> str:
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "missing":
         return "the field is required; add it"
     if kind == "extra_forbidden":
-        close = get_close_matches(str(problem["loc"][-1]), model.model_fields, n=1)
+        close = get_close_matches(str(problem["loc"][-1]), EntryModel.model_fields, n=1)
         return "the field is unknown; " + (
-            f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(model.model_fields)}"
+            f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(EntryModel.model_fields)}"
         )
     bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
     expected = f"a number {' and '.join(bounds)}" if bounds else str(context.get("expected", problem["msg"]))

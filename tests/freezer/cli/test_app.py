@@ -142,6 +142,11 @@ def test_exit_code_2_usage(coldpress: Run, published: Store, scripted: Frozen, t
         ((*freeze, "--inputs", "{}", "--weights", "zero"), "'zero' is not one of 'random'"),
         ((*freeze, "--inputs", '{"x": {"shape": ["n"]}}'), "dim 'n' is unbound"),
         ((*freeze, "--inputs", "none.npz"), "samples none.npz"),
+        ((*freeze, "--limit", "size_mb_max"), "--limit 'size_mb_max': expected NAME=VALUE"),
+        ((*freeze, "--limit", "size_mb=3"), "did you mean 'size_mb_max'?"),
+        ((*freeze, "--limit", "size_mb_max=big"), "got 'big', expected a number above 0"),
+        ((*freeze, "--limit", "speedup_min=-1"), "--limit 'speedup_min=-1': got '-1.0', expected a number above 0"),
+        ((*freeze, "--limit", "memory_gb=4"), "only campaigns apply memory_gb"),
         ((*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"), "unknown recipe 'none'"),
         (freeze, "does not declare its inputs"),
         (("verify", scripted.artifact.folder, "--speed"), "the portable artifact is not in this folder"),
@@ -259,11 +264,28 @@ def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     assert python(code, out, env={**os.environ, **DEVICE_CLASSES["cpu-x86-64-v3"].limits}).strip() == "(3, 3)"
 
 
-def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quick_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freezing with a quick sampling policy, for which the command has no option."""
+
     def quickly(*args: Any, options: FreezeOptions, **kwargs: Any) -> FreezeResult:
         return freeze_source(*args, options=replace(options, policy=QUICK), **kwargs)
 
     monkeypatch.setattr("freezer.freezing.freeze.freeze_source", quickly)
+
+
+@pytest.mark.usefixtures("quick_judge")
+def test_freeze_keeps_limits(coldpress: Run, tmp_path: Path) -> None:
+    source = ("python:tests.models:mlp", "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "torchscript-frozen", "--threads", 1)
+    limits = ("--limit", "speedup_min=0.001", "--limit", "size_mb_max=0.0001")
+    code, out, err = coldpress("freeze", *source, *limits, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert "kept-eager: " in out
+    assert "MB; size_mb_max is 0.0001" in out
+
+
+@pytest.mark.usefixtures("quick_judge")
+def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_path: Path) -> None:
     inputs = ("--inputs", '{"x": {"shape": [2, "n"]}}', "--dims", '{"n": {"min": 2, "max": 9}}')
     out = tmp_path / "out"
     code, text, err = coldpress("freeze", "python:tests.models:reading_sizes", *inputs, "--recipe", "eager", "--out", out)
