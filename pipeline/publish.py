@@ -93,7 +93,7 @@ class Publisher:
             if _is_new(outcome):
                 self._place.bring("judged", _name(outcome), self._folder(outcome))
         try:
-            return gathered, self._publish_once(gathered)
+            return self._publish_once(gathered)
         except (IntegrityError, NotPublishedError, StoreUnreachableError) as error:
             if all(self._folder(outcome).is_dir() for _, outcome in gathered if _is_new(outcome)):
                 raise
@@ -102,9 +102,9 @@ class Publisher:
             if gone:
                 what = ", ".join(outcome.device_class for outcome in gone)
                 raise IntegrityError(f"the judged artifact of {gone[0].model} for {what} is missing from the store") from error
-        return gathered, self._publish_once(gathered)
+        return self._publish_once(gathered)
 
-    def _publish_once(self, gathered: _Gathered) -> Version | None:
+    def _publish_once(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
         model, source_key = gathered[0][1].model, gathered[0][0].source.digest
         artifacts: dict[str, Artifact] = {}
         carried: dict[str, Descriptor] = {}
@@ -119,8 +119,9 @@ class Publisher:
             elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):  # kept-eager may have none
                 artifacts[outcome.device_class] = Artifact.read(folder)
         if not artifacts and not carried:
-            return None
-        return self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, decided=decided)
+            return gathered, None
+        version = self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, decided=decided)
+        return [(item, _with_environment(outcome, artifacts.get(outcome.device_class))) for item, outcome in gathered], version
 
     def _with_server(self, item: Item, outcome: Outcome) -> Outcome:
         """Add to the reason of an outcome without an artifact which version serves its class."""
@@ -212,6 +213,12 @@ def _is_new(outcome: Outcome) -> bool:
 def _has_artifact_of_its_own(outcome: Outcome) -> bool:
     """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (`keep_eager` in freezing/freeze.py)."""
     return outcome.verdict == "published" or (outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda")
+
+
+def _with_environment(outcome: Outcome, artifact: Artifact | None) -> Outcome:
+    """Add what the manifest of a new artifact says of runtime settings."""
+    latency = artifact.manifest.latency if artifact else None
+    return replace(outcome, environment=latency.environment) if latency else outcome
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:

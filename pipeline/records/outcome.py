@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freezer.artifact.sections import PreviousRecord, Tradeoff
+from freezer.artifact.sections import EnvironmentRecord, PreviousRecord, Tradeoff
 from freezer.codec import decode, encode, stored_as, written_if
 from freezer.limits import Clock, Objective
 
@@ -153,6 +153,7 @@ class Outcome:
         figures: of `recipe`.
         clock: that they were measured by.
         settings: the gain of runtime settings in words; empty if none gained.
+        environment: the same in figures, of the published artifact; None if no setting was tried.
         artifact: digest of the published image manifest.
         version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
@@ -181,6 +182,7 @@ class Outcome:
     figures: Figures = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
     settings: str = field(default="", metadata=written_if(lambda self: bool(self.settings)))
+    environment: EnvironmentRecord | None = field(default=None, metadata=written_if(lambda self: self.environment is not None))
     artifact: str | None = None
     version: int | None = None
     build_s: float = 0.0
@@ -256,6 +258,7 @@ class Outcome:
             "pareto": [encode(one) for one in self.pareto],
             "warnings": list(self.warnings),
             "previous": encode(self.previous) if self.previous else None,
+            "environment": encode(self.environment) if self.environment else None,
         }
 
 

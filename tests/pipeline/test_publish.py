@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import GateRecord, PreviousRecord
+from freezer.artifact.sections import EnvironmentRecord, GateRecord, PreviousRecord
 from freezer.limits import Limits
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
@@ -23,7 +23,7 @@ from pipeline.tracking.tracker import Tracker
 from pipeline.workspace.workspace import judged_folder
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of, run_judged
-from tests.steps import HERE
+from tests.steps import HERE, copy_of
 
 
 @pytest.fixture
@@ -67,6 +67,20 @@ def test_version_is_published_after_the_last_class(
     again = plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert all(item.finished is not None and item.finished.cached for item in again.items)
+
+
+def test_outcome_has_the_gain_of_runtime_settings(
+    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
+    latency = scripted.artifact.manifest.latency
+    assert latency is not None
+    gained = EnvironmentRecord(variables={"LD_PRELOAD": "a.so"}, plain_p50=72.0, p50=40.0, gain=1.8, gain_ci=(1.7, 1.9))
+    faster = copy_of(scripted.artifact, tmp_path / "faster", latency=replace(latency, environment=gained))
+    final = publish_first(plan(), store, ledger, replace(scripted, artifact=faster), portable)
+    assert [outcome.environment for outcome in final] == [gained, None]
+    assert [item.finished and item.finished.environment for item in plan().items] == [gained, None], "also from the ledger"
+    shown = final[0].for_json_report()["environment"]
+    assert (shown["variables"], shown["gain"], shown["plain_p50"]) == ({"LD_PRELOAD": "a.so"}, 1.8, 72.0)
 
 
 def test_unchanged_outcome_is_recorded_only_with_new_tags(

@@ -131,7 +131,7 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     assert list(read) == ["campaign", "started", "finished", "exit_code", "outcomes", "costs"], "as docs/contract.md says"
     assert list(read["outcomes"][0]) == [
         *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
-        *("latency_ms", "artifact", "version", "build_s", "judge_s", "objective", "pareto", "warnings", "previous"),
+        *("latency_ms", "artifact", "version", "build_s", "judge_s", "objective", "pareto", "warnings", "previous", "environment"),
     ]
     assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
