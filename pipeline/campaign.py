@@ -134,6 +134,7 @@ class Campaign:
             finished=finished,
             outcomes=tuple(outcomes),
             costs=class_costs(self._plan.items, outcomes),
+            limited=frozenset(item.entry.name for item in self._plan.items if item.entry.limits.on_figures),
             infrastructure=(*self._failures, *self._tracker.failures),
             interrupted=self._interrupted,
         )

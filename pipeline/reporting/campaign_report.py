@@ -19,11 +19,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from freezer.artifact.sections import Tradeoff
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.files.atomic import write_whole
 from freezer.files.buckets import SCHEMES
 from freezer.hardware.device_classes import PORTABLE
+from freezer.limits import Objective
 from freezer.store.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
@@ -40,6 +42,9 @@ _COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", _COST, "error rati
 _DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", "recipe")
 """Columns to drop on a narrow terminal, in order."""
 
+MAX_PARETO_CHARS = 80
+"""Width of the line of a Pareto front, unless the names of model and class leave no room."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignReport:
@@ -52,6 +57,7 @@ class CampaignReport:
         infrastructure: failures of Ray, MLflow or the store, one sentence each.
         interrupted: whether a person stopped it.
         costs: of the classes with a price.
+        limited: models whose entries limit latency, size or memory.
     """
 
     campaign: str
@@ -61,6 +67,7 @@ class CampaignReport:
     infrastructure: tuple[str, ...] = ()
     interrupted: bool = False
     costs: tuple[ClassCost, ...] = ()
+    limited: frozenset[str] = frozenset()
 
     @property
     def exit_code(self) -> int:
@@ -102,7 +109,7 @@ def _iso(seconds: float) -> str:
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, reasons of those that are unpublished or slow somewhere, logs of failures, warnings, settings.
+    """Print the table of verdicts, and below it reasons, logs of failures, warnings, settings and Pareto fronts.
 
     Args:
         report: to print.
@@ -124,9 +131,32 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
         if outcome.verdict == "published" and outcome.settings:
             how = f"{outcome.settings}; `coldpress env {outcome.model}` prints what to export"
             console.print(Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), how), soft_wrap=True)
+        if len(outcome.pareto) > 1 and (outcome.objective != "p50" or outcome.model in report.limited):
+            console.print(_pareto_line(outcome), soft_wrap=True)
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
     console.print(_summary(report), soft_wrap=True)
+
+
+def _pareto_line(outcome: Outcome) -> Text:
+    """Return the Pareto front in a line: figures of the outcome's recipe, then as many other candidates as fit into 80 columns."""
+    front = sorted(outcome.pareto, key=lambda item: item.recipe != outcome.recipe)
+    figures = [_front_figures(item, outcome.objective) for item in front]
+    texts = [text if item.recipe == outcome.recipe else f"{item.recipe} {text}" for item, text in zip(front, figures, strict=True)]
+    start = f"{outcome.model} {outcome.device_class}: "
+    for num_shown in range(len(texts), -1, -1):
+        rest = [f"{len(texts) - num_shown} more"] if num_shown < len(texts) else []
+        line = Text.assemble((start, "bold"), "pareto: ", "; ".join([*texts[:num_shown], *rest]))
+        if len(line) <= MAX_PARETO_CHARS:
+            break
+    return line
+
+
+def _front_figures(item: Tradeoff, objective: Objective) -> str:
+    timings = {"p95": ("ms", item.p95_ms), "throughput": ("items/s", item.items_per_s)}
+    timing = timings.get(objective, ("ms", item.p50_ms))
+    figures = (timing, ("MB", item.size_mb), ("ms to load", item.load_ms), ("MB of memory", item.memory_mb))
+    return ", ".join(f"{value:.{3 if value < 1000 else 6}g} {unit}" for unit, value in figures if value is not None)
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:

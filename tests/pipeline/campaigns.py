@@ -42,6 +42,8 @@ from pipeline.tracking.tracker import Tracker
 from pipeline.workspace.workspace import judged_folder
 from tests.steps import HERE
 
+DEFAULT_LIMITS = Limits()
+
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})
 
 Models = Mapping[str, Mapping[str, str]]
@@ -75,7 +77,7 @@ def entry(
     *,
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
-    error_ratio_max: float = 3.0,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Entry:
     """An entry with a source of its own."""
     (folder / "mod.py").write_text("def make(): ...\n")
@@ -85,7 +87,7 @@ def entry(
         spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(1, 4)),)),
         samples=None,
         task_metric=None,
-        limits=Limits(error_ratio_max=error_ratio_max),
+        limits=limits,
         device_classes=(HERE,),
         recipes=("torchscript-frozen",),
         files=(),
@@ -159,7 +161,7 @@ def run_judged(
     after: Callable[[int], None] = lambda _: None,
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
-    error_ratio_max: float = 3.0,
+    limits: Limits = DEFAULT_LIMITS,
     apart: bool = False,
 ) -> CampaignReport:
     """Run a campaign to its end.
@@ -169,8 +171,8 @@ def run_judged(
     """
     with Ledger(store, campaign) as ledger:
         digests = FileDigests(store.root / "digests.json")
-        made = {"tags": tags or {}, "registered_name": registered_name, "error_ratio_max": error_ratio_max}
-        entries = [entry(name, store.root.parent, **made) for name in models]  # type: ignore[arg-type]
+        folder = store.root.parent
+        entries = [entry(name, folder, tags=tags, registered_name=registered_name, limits=limits) for name in models]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
         plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)

@@ -147,7 +147,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
     with Ledger(store, CAMPAIGN) as ledger:
         remove_abandoned(str(store.root))
         digests = FileDigests(store.root / ".coldpress" / "digests.json")
-        entries = [entry(name, folder, tags={"team": "a"}, registered_name=None, error_ratio_max=3.0) for name in MODELS]
+        entries = [entry(name, folder, tags={"team": "a"}) for name in MODELS]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
         plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)

@@ -147,7 +147,7 @@ class Fake(NoRay):
 
 
 def plan_of(store: Store, ledger: Ledger, *, memory_gb: float | None = None, facts: ClassFacts = FACTS, lift: bool = False) -> Plan:
-    model = entry("m", store.root.parent, tags={}, registered_name=None, error_ratio_max=3.0)
+    model = entry("m", store.root.parent)
     model = replace(model, limits=Limits(memory_gb=memory_gb))
     made = campaigns.plan_of([model], store, ledger, facts=facts, device_classes=("portable",), lift_quarantine=lift)
     assert [item.device_class for item in made.items] == ["portable"]

@@ -17,7 +17,7 @@ from tests.pipeline.campaigns import entry, plan_of
 
 def of_files(folder: Path, name: str) -> Entry:
     """An entry with a file for a source, and one with samples."""
-    made = entry(name, folder, tags={}, registered_name=None, error_ratio_max=3.0)
+    made = entry(name, folder)
     (folder / f"{name}.pt2").write_bytes(b"0")
     (folder / f"{name}.npz").write_bytes(b"0")
     return replace(made, source=parse_source(f"export:{name}.pt2", folder=folder), samples=folder / f"{name}.npz")

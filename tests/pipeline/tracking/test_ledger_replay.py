@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 from freezer.artifact.folder import Artifact
 from freezer.artifact.sections import GateRecord
+from freezer.limits import Limits
 from freezer.store.store import Store
 from jobs.replay import app
 from pipeline.ledger.campaign_record import CampaignRecord, Member
@@ -241,8 +242,8 @@ def test_cached_outcomes_are_shown_for_complete_models(empty: Store, artifacts: 
 def test_replay_all_never_moves_an_alias_back(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
     run_judged(empty, DOWN, "one", artifacts)
     changed = {**artifacts, "portable": stricter(artifacts["portable"])}
-    run_judged(empty, DOWN, "two", changed, error_ratio_max=2.5)
-    run_judged(empty, DOWN, "three", changed, error_ratio_max=2.5)
+    run_judged(empty, DOWN, "two", changed, limits=Limits(error_ratio_max=2.5))
+    run_judged(empty, DOWN, "three", changed, limits=Limits(error_ratio_max=2.5))
     done = replayed(empty, uri, "--all")
     assert (done.exit_code, done.stdout.splitlines()) == (
         0,

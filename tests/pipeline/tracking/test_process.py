@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 
 from freezer.artifact.folder import Artifact
 from freezer.errors import IntegrityError
+from freezer.limits import Limits
 from freezer.store.store import Store
 from pipeline.records.outcome import Failure, Outcome
 from pipeline.tracking.process import AHEAD, LOT, TrackerProcess
@@ -183,7 +184,7 @@ def test_a_finished_campaign_reads_only_its_parent_run(
     assert without_ids(shown(uri))["aliases"] == without_ids(before)["aliases"]
 
     asked.clear()
-    run_judged(store, uri, "again", artifacts, error_ratio_max=2.5)  # other keys: there is something to log
+    run_judged(store, uri, "again", artifacts, limits=Limits(error_ratio_max=2.5))  # other keys: there is something to log
     assert len(asked) > 10
 
 

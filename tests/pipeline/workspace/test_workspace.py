@@ -105,7 +105,7 @@ def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) 
     (tmp_path / "catalog" / "ranker.py").write_text("import helper\n\ndef model():\n    return helper.made()\n")
     (tmp_path / "catalog" / "helper.py").write_text("import torch\n\ndef made():\n    return torch.nn.Linear(2, 2)\n")
     given = replace(
-        entry("ranker", tmp_path / "catalog", tags={}, registered_name=None, error_ratio_max=3.0),
+        entry("ranker", tmp_path / "catalog"),
         source=parse_source("python:ranker:model", folder=tmp_path / "catalog", search_path=(str(tmp_path / "catalog"),)),
         search_path=(str(tmp_path / "catalog"),),
     )
