@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freezer.artifact.sections import EnvironmentRecord, PreviousRecord, Tradeoff
+from freezer.artifact.latency import EnvironmentRecord
+from freezer.artifact.sections import PreviousRecord, Tradeoff
 from freezer.codec import decode, encode, stored_as, written_if
 from freezer.limits import Clock, Objective
 
