@@ -19,6 +19,7 @@ from typing import Any, Literal
 from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
 from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.sections import FreezingRecord, FreezingReport, Migration
+from freezer.artifact.sections import FreezingRecord, FreezingReport, Migration
 from freezer.codec import decode
 from freezer.hardware.runtime_settings import assignments
 from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome
