@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import LatencyRecord, PointFigures, place_text
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import NOT_TRIED, FreezingRecord, FreezingReport, Migration, Tradeoff
+from freezer.artifact.sections import NOT_TRIED, FreezingRecord, Migration, Tradeoff
 from freezer.errors import NotPublishedError
 from freezer.limits import CLOCKS
 from freezer.spec.inputs import Dim

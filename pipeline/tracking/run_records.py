@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import EnvironmentRecord
-from freezer.artifact.sections import FreezingRecord, FreezingReport, Migration
-from freezer.artifact.sections import FreezingRecord, FreezingReport, Migration
+from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.codec import decode
 from freezer.hardware.runtime_settings import assignments
 from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome

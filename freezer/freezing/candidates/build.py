@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.manifest import Payload, PayloadKind
-from freezer.artifact.sections import NOT_TRIED, FreezingReport
+from freezer.artifact.sections import NOT_TRIED
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files.atomic import link_or_copy
 from freezer.files.digest import digest_file

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.manifest import Payload
 from freezer.artifact.payload_selection import set_for
-from freezer.artifact.sections import FreezingReport
 from freezer.codec import decode, encode
 from freezer.freezing.models.subject import Subject
 from freezer.runtime.frozen_model import CallOptions, FrozenModel

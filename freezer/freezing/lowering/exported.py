@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from freezer.artifact.sections import FreezingReport, KeptTensor, stored_as_captured
+from freezer.artifact.freezing_report import FreezingReport, KeptTensor, stored_as_captured
 from freezer.errors import BuildError
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.lowering.operators import fx_operators

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from freezer.artifact.sections import Change
+from freezer.artifact.freezing_report import Change
 from freezer.errors import BuildError, MissingDependencyError, UsageError
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.diagnostics.messages import onnx_sentence

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from freezer.artifact.sections import FreezingReport
+from freezer.artifact.freezing_report import FreezingReport
 
 
 @contextlib.contextmanager

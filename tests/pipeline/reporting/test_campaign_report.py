@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from freezer.artifact.sections import FreezingReport, Tradeoff
+from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact.sections import Tradeoff
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.limits import Limits

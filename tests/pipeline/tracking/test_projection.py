@@ -9,9 +9,8 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
+from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.artifact.latency import EnvironmentRecord
-from freezer.artifact.sections import Change, FreezingReport
-from freezer.artifact.sections import Change, FreezingReport
 from freezer.codec import encode
 from pipeline.records.outcome import Failure
 from pipeline.tracking.projection import Projection, outcomes_digest

@@ -15,7 +15,7 @@ import pytest
 
 import pipeline.worker.tasks
 from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import FreezingReport
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.codec import decode
 from freezer.freezing.models.sources import parse_source
 from freezer.freezing.target.target import toolchain

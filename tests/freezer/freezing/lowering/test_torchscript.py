@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import FreezingReport, KeptTensor, PreservedName
+from freezer.artifact.freezing_report import FreezingReport, KeptTensor, PreservedName
 from freezer.errors import IncompatibleError
 from freezer.files.digest import digest_file
 from freezer.freezing.capture.program import Captured

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.manifest import Payload
-from freezer.artifact.sections import FreezingReport
 from freezer.codec import encode
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.recipes.recipes import EAGER

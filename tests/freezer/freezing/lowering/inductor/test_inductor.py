@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from freezer.artifact.sections import FreezingReport
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.errors import BuildError, IntegrityError
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate

@@ -1,8 +1,8 @@
-"""Sections of a manifest: long lists of a freezing report are cut."""
+"""The freezing report of a manifest: long lists are cut."""
 
 from __future__ import annotations
 
-from freezer.artifact.sections import FreezingReport, KeptTensor
+from freezer.artifact.freezing_report import FreezingReport, KeptTensor
 from freezer.codec import decode
 
 
