@@ -8,7 +8,6 @@ from typing import Any
 
 from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.sections import PreviousRecord, Tradeoff
-from freezer.artifact.sections import PreviousRecord, Tradeoff
 from freezer.codec import decode, encode, stored_as, written_if
 from freezer.limits import Clock, Objective
 

@@ -12,7 +12,6 @@ import pytest
 from freezer.artifact.folder import Artifact
 from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.sections import GateRecord, PreviousRecord
-from freezer.artifact.sections import GateRecord, PreviousRecord
 from freezer.limits import Limits
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
