@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "what-freezes.md"
 RECIPES = ("torchscript-frozen", "inductor-frozen", "portable")
 
 # What torch.export, or a judge of its program, says of many models.
-VALUES = r"data-dependent control flow: .* at models(_corners)?\.py:\d+: .*; use torch\.where or torch\.cond"
+VALUES = r"data-dependent control flow: .* at models(_\w+)?\.py:\d+: .*; use torch\.where or torch\.cond"
 SCRIPTED = r"the model holds TorchScript \(part\), which torch\.export does not look into"
 FIXED = "no program takes all declared sizes of size: it needs size == 12; write 12 for size in the shapes"
 DIFFERS = r"the exported program differs from the model on input set \d+: output 'output' is off by up to "

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from tests.freezer.cases import RECIPES, Case, failed, outcome_of, rows_of
-from tests.freezer.models_corners import CORNERS
-from tests.freezer.models_features import FEATURES
+from tests.freezer.models_export import EXPORT
+from tests.freezer.models_inputs import INPUTS
+from tests.freezer.models_operations import OPERATIONS
+from tests.freezer.models_torchscript import TORCHSCRIPT
+from tests.freezer.models_weights import WEIGHTS
 
-CASES: Mapping[str, Case] = {**FEATURES, **CORNERS}
+CASES: Mapping[str, Case] = {**WEIGHTS, **INPUTS, **OPERATIONS, **TORCHSCRIPT, **EXPORT}
 ROWS = {**rows_of("Features"), **rows_of("Corners")}
 
 FAST = {

@@ -1,16 +1,14 @@
-"""CORNERS: a tiny model for every row of "Corners" in docs/what-freezes.md."""
+"""TORCHSCRIPT: a tiny model for every row of "Corners" about TorchScript in docs/what-freezes.md."""
 
-import random
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, nn
 
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.freezer.cases import BAKED_IN, DIFFERS, DIFFERS_LATER, SCRIPTED, VALUES, Case
-from tests.models import Branching
-from tests.steps import BATCH, random_inputs
+from tests.freezer.cases import DIFFERS, DIFFERS_LATER, SCRIPTED, VALUES, Case
+from tests.steps import random_inputs
 
 X = random_inputs(2, 4)
 
@@ -257,6 +255,19 @@ class Lambda(nn.Module):
         return sorted([x, x * 2], key=lambda item: float(item.sum()))[0]
 
 
+class AsText(nn.Module):
+    """Has annotations that are text, as `from __future__ import annotations` makes all of a module."""
+
+    sizes: "list[int]"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = [1, 2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.sizes[1] if float(x.sum()) > 0 else x
+
+
 class Try(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         try:
@@ -286,99 +297,7 @@ class HookedOnValues(nn.Module):
         return self.linear(x) if float(x.sum()) > 0 else x
 
 
-# What torch.export cannot follow, or follows otherwise
-
-
-class Unsupported(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(x.numpy() * 2)
-
-
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 2
-
-
-class AutogradFunction(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Double.apply(x) + 1
-        return out
-
-
-library.define("coldpress_tests::unfaked", "(Tensor x) -> Tensor")
-library.impl("coldpress_tests::unfaked", "CPU", lambda x: x * 2)
-
-
-class Unfaked(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.coldpress_tests.unfaked(x) + 1
-        return out
-
-
-class Wrapped(nn.Module):
-    """Holds parts in torch.compile and nn.DataParallel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.compiled = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
-        self.parallel = nn.DataParallel(nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.parallel(self.compiled(x))
-
-
-class PythonRandom(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * random.random()
-
-
-class WritesPart(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        x[0] = 0
-        return x * 2
-
-
-class Item(nn.Module):
-    """Computes with a number that it reads from a tensor."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x.abs().sum().item()
-
-
-class BySize(nn.Module):
-    """Takes another way for larger batches."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.shape[0] > 2 else x * 3
-
-
-class AsText(nn.Module):
-    """Has annotations that are text, as `from __future__ import annotations` makes all of a module."""
-
-    sizes: "list[int]"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes = [1, 2]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.sizes[1] if float(x.sum()) > 0 else x
-
-
-class Setting(nn.Module):
-    """Keeps a tensor of its last call as an attribute."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.last = x * 2
-        return self.last + 1
-
-
-CORNERS: Mapping[str, Case] = {
+TORCHSCRIPT: Mapping[str, Case] = {
     # TorchScript's own
     "`torch.jit.fork`, `wait`": Case(make=Forking),
     "`torch.jit.script_if_tracing`": Case(make=ScriptIfTracing, exported=VALUES),
@@ -388,7 +307,7 @@ CORNERS: Mapping[str, Case] = {
     "a traced module within one that branches on values": Case(make=HoldsTraced, exported=SCRIPTED),
     "`torch.jit.trace_module` with several methods": Case(make=lambda: traced_methods(TwoMethods(), forward=X, encode=X)),
     "`@torch.jit.ignore`": Case(
-        make=Ignoring, says="which no file can hold at models_corners.py:.*; mark it `@torch.jit.unused`", exported=VALUES
+        make=Ignoring, says="which no file can hold at models_torchscript.py:.*; mark it `@torch.jit.unused`", exported=VALUES
     ),
     "`@torch.jit.unused`, but called": Case(
         make=UnusedButCalled,
@@ -408,7 +327,7 @@ CORNERS: Mapping[str, Case] = {
     "lists and dicts that `forward` changes": Case(make=ChangedContainers, exported=DIFFERS_LATER),
     "a module of a `ModuleList` chosen by a value": Case(
         make=Routing,
-        says=r"indexed by a variable at models_corners\.py:.*; iterate \(`for i, part",
+        says=r"indexed by a variable at models_torchscript\.py:.*; iterate \(`for i, part",
         exported=VALUES,
     ),
     "parameters in a plain list": Case(make=LooseParameters),
@@ -419,40 +338,15 @@ CORNERS: Mapping[str, Case] = {
         exported=VALUES,
     ),
     "untyped arguments, `**kwargs`, lambdas, f-strings, recursion, `.tolist()`, custom classes, variables of two types": Case(
-        make=Lambda, says="does not take lambdas at models_corners.py:.*; write it as a `def`", exported=VALUES
+        make=Lambda, says="does not take lambdas at models_torchscript.py:.*; write it as a `def`", exported=VALUES
     ),
     "`try` and `except`": Case(
-        make=Try, says="does not take try blocks at models_corners.py:.*; rewrite it in plain Python", exported=DIFFERS
+        make=Try, says="does not take try blocks at models_torchscript.py:.*; rewrite it in plain Python", exported=DIFFERS
     ),
     "forward hooks and pre-hooks": Case(make=lambda: hooked(Hooked())),
     "untyped hooks of a model that needs a script": Case(
         make=lambda: hooked(HookedOnValues()),
         says="a hook that is a lambda, .*; write it as a `def` with types, or remove the hook",
         exported=VALUES,
-    ),
-    # What torch.export cannot follow
-    "a branch or a number of iterations that depends on values": Case(make=Branching, exported=VALUES),
-    "a branch on a size": Case(
-        make=BySize,
-        dims={"x": {0: BATCH}},
-        exported=r"no program takes all declared sizes of batch: .*; declare `dims: \{batch: \{min: 3, max: 4\}\}`",
-    ),
-    "`.item()` in arithmetic": Case(make=Item),
-    "NumPy inside `forward`": Case(
-        make=Unsupported, says="TorchScript's Tensor has no 'numpy' at models_corners.py:.*; use torch's own operations"
-    ),
-    "`torch.autograd.Function`": Case(make=AutogradFunction, says="calls the Python function 'Double' .*, which no file can hold"),
-    "a custom operator without a fake kernel": Case(
-        make=Unfaked,
-        says="the graph calls coldpress_tests::unfaked, .*; write it in torch's operations",
-        exported="unfaked.default has no fake kernel, .*register_fake",
-    ),
-    "`torch.compile` around the model or a part, `nn.DataParallel`": Case(make=lambda: torch.compile(Wrapped(), backend="eager")),
-    "writes into a part of its input": Case(make=WritesPart, says=r"writes into its input 'x', .*`x = x\.clone\(\)`"),
-    "keeps a tensor of its last call as an attribute": Case(make=Setting),
-    "`random.random()`, the clock, a counter in a global": Case(
-        make=PythonRandom,
-        says="the trace of input set 1 differs from the trace of input set 0, which has the same sizes",
-        exported=BAKED_IN,
     ),
 }
