@@ -223,6 +223,12 @@ INDUCTOR: tuple[Remedy, ...] = (
 )
 """Messages of Inductor."""
 
+SPARSE = Remedy(
+    pattern=r"layout_impl is only implemented for TensorImpl subclasses",
+    means="torch cannot decompose an operation on sparse weights",
+    remedy="make them dense with .to_dense(), or use torchscript-frozen",
+)
+
 ONNX: tuple[Remedy, ...] = (
     Remedy(
         pattern=r"No ONNX function found for <OpOverload\(op='(?P<name>[\w:.]+)', overload='\w+'\)>|"
@@ -230,6 +236,7 @@ ONNX: tuple[Remedy, ...] = (
         means="the operator {name}{other} has no counterpart in ONNX",
         remedy="write it in other operations of torch, or use inductor-frozen or torchscript-frozen",
     ),
+    SPARSE,
     Remedy(
         pattern=r"Could not find an implementation for (?P<name>\w+)\(\d+\)",
         means="ONNX Runtime has no {name} for these dtypes on a CPU",
@@ -242,6 +249,12 @@ OPENVINO: tuple[Remedy, ...] = (
     Remedy(
         pattern=r"No conversion rule found for operations: (?P<names>[\w:., ]+)",
         means="OpenVINO has no counterpart of {names}",
+        remedy="write it in other operations of torch, or use inductor-frozen or torchscript-frozen",
+    ),
+    SPARSE,
+    Remedy(
+        pattern=r"Conversion is failed for: (?P<names>[\w:., ]+)",
+        means="OpenVINO cannot convert {names} as the model uses it",
         remedy="write it in other operations of torch, or use inductor-frozen or torchscript-frozen",
     ),
 )

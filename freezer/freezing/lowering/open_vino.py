@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from freezer.codec import encode
@@ -56,8 +57,9 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             machine (code CP-DEVICE-CLASS), or the program cannot be converted.
     """
     if captured.mutates:
+        changed = ", ".join(map(captured.source_name, captured.mutates))
         raise BuildError(
-            f"openvino: a call changes {', '.join(captured.mutates)}, and the graph keeps no state; torchscript-frozen does",
+            f"openvino: a call changes {changed}, and the graph keeps no state; torchscript-frozen does",
             code="CP-STATE",
         )
     try:
@@ -88,14 +90,31 @@ def _build(captured: Captured, path: Path, openvino: Any) -> Lowered:
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
+def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program with each output once: the converter fails on a tensor that is returned twice."""
+    names = list(dict.fromkeys(program.graph_signature.user_outputs))
+    if len(names) == len(program.graph_signature.user_outputs):
+        return program
+    program = program.run_decompositions({})  # a copy
+    graph, specs = program.graph, program.graph_signature.output_specs
+    nodes = dict(zip(graph.output_node().args[0], specs, strict=True))
+    graph.output_node().args = (tuple(nodes),)
+    specs[:] = nodes.values()
+    entry = program.module_call_graph[0].signature
+    assert entry is not None, "it is that of the whole program"
+    entry.out_spec = pytree.tree_structure(tuple(nodes))
+    program.graph_module.recompile()
+    return program
+
+
 def _converted(program: torch.export.ExportedProgram, openvino: Any) -> Any:
-    """The program as OpenVINO's Model, all of whose sizes vary."""
+    """The program as OpenVINO's Model, with each output once. All of its sizes vary."""
     level = logging.root.level
     logging.root.setLevel(logging.ERROR)  # the converter warns of operators that this torch lacks
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about itself
-            return openvino.convert_model(program)
+            return openvino.convert_model(_without_repetitions(program))
     finally:
         logging.root.setLevel(level)
 
@@ -109,7 +128,7 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Any) -> tuple[int, 
     signature = program.graph_signature
     if any(value.dtype not in _TYPES for value in values_named(program, [*signature.user_inputs, *signature.user_outputs])):
         raise BuildError("openvino: an input or output is complex, which OpenVINO lacks; use torch.view_as_real outside the model")
-    names, num_outputs = list(signature.user_inputs), len(signature.user_outputs)
+    names, num_outputs = list(signature.user_inputs), len(set(signature.user_outputs))
     found = [next((names.index(name) for name in port.names if name in names), -1) for port in model.inputs]
     if -1 in found or len(set(found)) < len(found) or len(model.outputs) != num_outputs:
         raise BuildError(
@@ -128,10 +147,10 @@ def _with_sizes_and_layouts(
     values = values_named(program, program.graph_signature.user_inputs)
     sizes = [[_dimension(size, program, openvino) for size in values[place].shape] for place in inputs]
     model.reshape({place: openvino.PartialShape(dims) for place, dims in enumerate(sizes)})
-    results = []
-    outputs = values_named(program, program.graph_signature.user_outputs)
-    for result, order, value in zip(model.get_results(), orders, outputs, strict=True):
-        port, wanted = result.input_value(0), getattr(openvino.Type, _TYPES[value.dtype])
+    names, results = program.graph_signature.user_outputs, []
+    found = dict(zip(dict.fromkeys(names), model.get_results(), strict=True))
+    for name, order, value in zip(names, orders, values_named(program, names), strict=True):
+        port, wanted = found[name].input_value(0), getattr(openvino.Type, _TYPES[value.dtype])
         if port.get_element_type() != wanted:
             port = ops.convert(port, wanted.get_type_name()).output(0)
         if order is not None:

@@ -150,6 +150,25 @@ def test_report_and_graph_show_openvinos_operators(attention: tuple[Subject, Can
     assert "Parameter() -> i64[1..4,2..16]" in graph, "the sizes keep their ranges"
 
 
+class Repeated(nn.Module):
+    """Returns a result and an input twice each, and a view between them."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = (x * 2).relu_()
+        return y, y.t(), x, y, x
+
+
+def test_tensors_returned_twice_are_distinct(tmp_path: Path) -> None:
+    x = random_inputs(2, 4)
+    subject = subject_of(Repeated(), {"x": x}, {"x": {0: BATCH}})
+    found = candidate_of(subject, "openvino", tmp_path / "candidate").open(subject)(x=x)
+    for got, expected in zip(found, Repeated()(x), strict=True):
+        assert got.stride() == expected.stride()
+        torch.testing.assert_close(got, expected)
+    found[0].zero_()
+    torch.testing.assert_close(found[3], Repeated()(x)[3])
+
+
 def test_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"openvino: a call changes .*count.*; torchscript-frozen does") as caught:
         candidate_of(subject_of(seeded(Counter), {"x": random_inputs(2, 4)}), "openvino", tmp_path / "candidate")
