@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,12 @@ def outcome_of(case: Case, recipe: str, folder: Path) -> Outcome:
     return Outcome(cell=candidate.capture if judgement.verdict == "published" else judgement.verdict, message=judgement.reason)
 
 
-def rows_of(heading: str) -> dict[str, dict[str, str]]:
+def rows_of(heading: str, recipes: Sequence[str] = RECIPES) -> dict[str, dict[str, str]]:
     """The rows of the page's tables under a second-level heading: for each model, the cell of every recipe and the remedy."""
     part = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines() if line.startswith("|")]
-    heads = ("", *RECIPES, "remedy")
-    return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in cells if row[0] and not row[0].startswith("---")}
+    heads = (*recipes, "remedy")
+    return {row[0]: dict(zip(heads, row[1:], strict=True)) for row in cells if row[0] and not row[0].startswith("---")}
 
 
 def failed(cell: str) -> bool:

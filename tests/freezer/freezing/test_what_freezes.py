@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.freezer.cases import RECIPES, Case, failed, outcome_of, rows_of
 from tests.freezer.models_export import EXPORT
-from tests.freezer.models_inputs import INPUTS
+from tests.freezer.models_inputs import INPUTS, complex_inside
 from tests.freezer.models_operations import OPERATIONS
 from tests.freezer.models_torchscript import TORCHSCRIPT
 from tests.freezer.models_weights import WEIGHTS
+from tests.models import Calling
 
 CASES: Mapping[str, Case] = {**WEIGHTS, **INPUTS, **OPERATIONS, **TORCHSCRIPT, **EXPORT}
 ROWS = {**rows_of("Features"), **rows_of("Corners")}
@@ -52,10 +54,40 @@ NOT_OPTIMIZED = {
 }
 """Models that torch.jit.optimize_for_inference changes beyond the gate, with the judge's reason."""
 
+ENGINES = ("onnxruntime", "openvino")
+EXCEPTIONS = rows_of("Engines", ENGINES)
+"""What the engines take differently from inductor-frozen."""
+
+COMPLEX = "complex numbers inside, a lazy conjugate as a result"
+COMPLEX_WEIGHTS = "complex64 or complex128 weights and inputs"
+FFT = "`einsum`, FFT, `nn.EmbeddingBag`, `torch.vmap`, activation checkpointing"
+OTHERWISE = "; write it in other operations of torch, or use inductor-frozen or torchscript-frozen$"
+REFUSALS = {
+    ("`F.dropout` without `training=`, `torch.rand`", "onnxruntime"): r"the variances of output 'output' differ from eager's over ",
+    ("`F.dropout` without `training=`, `torch.rand`", "openvino"): r"output 'output', .*: got shape \[4\], expected \[2, 4\]$",
+    ("float64", "openvino"): r"error_ratio \S+ > 3",
+    ("bfloat16", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes on a CPU; use float32 there, or ",
+    ("modules of several dtypes", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes",
+    ("autocast regions", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes",
+    (COMPLEX_WEIGHTS, "onnxruntime"): f"the operator aten.linear has no counterpart in ONNX{OTHERWISE}",
+    (COMPLEX_WEIGHTS, "openvino"): f"cannot convert aten.linear.default as .* uses it{OTHERWISE}",
+    (COMPLEX, "onnxruntime"): "is complex, which ONNX lacks; use torch.view_as_real",
+    (COMPLEX, "openvino"): f"no counterpart of .*aten.complex.default{OTHERWISE}",
+    (FFT, "openvino"): f"OpenVINO has no counterpart of aten._fft_c2r.default, aten._fft_r2c.default{OTHERWISE}",
+    ("sparse weights (COO, CSR)", "onnxruntime"): r"sparse weights; make them dense with \.to_dense\(\)",
+    ("sparse weights (COO, CSR)", "openvino"): r"sparse weights; make them dense with \.to_dense\(\)",
+    ("sparse tensors inside", "onnxruntime"): f"the operator aten._to_sparse has no counterpart in ONNX{OTHERWISE}",
+    ("sparse tensors inside", "openvino"): f"no counterpart of .*aten._to_sparse.default{OTHERWISE}",
+    ("a buffer changed by a call", "onnxruntime"): "a call changes count, and .* keeps no state; torchscript-frozen does$",
+    ("a buffer changed by a call", "openvino"): "a call changes count, and .* keeps no state; torchscript-frozen does$",
+}
+"""Messages of refusals that are the engines' own."""
+
 
 def test_page_and_models_name_the_same_rows() -> None:
     assert sorted(ROWS) == sorted(CASES)
     assert {name for name, _ in FAST} <= set(CASES)
+    assert set(EXCEPTIONS) <= set(ROWS)
 
 
 def test_every_failure_has_a_remedy_on_the_page() -> None:
@@ -75,6 +107,24 @@ def test_outcome_matches_the_page(name: str, recipe: str, tmp_path: Path) -> Non
     assert outcome.cell == ROWS[name][recipe], outcome.message
     if failed(outcome.cell):
         assert re.search(CASES[name].reason(recipe, outcome.cell), outcome.message), outcome.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CASES)
+def test_engines_take_what_the_page_says(name: str, engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(engine)
+    outcome = outcome_of(CASES[name], engine, tmp_path / "candidate")
+    assert outcome.cell == (EXCEPTIONS[name][engine] if name in EXCEPTIONS else ROWS[name]["inductor-frozen"]), outcome.message
+    if failed(outcome.cell) and (name in EXCEPTIONS or (name, engine) in REFUSALS):
+        assert re.search(REFUSALS[name, engine], outcome.message), outcome.message
+
+
+@pytest.mark.slow
+def test_onnx_runtime_takes_complex_numbers_inside(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    case = Case(make=lambda: Calling(lambda x: torch.view_as_real(complex_inside(x)[1].resolve_conj())))
+    assert outcome_of(case, "onnxruntime", tmp_path / "candidate").cell == "export"
 
 
 @pytest.mark.slow
