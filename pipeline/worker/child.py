@@ -37,7 +37,7 @@ In a shared folder, a lock that a killed child leaves would block the next child
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class _Part:
     """One value that a generator function yielded."""
 
     value: Any
@@ -122,12 +122,12 @@ def _own_temporary(scratch: Path) -> None:
     tempfile.tempdir = None  # it was cached before the fork
 
 
-def _messages(payload: bytes) -> Iterator[Part | End]:
+def _messages(payload: bytes) -> Iterator[_Part | End]:
     try:
         function, args = pickle.loads(payload)  # from this Coldpress's own worker
         value = function(*args)
         if isinstance(value, Generator):
-            yield from map(Part, value)
+            yield from map(_Part, value)
             value = None
         yield End(value=value)
     except BaseException as error:  # any exception of the user's code is this item's failure

@@ -37,7 +37,7 @@ from pipeline.worker import tasks
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeResult
 from pipeline.workspace.staging import remove_abandoned
-from pipeline.workspace.workspace import workplace
+from pipeline.workspace.workspace import WALL_TIME, workplace
 from tests.pipeline.campaigns import entry, plan_of
 from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE
@@ -115,6 +115,7 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
             for recipe, key in request.builds.items():
                 (staging / recipe).mkdir()
                 (staging / recipe / "payload").write_text(key)
+                (staging / recipe / WALL_TIME).write_text("1.5")
                 workplace(request.store).keep(staging / recipe, "candidates", key)
             built = [BuildResult(key=key, recipe=recipe, wall_s=1.5) for recipe, key in request.builds.items()]
             return End(parts=tuple((result, 0) for result in built), wall_s=1.5)
