@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
 from freezer.artifact.manifest import ENGINES, Manifest
@@ -39,40 +39,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("coldpress")
 
 
-@overload
-def load(
-    reference: str | Path,
-    *,
-    store: str | None = ...,
-    device_class: str = ...,
-    threads: int | None = ...,
-    strict: bool = ...,
-    limit_isa: bool = ...,
-    canary: bool = ...,
-    device: str | None = ...,
-    cuda_graphs: bool = ...,
-    trusted_keys: Sequence[str | Path] = ...,
-    min_version: int = ...,
-    runtime: Literal["torch"] = ...,
-) -> FrozenModel: ...
+class _Keywords(TypedDict, total=False):
+    """The arguments of `load` that its overloads have in common."""
+
+    store: str | None
+    device_class: str
+    threads: int | None
+    strict: bool
+    limit_isa: bool
+    canary: bool
+    device: str | None
+    cuda_graphs: bool
+    trusted_keys: Sequence[str | Path]
+    min_version: int
 
 
 @overload
-def load(
-    reference: str | Path,
-    *,
-    store: str | None = ...,
-    device_class: str = ...,
-    threads: int | None = ...,
-    strict: bool = ...,
-    limit_isa: bool = ...,
-    canary: bool = ...,
-    device: str | None = ...,
-    cuda_graphs: bool = ...,
-    trusted_keys: Sequence[str | Path] = ...,
-    min_version: int = ...,
-    runtime: Literal["native"],
-) -> NativeModel: ...
+def load(reference: str | Path, *, runtime: Literal["torch"] = ..., **options: Unpack[_Keywords]) -> FrozenModel: ...
+
+
+@overload
+def load(reference: str | Path, *, runtime: Literal["native"], **options: Unpack[_Keywords]) -> NativeModel: ...
 
 
 def load(
