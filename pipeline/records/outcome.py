@@ -153,8 +153,7 @@ class Outcome:
         num_threads: the deciding thread count.
         figures: of `recipe`.
         clock: that they were measured by.
-        settings: the gain of runtime settings in words; empty if none gained.
-        environment: the same in figures, of the published artifact; None if no setting was tried.
+        environment: the gain of runtime settings for the published artifact; None if none was tried.
         artifact: digest of the published image manifest.
         version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
@@ -182,7 +181,6 @@ class Outcome:
     failure: Failure | None = None
     figures: Figures = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
-    settings: str = field(default="", metadata=written_if(lambda self: bool(self.settings)))
     environment: EnvironmentRecord | None = field(default=None, metadata=written_if(lambda self: self.environment is not None))
     artifact: str | None = None
     version: int | None = None

@@ -128,8 +128,8 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
         classes = ", ".join(outcome.device_class for outcome in alike)
         console.print(Text.assemble((f"{model} {classes}: ", "bold"), (f"warning: {warning}", "yellow")), soft_wrap=True)
     for outcome in report.outcomes:
-        if outcome.verdict == "published" and outcome.settings:
-            how = f"{outcome.settings}; `coldpress env {outcome.model}` prints what to export"
+        if outcome.verdict == "published" and outcome.environment and outcome.environment.text:
+            how = f"{outcome.environment.text}; `coldpress env {outcome.model}` prints what to export"
             console.print(Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), how), soft_wrap=True)
         if len(outcome.pareto) > 1 and (outcome.objective != "p50" or outcome.model in report.limited):
             console.print(_pareto_line(outcome), soft_wrap=True)

@@ -372,7 +372,6 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         failure=result.failure,
         figures=result.figures,
         clock=result.clock,
-        settings=result.settings,
         task_metric=result.task_metric,
         build_s=sum(found.wall_s for found in builds.values()),
         judge_s=result.judge_s,

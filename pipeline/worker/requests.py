@@ -85,7 +85,7 @@ class JudgeResult:
     Attributes:
         verdict, reason: of the judgement; `failed` if there is none.
         has_artifact: whether the store contains an artifact folder to publish.
-        recipe, failure, figures, clock, settings, task_metric, previous: as in Outcome.
+        recipe, failure, figures, clock, task_metric, previous: as in Outcome.
         candidates: one for each that was judged.
         pareto: as in Outcome.
         judge_s: duration of the child, in seconds.
@@ -100,7 +100,6 @@ class JudgeResult:
     failure: Failure | None = None
     figures: Figures = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
-    settings: str = field(default="", metadata=written_if(lambda self: bool(self.settings)))
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
     pareto: tuple[Tradeoff, ...] = ()

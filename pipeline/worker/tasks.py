@@ -306,7 +306,6 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, folders: Mapping[
 
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
-    from freezer.artifact.settings_lines import gain_text
     from freezer.freezing.candidates.candidate import Candidate
     from freezer.freezing.freeze import keep_eager
     from freezer.freezing.models.sources import find_function
@@ -336,10 +335,9 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         (staging / FURTHER).mkdir()
         judgement = with_other_payloads(subject, judgement, target, staging / FURTHER)
     provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
-    folder, has_artifact, settings = staging / "judged" / "artifact", judgement.winner is not None, ""
+    folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
     if has_artifact:
-        judged = assemble(subject, judgement, target, dest=folder, provenance=provenance, failures=request.failures)
-        settings = gain_text(judged.manifest)
+        assemble(subject, judgement, target, dest=folder, provenance=provenance, failures=request.failures)
     elif judgement.verdict == "kept-eager" and target.device_class.kind == "cuda":
         artifact, served = keep_eager(
             subject,
@@ -352,7 +350,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         )
         judgement, has_artifact = replace(judgement, reason=f"{judgement.reason}; {served}"), artifact is not None
     summary = _summary(request, judgement, host_fingerprint(target.device))
-    return replace(summary, has_artifact=has_artifact, settings=settings)
+    return replace(summary, has_artifact=has_artifact)
 
 
 def load_subject(entry: Entry, target: Target | None = None) -> Subject:

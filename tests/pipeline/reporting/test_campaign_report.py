@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.sections import Tradeoff
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
@@ -89,11 +90,12 @@ def printed(report: CampaignReport, width: int = 200, store: str = "./store") ->
 
 
 def test_settings_that_gained_are_printed() -> None:
-    gained = replace(PUBLISHED, settings="1.80 times as fast (1.70 to 1.90) with LD_PRELOAD=libjemalloc.so.2")
-    assert Outcome.from_json(json.loads(json.dumps(gained.to_json()))) == gained
-    assert f"1.80 times as fast (1.70 to 1.90) with LD_PRELOAD=libjemalloc.so.2; `coldpress env {gained.model}`" in printed(
-        report_of(gained)
+    environment = EnvironmentRecord(
+        variables={"LD_PRELOAD": "libjemalloc.so.2"}, plain_p50=9.0, p50=5.0, gain=1.8, gain_ci=(1.7, 1.9)
     )
+    gained = replace(PUBLISHED, environment=environment)
+    assert Outcome.from_json(json.loads(json.dumps(gained.to_json()))) == gained
+    assert f"{environment.text}; `coldpress env {gained.model}`" in printed(report_of(gained))
     assert "coldpress env" not in printed(report_of(PUBLISHED))
 
 
