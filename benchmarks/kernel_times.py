@@ -34,7 +34,7 @@ from freezer.freezing.target.target import class_here, target_here
 from freezer.hardware.cgroups import available_cpus
 from pipeline.catalog.catalog import read_catalog
 from pipeline.catalog.entry import Entry
-from pipeline.worker.tasks import load_subject
+from pipeline.worker.task_child import load_subject
 
 KINDS = {
     "cpp_": "Inductor",

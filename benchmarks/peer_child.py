@@ -107,7 +107,7 @@ def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]
     from pipeline.catalog.catalog import read_catalog
     from pipeline.planning.keys import FileDigests
     from pipeline.sources.materials import Materials
-    from pipeline.worker.tasks import load_subject
+    from pipeline.worker.task_child import load_subject
 
     (entry,) = read_catalog(Path(job["catalog"]), only=job["model"]).entries
     materials = Materials(folder, job["tracking_uri"], FileDigests(folder / "digests.json"))

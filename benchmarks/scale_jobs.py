@@ -29,8 +29,8 @@ from pipeline.records.outcome import Figures, flat_json
 from pipeline.run import run
 from pipeline.scheduling import executor, queue
 from pipeline.sources.materials import Materials
+from pipeline.worker.build_task import build
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.worker.tasks import build
 from pipeline.workspace.workspace import candidate_folder, judged_folder
 
 CAMPAIGN = "scale"

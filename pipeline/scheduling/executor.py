@@ -46,8 +46,9 @@ from pipeline.scheduling.item_state import (
 from pipeline.scheduling.queue import Progress, Slot, Task, ask_bytes
 from pipeline.scheduling.scheduler import Places
 from pipeline.sources.materials import Materials
+from pipeline.worker.build_task import build
+from pipeline.worker.judge_task import judge
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.worker.tasks import build, judge
 from pipeline.workspace.workspace import build_wall_s, log_place, workplace
 
 IDLE_S = 1.0

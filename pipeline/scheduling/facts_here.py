@@ -15,7 +15,7 @@ from pipeline.ledger.ledger import ledger_folder
 from pipeline.ledger.segments import Kind, read_rows
 from pipeline.records.class_facts import ClassFacts
 from pipeline.scheduling.queue import takes_gpu
-from pipeline.worker.tasks import probe
+from pipeline.worker.probe_task import probe
 
 CAMPAIGN: Kind = "campaign"
 

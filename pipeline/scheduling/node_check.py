@@ -19,7 +19,7 @@ from freezer.hardware.device_classes import PORTABLE
 from pipeline.cluster.ray_cluster import Cluster, Done, Handle, Node
 from pipeline.records.class_facts import ClassFacts
 from pipeline.scheduling.queue import takes_gpu
-from pipeline.worker.tasks import probe
+from pipeline.worker.probe_task import probe
 from pipeline.workspace.staging import own_path
 from pipeline.workspace.workspace import workplace
 

@@ -20,7 +20,9 @@ from rich.console import Console
 import pipeline.scheduling.executor
 import pipeline.scheduling.fleet
 import pipeline.scheduling.node_check
-import pipeline.worker.tasks
+import pipeline.worker.build_task
+import pipeline.worker.judge_task
+import pipeline.worker.probe_task
 from freezer.limits import SamplingPolicy
 from jobs.exits import exiting
 from pipeline.config import Config
@@ -76,9 +78,9 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     """Run the campaign and return its exit code."""
     given = dict(option.split("=", 1) for option in options)
     pipeline.scheduling.fleet.GONE_S = float(given.get("gone_s", pipeline.scheduling.fleet.GONE_S))
-    pipeline.scheduling.executor.build = watcher("build", pipeline.worker.tasks.build, store)  # type: ignore[attr-defined]
-    pipeline.scheduling.executor.judge = watcher("judge", pipeline.worker.tasks.judge, store)  # type: ignore[attr-defined]
-    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.tasks.probe, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.executor.build = watcher("build", pipeline.worker.build_task.build, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.executor.judge = watcher("judge", pipeline.worker.judge_task.judge, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.probe_task.probe, store)  # type: ignore[attr-defined]
     config = Config(
         catalog=catalog,
         store=store,

@@ -15,7 +15,7 @@ from freezer.freezing.models.sources import find_function
 from freezer.freezing.models.subject import Subject
 from freezer.runtime.pytree import leaves_of
 from pipeline.catalog.catalog import Catalog, read_catalog
-from pipeline.worker.tasks import load_subject
+from pipeline.worker.task_child import load_subject
 
 CATALOG = Path(examples.models.__file__).with_name("catalog.yaml")
 

@@ -24,7 +24,7 @@ from freezer.runtime.pytree import leaves_of
 from pipeline.catalog.catalog import read_catalog
 from pipeline.planning.keys import FileDigests
 from pipeline.sources.materials import Materials
-from pipeline.worker.tasks import load_subject
+from pipeline.worker.task_child import load_subject
 
 ZOO = Path(examples.zoo.__file__).with_name("zoo.yaml")
 NAMES = (

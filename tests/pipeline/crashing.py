@@ -33,7 +33,7 @@ from pipeline.reporting.display import LineDisplay
 from pipeline.scheduling.executor import Executor
 from pipeline.sources.materials import Materials
 from pipeline.tracking.tracker import Tracker
-from pipeline.worker import tasks
+from pipeline.worker import build_task, judge_task
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeResult
 from pipeline.workspace.staging import remove_abandoned
@@ -143,7 +143,8 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
     """Run or continue the campaign in this process, and return its exit code."""
     store = Store.open(str(folder / "store"), create=True)
     uri = f"sqlite:///{folder}/mlflow.db"
-    tasks._isolated = child_of(artifacts)
+    for module in (build_task, judge_task):
+        setattr(module, "in_child", child_of(artifacts))  # noqa: B010
     display = LineDisplay(Console(file=io.StringIO()))
     with Ledger(store, CAMPAIGN) as ledger:
         remove_abandoned(str(store.root))

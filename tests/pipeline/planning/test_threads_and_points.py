@@ -24,8 +24,9 @@ from pipeline.planning.plan import Plan
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.item_state import outcome_of
 from pipeline.tracking.run_records import run_records
+from pipeline.worker.build_task import build
+from pipeline.worker.judge_task import judge
 from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
-from pipeline.worker.tasks import build, judge
 from pipeline.workspace.workspace import judged_folder
 from tests.pipeline.campaigns import plan_of
 from tests.pipeline.worker.test_tasks import entry

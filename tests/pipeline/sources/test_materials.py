@@ -26,7 +26,7 @@ from pipeline.catalog.entry import Entry
 from pipeline.planning.keys import FileDigests, source_key
 from pipeline.sources.materials import Materials
 from pipeline.sources.transfer import module_closure, ship
-from pipeline.worker.tasks import load_subject
+from pipeline.worker.task_child import load_subject
 from tests.models import mlp
 
 MODELS = Path(__file__).parents[1] / "models"

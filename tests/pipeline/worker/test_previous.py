@@ -15,10 +15,11 @@ from freezer.spec.items import TensorSpec
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.records.outcome import Failure
+from pipeline.worker.build_task import build
 from pipeline.worker.child import End
+from pipeline.worker.judge_task import judge
 from pipeline.worker.previous import OPENED
 from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
-from pipeline.worker.tasks import build, judge
 from pipeline.workspace.workspace import candidate_folder, judged_folder
 from tests.steps import HERE, QUICK, flip_a_byte
 
@@ -101,8 +102,21 @@ def test_crash_of_the_old_artifact_fails_nothing(store: Path, monkeypatch: pytes
         (staging / OPENED).touch()
         return End(failure=Failure(kind="crash", code="CP-CRASH", message="the process died of SIGSEGV"))
 
-    monkeypatch.setattr("pipeline.worker.tasks._isolated", isolated)
+    monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
     result = judge(JudgeRequest(key="j", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)))
     assert [digest is None for digest in asked] == [False, True]
     assert (result.verdict, result.previous) == ("published", None)
     assert result.reason == "it is fast; not compared with the artifact that serves now: the process died of SIGSEGV"
+
+
+def test_judge_over_its_time_leaves_the_old_artifact(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate_folder(str(store), "b").mkdir(parents=True, exist_ok=True)
+
+    def in_child(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
+        assert request.previous is not None
+        (staging / OPENED).touch()
+        return End(failure=Failure(kind="timeout", code="CP-TIMEOUT", message="did not end within 900 s"))
+
+    monkeypatch.setattr("pipeline.worker.judge_task.in_child", in_child)
+    result = judge(JudgeRequest(key="late", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)))
+    assert (result.verdict, result.failure and result.failure.kind) == ("failed", "timeout")

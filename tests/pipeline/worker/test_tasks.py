@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import pipeline.worker.tasks
 from freezer.artifact.folder import Artifact
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.codec import decode
@@ -25,10 +24,13 @@ from freezer.spec.items import TensorSpec
 from freezer.store.store import WORK
 from pipeline.catalog.entry import Entry
 from pipeline.records.outcome import SKIPPED, Failure, flat_json
+from pipeline.worker.build_task import build
 from pipeline.worker.child import End
+from pipeline.worker.judge_task import FURTHER, judge
+from pipeline.worker.probe_task import probe
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
-from pipeline.worker.tasks import FURTHER, build, judge, probe
+from pipeline.worker.task_child import in_child
 from pipeline.workspace.workspace import candidate_folder, damage_of, judged_folder, log_path
 from tests.steps import HERE, QUICK, python
 
@@ -129,7 +131,7 @@ def test_death_in_a_further_build_leaves_the_verdict(tmp_path: Path, monkeypatch
         (staging / FURTHER).mkdir()
         return End(failure=Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB"))
 
-    monkeypatch.setattr("pipeline.worker.tasks._isolated", isolated)
+    monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
     result = judge(replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), further_threads=(2, 1)))
     assert asked == [(2, 1), ()]
     assert (result.verdict, result.reason) == ("published", "it is fast; not frozen for threads 2, 1: used more than 8.0 GB")
@@ -167,13 +169,12 @@ def test_missing_recipes_make_another_result(tmp_path: Path) -> None:
 def test_concurrent_judges_return_the_stored_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     candidate_folder(str(tmp_path), "b").mkdir(parents=True)
     faster = JudgeResult(key="j", verdict="published", reason="of another campaign", has_artifact=True)
-    isolated = pipeline.worker.tasks._isolated
 
     def meanwhile(*args: Any) -> End:
         kept(tmp_path, faster)
-        return isolated(*args)
+        return in_child(*args)
 
-    monkeypatch.setattr("pipeline.worker.tasks._isolated", meanwhile)
+    monkeypatch.setattr("pipeline.worker.judge_task.in_child", meanwhile)
     request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
     assert judge(request) == faster
 
@@ -189,7 +190,7 @@ def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pyte
         log_path(str(tmp_path), "b").write_text("of another worker, which has just ended")
         return run(*args, log=log, **settings)
 
-    monkeypatch.setattr("pipeline.worker.tasks.run_isolated", beside)
+    monkeypatch.setattr("pipeline.worker.task_child.run_isolated", beside)
     (failed,) = build(request)
     assert failed.failure is not None
     assert failed.failure.kind == "source"
@@ -261,7 +262,15 @@ def test_probe_returns_the_toolchain() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["pipeline.run", "pipeline.worker.tasks", "pipeline.tracking.process", "jobs.optimize", "jobs.status"]
+    "module",
+    [
+        "pipeline.run",
+        "pipeline.worker.build_task",
+        "pipeline.worker.judge_task",
+        "pipeline.tracking.process",
+        "jobs.optimize",
+        "jobs.status",
+    ],
 )
 def test_drivers_and_workers_import_no_torch(module: str) -> None:
     """It would cost each of them two seconds and 180 MB; children import it."""
@@ -270,7 +279,7 @@ def test_drivers_and_workers_import_no_torch(module: str) -> None:
 
 
 NOBODY = 65534
-BEGIN = "import os; from pipeline.worker.tasks import come_first; os.setpriority(os.PRIO_PROCESS, 0, {}); {}; print(come_first())"
+BEGIN = "import os; from pipeline.worker.judge_task import *; os.setpriority(os.PRIO_PROCESS, 0, {}); {}; print(come_first())"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to come before others")

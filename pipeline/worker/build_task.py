@@ -1,0 +1,147 @@
+"""The task that builds candidates of one model for one class -> STORE/.coldpress/candidates/<build_key>/
+
+A candidate is moved to its name atomically, so a repeated task finds it whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from freezer.errors import FreezeError
+from freezer.files.atomic import write_whole
+from pipeline.failures.classify import classify
+from pipeline.records.outcome import SKIPPED, Failure
+from pipeline.sources.transfer import arrived
+from pipeline.worker.requests import BuildRequest, BuildResult
+from pipeline.worker.sandbox import log_tail
+from pipeline.worker.task_child import LOG, in_child, load_subject
+from pipeline.workspace.staging import staging_folder
+from pipeline.workspace.workspace import WALL_TIME, Workplace, log_path, note_digests, workplace
+
+ARCHITECTURE = "architecture"
+"""File of a build's staging with the digest of the model's architecture, which a failed build has too."""
+
+
+def build(request: BuildRequest) -> tuple[BuildResult, ...]:
+    """Build the candidates that the store does not contain yet.
+
+    One child loads the model and builds one after the other. When it dies, or the model is large, a new one builds the rest.
+    """
+    place, spent_s = workplace(request.store), request.spent_s
+    done = {
+        recipe: BuildResult(key=key, recipe=recipe, cached=True)
+        for recipe, key in request.builds.items()
+        if place.has("candidates", key)
+    }
+    entry = request.entry if len(done) == len(request.builds) else arrived(request.entry, place)
+    while left := {recipe: key for recipe, key in request.builds.items() if recipe not in done}:
+        found = _build_in_one_child(replace(request, builds=left, entry=entry, spent_s=spent_s), place)
+        done |= {result.recipe: result for result in found}
+        spent_s += sum(result.wall_s for result in found)
+    return tuple(done[recipe] for recipe in request.builds)
+
+
+def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildResult]:
+    """Return what a child built, and whose failure ended it: the first recipe's, or every recipe's if the model did not load.
+
+    Another recipe may suffer from those before it. It has no result, and is built again in a new child, unless its time was up.
+    """
+    with staging_folder(str(place.root)) as staging:
+        end = in_child(_build_child, request, staging)
+        results, log_bytes = list[BuildResult](), 0
+        for result, log_end in end.parts:
+            tail = _keep_part_of_log(place, result.key, staging, log_bytes, log_end)
+            failure = replace(result.failure, log_tail=tail) if result.failure else None
+            results.append(replace(result, failure=failure, peak_bytes=end.peak_bytes))
+            log_bytes = log_end
+        if end.failure is None:
+            return results
+        known, left = staging / ARCHITECTURE, list(request.builds.items())[len(results) :]
+        if known.exists():
+            left = left[:1] if not results or end.failure.kind == "timeout" else []
+        wall_s = end.wall_s - sum(result.wall_s for result in results)
+        for recipe, key in left:
+            _keep_part_of_log(place, key, staging, log_bytes, None)
+            results.append(
+                BuildResult(
+                    key=key,
+                    recipe=recipe,
+                    failure=end.failure,
+                    wall_s=wall_s,
+                    peak_bytes=end.peak_bytes,
+                    architecture=known.read_text() if known.exists() else "",
+                )
+            )
+            wall_s = 0.0
+        return results
+
+
+def _keep_part_of_log(place: Workplace, key: str, staging: Path, start: int, end: int | None) -> str:
+    """Store a part of a child's output as the log of a build, and return its last lines."""
+    part = staging / "part.log"
+    with contextlib.suppress(OSError):
+        part.write_bytes((staging / LOG).read_bytes()[start:end])
+    tail = log_tail(part)
+    place.keep_log(part, log_path(str(place.root), key))
+    return tail
+
+
+def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildResult, int]]:
+    """Build and store one candidate after the other. Yield each result, and the number of bytes printed until then."""
+    from freezer.freezing.candidates.architecture import architecture_digest
+    from freezer.freezing.candidates.build import build as build_candidate
+    from freezer.freezing.capture.capture import Attempt
+    from freezer.freezing.models.weights import is_large, let_go
+    from freezer.freezing.recipes.recipes import RECIPES
+    from freezer.freezing.target.target import target_here
+    from freezer.hardware.peak_memory import own_process
+
+    started, spent_s = time.monotonic(), request.spent_s
+    own_process()
+    place, target = workplace(request.store), target_here(request.device_class, request.num_threads)
+    subject = load_subject(request.entry, target)
+    architecture = architecture_digest(subject, target)
+    write_whole(staging / ARCHITECTURE, architecture.encode())
+    large = is_large(subject.model)
+    attempts = None if large else dict[str, Attempt]()
+    for name, key in request.builds.items():
+        if spent_s and (why := request.entry.limits.over_build_s(spent_s)):
+            yield BuildResult(key=key, recipe=name, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")), _printed_bytes()
+            continue
+        recipe, folder, failure = RECIPES[name], staging / name, None
+        folder.mkdir()
+        # Inductor needs the memory of a large model, which this process does not use afterwards. Recipes with other ways keep it.
+        discard = large and all(lowering == "inductor" for _, lowering in recipe.ways)
+        try:
+            build_candidate(subject, recipe, target, folder, discard=discard, attempts=attempts)
+        except FreezeError as error:
+            failure = classify(error)
+            if failure.kind != error.kind:
+                raise  # of the circumstances, such as memory: a new process may succeed
+            traceback.print_exception(error)
+            let_go(error)
+        wall_s = time.monotonic() - started
+        if failure is None:
+            write_whole(folder / WALL_TIME, str(wall_s).encode())
+            if place.remote is None:  # a bucket's marker has its own digests
+                note_digests(folder)
+            place.keep(folder, "candidates", key)
+        yield BuildResult(key=key, recipe=name, failure=failure, wall_s=wall_s, architecture=architecture), _printed_bytes()
+        if large:
+            return
+        started, spent_s = time.monotonic(), spent_s + wall_s
+
+
+def _printed_bytes() -> int:
+    """In a child: size of its output until now."""
+    with contextlib.suppress(OSError, ValueError):  # the user's code may have closed it
+        sys.stdout.flush()
+        return os.fstat(1).st_size
+    return 0

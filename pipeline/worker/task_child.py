@@ -1,0 +1,57 @@
+"""Run the heavy half of a task in a child, with the limits of its entry. Imports no torch; the child does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freezer.hardware.cgroups import machine_bytes
+from freezer.hardware.device_classes import device_class
+from freezer.limits import Limits
+from pipeline.catalog.entry import Entry
+from pipeline.worker.child import End
+from pipeline.worker.requests import BuildRequest, JudgeRequest
+from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.supervisor import Bounds
+
+if TYPE_CHECKING:
+    from freezer.freezing.models.subject import Subject
+    from freezer.freezing.target.target import Target
+
+MEMORY_SHARE = 0.8
+"""Share of the machine's memory that one item may use if its entry sets no limit."""
+
+LOG = "child.log"
+"""File of a staging folder with the output of its child."""
+
+
+def in_child(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *args: Any) -> End:
+    """Run a child in a staging folder, where its output is appended to LOG."""
+    num_parts = len(request.builds) if isinstance(request, BuildRequest) else 1
+    bounds = replace(bounds_of(request.entry.limits, request.device_class), num_parts=num_parts)
+    return run_isolated(child, (request, staging, *args), folder=staging, log=staging / LOG, bounds=bounds)
+
+
+def bounds_of(limits: Limits, name: str) -> Bounds:
+    """Return the limits of a child: those of the entry, and by default a share of the machine's memory."""
+    asked = limits.memory_gb is not None
+    memory_bytes = int(limits.memory_gb * 1e9) if limits.memory_gb is not None else int(machine_bytes() * MEMORY_SHARE)
+    is_cuda = device_class(name).kind == "cuda"
+    return Bounds(timeout_s=limits.timeout_s, memory_bytes=memory_bytes, asked=asked, bounds_requests=not is_cuda)
+
+
+def load_subject(entry: Entry, target: Target | None = None) -> Subject:
+    """Return the subject of an entry, on the device of the target if given; see `freezer.freezing.freeze.load_subject`."""
+    from freezer.freezing.freeze import load_subject as load
+    from freezer.freezing.models.subject import SubjectOptions
+    from freezer.runtime.devices import CPU
+
+    options = SubjectOptions(
+        preserve=entry.preserve,
+        reset=entry.reset,
+        points=entry.points,
+        fill_up=entry.fill_up,
+        device=target.device if target else CPU,
+    )
+    return load(entry.source, entry.name, entry.spec, Path(entry.samples) if entry.samples else None, options)
