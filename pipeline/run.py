@@ -43,7 +43,7 @@ from pipeline.reporting.explain import explain_plan
 from pipeline.scheduling.executor import BuildRecords, Executor
 from pipeline.scheduling.facts_here import facts_here
 from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.item_state import skipped_outcomes
+from pipeline.scheduling.outcomes import skipped_outcomes
 from pipeline.sources.materials import Materials
 from pipeline.tracking.process import TrackerProcess
 from pipeline.workspace.staging import remove_abandoned

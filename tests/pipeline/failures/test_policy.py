@@ -34,7 +34,7 @@ from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
-from pipeline.scheduling.item_state import failed_outcome
+from pipeline.scheduling.outcomes import failed_outcome
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest
 from tests.pipeline import campaigns

@@ -22,7 +22,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, make_key, source_key
 from pipeline.planning.plan import Plan
 from pipeline.records.outcome import Outcome
-from pipeline.scheduling.item_state import outcome_of
+from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records
 from pipeline.worker.build_task import build
 from pipeline.worker.judge_task import judge
