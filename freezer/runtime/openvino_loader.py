@@ -6,6 +6,7 @@ The file is OpenVINO's IR, a graph that fits every CPU. Opening it compiles the 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 import threading
@@ -26,6 +27,9 @@ from freezer.runtime.devices import CPU
 
 GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
 """Files of a payload, a ZIP archive without compression."""
+
+CACHE = "COLDPRESS_OPENVINO_CACHE"
+"""Environment variable with a folder for compiled graphs; if it is set, OpenVINO looks there before it compiles."""
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _TELEMETRY = "openvino_telemetry"
@@ -60,6 +64,8 @@ def open_openvino(
     """
     openvino = import_openvino(f"{path.name} needs OpenVINO")
     config = {**settings["openvino"], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    if folder := os.environ.get(CACHE):
+        config |= {"CACHE_DIR": folder}
     try:
         graph, weights, calls = _read(path)
         core = openvino.Core()
