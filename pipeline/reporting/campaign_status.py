@@ -16,11 +16,11 @@ from freezer.errors import StoreUnreachableError
 from freezer.files.buckets import SCHEMES
 from freezer.store.store import Store, one_spelling
 from pipeline.ledger.campaign_record import CampaignRecord
+from pipeline.ledger.history import History
 from pipeline.ledger.lease import Holder, lease_of, living_holder, read_holder
 from pipeline.ledger.ledger import ledger_folder
 from pipeline.ledger.segments import Kind, read_rows
 from pipeline.records.outcome import Outcome
-from pipeline.tracking.ledger_replay import History
 
 BUILD: Kind = "build"
 

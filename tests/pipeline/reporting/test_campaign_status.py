@@ -9,8 +9,8 @@ import pytest
 
 from freezer.errors import StoreUnreachableError
 from freezer.store.store import Store
+from pipeline.ledger.history import History
 from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words
-from pipeline.tracking.ledger_replay import History
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged
 from tests.pipeline.tracking.test_ledger_replay import BAD, DOWN

@@ -25,10 +25,10 @@ from freezer.limits import Limits
 from freezer.store.store import Store
 from jobs.replay import app
 from pipeline.ledger.campaign_record import CampaignRecord, Member
+from pipeline.ledger.history import History
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import Ledger, ledger_folder
 from pipeline.records.outcome import Failure, Outcome
-from pipeline.tracking.ledger_replay import History
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import MODELS, run_judged
 from tests.pipeline.full_disks import full_disk

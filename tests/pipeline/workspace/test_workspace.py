@@ -13,13 +13,13 @@ from freezer.freezing.models.sources import parse_source
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.ledger import lease as lease_module
+from pipeline.ledger.history import History
 from pipeline.ledger.lease import LeaseLostError, campaign_lock, lease_of, read_holder
 from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
 from pipeline.ledger.segments import part_paths, read_rows
 from pipeline.planning.keys import FileDigests
 from pipeline.sources.materials import Materials
 from pipeline.sources.transfer import SHIPPED, arrived
-from pipeline.tracking.ledger_replay import History
 from pipeline.workspace.workspace import DIGESTS, Workplace, damage_of, note_digests
 from tests.buckets import Wire, objects, overwrite
 from tests.pipeline.campaigns import entry

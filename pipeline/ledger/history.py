@@ -1,0 +1,127 @@
+"""The history of a store: its campaigns and their outcomes, read from the ledger without a lock.
+
+A campaign shows the outcomes that its record names. A killed campaign shows its own final outcomes, and cached outcomes of models
+whose outcomes are all final.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from freezer.errors import UsageError
+from freezer.store.store import Store
+from pipeline.ledger.campaign_record import CampaignRecord, Member
+from pipeline.ledger.ledger import keep_newest, ledger_folder
+from pipeline.ledger.segments import LedgerRow, part_paths, read_rows
+from pipeline.records.outcome import Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """An outcome, and the time it was reached, in seconds since the epoch."""
+
+    outcome: Outcome
+    time: float
+
+
+class History:
+    """A ledger read without a lock: the newest rows of every campaign."""
+
+    def __init__(self, store: Store) -> None:
+        self._folder = ledger_folder(store)
+        self._parts: set[str] = set()
+        self._keys: dict[str, set[str]] = {}  # judge_keys by model
+        self._records: dict[str, LedgerRow] = {}
+        self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}  # by judge_key and model, then by campaign
+        self._read()
+
+    def campaigns(self) -> list[str]:
+        """Return the names of all campaigns, oldest first."""
+        return sorted(self._records, key=lambda name: self._records[name].time)
+
+    def record(self, campaign: str) -> CampaignRecord:
+        """Return the record of a campaign.
+
+        Raises:
+            UsageError: there is no such campaign.
+        """
+        row = self._records.get(campaign)
+        if row is None:
+            known = ", ".join(self.campaigns()) or "none"
+            raise UsageError(f"the ledger {self._folder} has no campaign {campaign!r}; it has: {known}")
+        return CampaignRecord.from_json(row.data)
+
+    def refresh(self, campaign: str) -> None:
+        """Read again if the campaign has written since; call it under the campaign's lock."""
+        if not {path.name for path in part_paths(self._folder, campaign)} <= self._parts:
+            self._read()
+
+    def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
+        """Return the final outcomes of a campaign, in the order of the catalog."""
+        until = self._records[campaign].time if record.finished is not None else float("inf")
+        found = [(member, self._row(campaign, member, until)) for member in record.members]
+        unfinished = {member.model for member, row in found if row is None}
+        return [
+            Reached(outcome=_outcome(row, cached=member.cached), time=row.time)
+            for member, row in found
+            if row is not None and not (member.cached and member.model in unfinished)
+        ]
+
+    def outcomes(self, campaign: str) -> list[Outcome]:
+        """Return the outcomes of a campaign, in the order of the catalog; those of bad entries come last.
+
+        Raises:
+            UsageError: there is no such campaign.
+        """
+        record = self.record(campaign)
+        return [*(item.outcome for item in self.members(campaign, record)), *record.problems]
+
+    def of_model(self, model: str, device_class: str | None = None) -> list[Reached]:
+        """Return every outcome that the ledger has of a model, the oldest first, whatever campaign reached it.
+
+        Args:
+            model: its name.
+            device_class: only of this class.
+        """
+        rows = [row for key in self._keys.get(model, ()) for row in self._outcomes[key, model].values()]
+        wanted = sorted((row for row in rows if device_class in (None, row.device_class)), key=lambda row: row.time)
+        return [Reached(outcome=_outcome(row, cached=False), time=row.time) for row in wanted]
+
+    def models(self) -> list[str]:
+        """Return the names of all models with an outcome, sorted."""
+        return sorted(self._keys)
+
+    def others(self, campaign: str, record: CampaignRecord) -> list[Reached]:
+        """Return outcomes that only earlier starts of a campaign reached: the newest of each model and class not in its record."""
+        named = {(member.model, member.device_class) for member in record.members}
+        newest: dict[tuple[str, str], LedgerRow] = {}
+        for rows in self._outcomes.values():
+            row = rows.get(campaign)
+            if row is not None and (row.model, row.device_class) not in named:
+                known = newest.get((row.model, row.device_class))
+                if known is None or known.time < row.time:
+                    newest[row.model, row.device_class] = row
+        return [Reached(outcome=_outcome(row, cached=False), time=row.time) for row in newest.values()]
+
+    def _row(self, campaign: str, member: Member, until: float) -> LedgerRow | None:
+        """Return the campaign's own row of a member; for a cached member, the newest row at that time."""
+        rows = self._outcomes.get((member.judge_key, member.model), {})
+        if not member.cached:
+            return rows.get(campaign)
+        before = [row for row in rows.values() if row.time <= until]
+        return max(before, key=lambda row: row.time) if before else min(rows.values(), key=lambda row: row.time, default=None)
+
+    def _read(self) -> None:
+        paths = part_paths(self._folder)
+        for row in read_rows(self._folder, kinds=("campaign", "outcome")):
+            if row.kind == "campaign":
+                keep_newest(self._records, row.key, row)
+            elif row.kind == "outcome":
+                keep_newest(self._outcomes.setdefault((row.key, row.model), {}), row.campaign, row)
+                self._keys.setdefault(row.model, set()).add(row.key)
+        self._parts = {path.name for path in paths}
+
+
+def _outcome(row: LedgerRow, *, cached: bool) -> Outcome:
+    """Return the outcome of a row, cached or not as in its campaign."""
+    return replace(Outcome.from_json(row.data["outcome"]), cached=cached)
