@@ -105,6 +105,14 @@ class Sampling:
         pooled = sorted(self.pooled(name))
         return {key: _percentile(pooled, key) for key in policy.percentiles}
 
+    def deciles(self, name: str) -> tuple[float, ...]:
+        """The minimum, the nine deciles and the maximum of an entrant's samples, in milliseconds; none with under two samples."""
+        pooled = self.pooled(name)
+        if len(pooled) < 2:
+            return ()
+        inner = statistics.quantiles(pooled, n=10, method="inclusive")
+        return tuple(float(f"{value:.4g}") for value in (min(pooled), *inner, max(pooled)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speedup:

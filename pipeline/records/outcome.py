@@ -99,6 +99,19 @@ UNMEASURED = Figures()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OutputDrift:
+    """Drift of one output in one input set: the worst of all payloads and thread counts. Figures as in DriftRow."""
+
+    output: str
+    kind: str
+    set_index: int
+    error_ratio: float | None = None
+    max_abs_err: float | None = None
+    sqnr_db: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateReport:
     """Result of one recipe.
 
@@ -119,6 +132,7 @@ class CandidateReport:
         migration: of a model converted from TorchScript, the JSON form of Migration.
         points: figures of each payload wherever it was timed, the deciding place first; the JSON form of
             freezer.freezing.validation.timed_cells.PointFigures.
+        outputs: drift of each output and input set, the worst first. Earlier releases did not store it.
     """
 
     recipe: str
@@ -138,6 +152,7 @@ class CandidateReport:
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     migration: Mapping[str, Any] | None = None
     points: tuple[Mapping[str, Any], ...] = ()
+    outputs: tuple[OutputDrift, ...] = field(default=(), metadata=written_if(lambda self: bool(self.outputs)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +181,8 @@ class Outcome:
         tags: of the entry, free; shown in MLflow.
         architecture: of the model, as in FinishedBuild.
         previous: the artifact that served when this was judged, compared with the new one; None without one.
+        deciles_ms: of eager and each timed recipe, the minimum, the nine deciles and the maximum of its latencies where `figures`
+            were measured. Earlier releases did not store them.
     """
 
     model: str
@@ -195,6 +212,7 @@ class Outcome:
     objective: Objective = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
     pareto: tuple[Tradeoff, ...] = field(default=(), metadata=written_if(lambda self: bool(self.pareto)))
     previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms)))
 
     @property
     def failed(self) -> bool:

@@ -33,6 +33,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         host=result.host or {},
         architecture=next((found.architecture for found in builds.values() if found.architecture), ""),
         previous=result.previous,
+        deciles_ms=result.deciles_ms,
     )
 
 

@@ -11,16 +11,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from freezer.codec import encode
 from freezer.errors import IntegrityError
 from freezer.files.atomic import make_folder, write_whole
 from freezer.store.store import WORK
 from pipeline.failures.policy import decide
-from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, flat_json
+from pipeline.records.outcome import Failure, flat_json
 from pipeline.sources.transfer import arrived
 from pipeline.worker.child import End
+from pipeline.worker.judge_summary import summary
 from pipeline.worker.previous import OPENED, bring_previous, open_previous
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 from pipeline.worker.task_child import LOG, in_child, load_subject
@@ -33,20 +32,12 @@ from pipeline.workspace.workspace import (
     workplace,
 )
 
-if TYPE_CHECKING:
-    from freezer.artifact.sections import Migration
-    from freezer.freezing.validation.judge import Judgement
-    from freezer.freezing.validation.trials import Trial
-
 NICENESS = (-10, 0)
 """Nice values to try, in order: before all other processes if that is allowed, else no worse than they are."""
 
 FURTHER = "further"
 """Folder of a judge's staging with payloads for further thread counts, for slow sizes, and of the fallback. It exists once the
 verdict is known; if the process dies from then on, the model is judged again without them."""
-
-MAX_LISTED_IN_LEDGER = 10
-"""Length of each list of a report in the ledger; the manifest has longer ones."""
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
@@ -173,65 +164,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
             failures=request.failures,
         )
         judgement, has_artifact = replace(judgement, reason=f"{judgement.reason}; {served}"), artifact is not None
-    summary = _summary(request, judgement, host_fingerprint(target.device))
-    return replace(summary, has_artifact=has_artifact)
-
-
-def _summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
-    """Return a judgement as the ledger stores it."""
-    best = judgement.best
-    eager = judgement.eager_latency_ms
-    latency_ms = {"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None
-    metric = None
-    if judgement.task_metric is not None:
-        metric = {"eager": judgement.task_metric}
-        if best is not None and best.task_metric is not None:
-            metric[best.candidate.recipe] = best.task_metric
-    return JudgeResult(
-        key=request.key,
-        verdict=judgement.verdict,
-        reason=judgement.reason,
-        recipe=best.candidate.recipe if best else None,
-        figures=replace(_figures(best), latency_ms=latency_ms) if best else UNMEASURED,
-        clock=judgement.sampling.clock if judgement.sampling else "wall",
-        task_metric=metric,
-        pareto=judgement.pareto,
-        candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
-        host=host,
-        previous=judgement.previous,
-    )
-
-
-def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateReport:
-    candidate = trial.candidate
-    converted = migration is not None and migration.recipe == candidate.recipe
-    return CandidateReport(
-        recipe=candidate.recipe,
-        build_key=key,
-        problem=trial.problem,
-        capture=candidate.capture,
-        lowering=candidate.lowering,
-        tried=candidate.attempts,
-        build_s=candidate.build_s,
-        size_bytes=candidate.size_bytes,
-        num_payloads=len(candidate.payloads),
-        figures=_figures(trial),
-        task_metric=trial.task_metric,
-        points=tuple(encode(figures) for figures in trial.points),
-        warnings=candidate.warnings,
-        strides_equal=trial.strides_equal,
-        reports={path: encode(report) for path, report in candidate.shortened_reports(MAX_LISTED_IN_LEDGER).items()},
-        migration=encode(migration) if migration and converted else None,
-    )
-
-
-def _figures(trial: Trial) -> Figures:
-    return Figures(
-        speedup=trial.speedup.value if trial.speedup else None,
-        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
-        drift=trial.drift.summary() if trial.drift else None,
-        latency_ms=trial.latency_ms,
-    )
+    return replace(summary(request, judgement, host_fingerprint(target.device)), has_artifact=has_artifact)
 
 
 def come_first() -> int:

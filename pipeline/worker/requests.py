@@ -85,7 +85,7 @@ class JudgeResult:
     Attributes:
         verdict, reason: of the judgement; `failed` if there is none.
         has_artifact: whether the store contains an artifact folder to publish.
-        recipe, failure, figures, clock, task_metric, previous: as in Outcome.
+        recipe, failure, figures, clock, task_metric, previous, deciles_ms: as in Outcome.
         candidates: one for each that was judged.
         pareto: as in Outcome.
         judge_s: duration of the child, in seconds.
@@ -107,6 +107,7 @@ class JudgeResult:
     judge_s: float = 0.0
     peak_bytes: int = 0
     previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms)))
 
     @classmethod
     def of_failure(cls, key: str, failure: Failure, *, judge_s: float = 0.0, peak_bytes: int = 0) -> JudgeResult:

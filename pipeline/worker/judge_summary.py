@@ -1,0 +1,118 @@
+"""Judgements as the ledger stores them: figures of every candidate, without samples and tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from freezer.codec import encode
+from freezer.freezing.recipes.recipes import EAGER
+from pipeline.records.outcome import UNMEASURED, CandidateReport, Figures, OutputDrift
+from pipeline.worker.requests import JudgeRequest, JudgeResult
+
+if TYPE_CHECKING:
+    from freezer.artifact.sections import Migration
+    from freezer.freezing.validation.drift import DriftRow
+    from freezer.freezing.validation.judge import Judgement
+    from freezer.freezing.validation.trials import Trial
+
+MAX_LISTED_IN_LEDGER = 10
+"""Length of each list of a freezing report in the ledger; the manifest has longer ones."""
+
+MAX_OUTPUTS = 24
+"""Outputs and input sets of a candidate whose drift the ledger stores; `evidence/drift.parquet` of an artifact has all."""
+
+
+def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
+    """Return a judgement as the ledger stores it, without `has_artifact`."""
+    best = judgement.best
+    eager = judgement.eager_latency_ms
+    latency_ms = {"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None
+    metric = None
+    if judgement.task_metric is not None:
+        metric = {"eager": judgement.task_metric}
+        if best is not None and best.task_metric is not None:
+            metric[best.candidate.recipe] = best.task_metric
+    return JudgeResult(
+        key=request.key,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        recipe=best.candidate.recipe if best else None,
+        figures=replace(_figures(best), latency_ms=latency_ms) if best else UNMEASURED,
+        clock=judgement.sampling.clock if judgement.sampling else "wall",
+        task_metric=metric,
+        pareto=judgement.pareto,
+        candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
+        host=host,
+        previous=judgement.previous,
+        deciles_ms=_deciles_ms(judgement),
+    )
+
+
+def _deciles_ms(judgement: Judgement) -> dict[str, tuple[float, ...]]:
+    """Latencies of eager and the candidates in the deciding cell."""
+    sampling = judgement.sampling
+    if sampling is None:
+        return {}
+    names = (EAGER, *(trial.candidate.recipe for trial in judgement.trials))
+    return {name: deciles for name in names if name in sampling.samples_ms and (deciles := sampling.deciles(name))}
+
+
+def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateReport:
+    candidate = trial.candidate
+    converted = migration is not None and migration.recipe == candidate.recipe
+    return CandidateReport(
+        recipe=candidate.recipe,
+        build_key=key,
+        problem=trial.problem,
+        capture=candidate.capture,
+        lowering=candidate.lowering,
+        tried=candidate.attempts,
+        build_s=candidate.build_s,
+        size_bytes=candidate.size_bytes,
+        num_payloads=len(candidate.payloads),
+        figures=_figures(trial),
+        task_metric=trial.task_metric,
+        points=tuple(encode(figures) for figures in trial.points),
+        warnings=candidate.warnings,
+        strides_equal=trial.strides_equal,
+        reports={path: encode(report) for path, report in candidate.shortened_reports(MAX_LISTED_IN_LEDGER).items()},
+        migration=encode(migration) if migration and converted else None,
+        outputs=_outputs(trial.drift.rows) if trial.drift else (),
+    )
+
+
+def _outputs(rows: Sequence[DriftRow]) -> tuple[OutputDrift, ...]:
+    """The worst row of each output and input set, the worst first, at most MAX_OUTPUTS."""
+    worst: dict[tuple[str, str, int], DriftRow] = {}
+    for row in sorted(rows, key=_severity):
+        worst[row.output, row.kind, row.set_index] = row
+    return tuple(
+        OutputDrift(
+            output=row.output,
+            kind=row.kind,
+            set_index=row.set_index,
+            error_ratio=row.error_ratio,
+            max_abs_err=row.max_abs_err,
+            sqnr_db=row.sqnr_db,
+            problem=row.problem,
+        )
+        for row in sorted(worst.values(), key=_severity, reverse=True)[:MAX_OUTPUTS]
+    )
+
+
+def _severity(row: DriftRow) -> tuple[bool, float, float]:
+    """Order of rows of drift: failed, then by error ratio, then by error."""
+    ratio = math.inf if row.error_ratio is not None and math.isnan(row.error_ratio) else row.error_ratio or 0.0
+    return row.problem is not None, ratio, row.max_abs_err or 0.0
+
+
+def _figures(trial: Trial) -> Figures:
+    return Figures(
+        speedup=trial.speedup.value if trial.speedup else None,
+        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
+        drift=trial.drift.summary() if trial.drift else None,
+        latency_ms=trial.latency_ms,
+    )
