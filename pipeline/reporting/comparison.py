@@ -1,0 +1,119 @@
+"""Comparison of two campaigns over the same models: faster, slower, drifted, newly failing, fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from freezer.freezing.recipes.recipes import EAGER
+from pipeline.records.outcome import Outcome
+
+ChangeKind = Literal["newly failing", "slower", "drifted", "faster", "fixed", "new", "removed", "unchanged"]
+
+REGRESSIONS: tuple[ChangeKind, ...] = ("newly failing", "slower", "drifted")
+"""Changes for which `jobs.compare` ends with exit code 1."""
+
+NOISE = 0.05
+"""Relative change of speed that two judgements of one artifact may show; larger ones count if their intervals are disjoint too."""
+
+MORE_DRIFT = 2.0
+"""Growth of the error ratio, or of eager's own 1 if that is larger, that counts as drift."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedSpeed:
+    """Speed of what serves after an outcome, as a multiple of eager's, with its 95% confidence interval."""
+
+    recipe: str
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.recipe} {self.value:.2f}x ({self.low:.2f}-{self.high:.2f})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """What became of one model and device class.
+
+    Attributes:
+        why: one sentence for people; empty if it is unchanged.
+    """
+
+    kind: ChangeKind
+    model: str
+    device_class: str
+    why: str = ""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether it is one of REGRESSIONS."""
+        return self.kind in REGRESSIONS
+
+
+def served_speed(outcome: Outcome) -> ServedSpeed | None:
+    """Return the speed of what serves after an outcome; None if it was not timed.
+
+    After `kept-eager` that is the captured model, about as fast as eager. After `kept-previous` it is the speedup of the best
+    candidate divided by its speedup over the artifact that stays, both measured in the same rounds.
+    """
+    figures, previous = outcome.figures, outcome.previous
+    if outcome.verdict == "kept-eager":
+        return ServedSpeed(recipe=EAGER, value=1.0, low=1.0, high=1.0)
+    if figures.speedup is None or figures.speedup_ci is None:
+        return None
+    if outcome.verdict == "published":
+        return ServedSpeed(
+            recipe=outcome.recipe or "", value=figures.speedup, low=figures.speedup_ci[0], high=figures.speedup_ci[1]
+        )
+    if outcome.verdict == "kept-previous" and previous is not None and previous.speedup:
+        value, low, high = (one / previous.speedup for one in (figures.speedup, *figures.speedup_ci))
+        return ServedSpeed(recipe=previous.recipe, value=value, low=low, high=high)
+    return None
+
+
+def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Change]:
+    """Return a change for each model and device class of either campaign, regressions first.
+
+    Args:
+        before: outcomes of the earlier campaign.
+        after: outcomes of the later campaign.
+    """
+    earlier, later = ({(one.model, one.device_class): one for one in outcomes} for outcomes in (before, after))
+    found = [_change(earlier.get(key), later.get(key)) for key in dict.fromkeys((*later, *earlier))]
+    order = get_args(ChangeKind)
+    return sorted(found, key=lambda change: order.index(change.kind))
+
+
+def _change(before: Outcome | None, after: Outcome | None) -> Change:
+    outcome = after or before
+    assert outcome is not None
+    kind, why = _kind(before, after)
+    return Change(kind=kind, model=outcome.model, device_class=outcome.device_class, why=why)
+
+
+def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, str]:
+    if before is None or after is None:
+        return ("new" if before is None else "removed"), ""
+    if after.failed != before.failed:
+        return ("newly failing", f"{after.verdict}: {after.coded_reason}") if after.failed else ("fixed", f"was {before.verdict}")
+    if after.failed or after.judge_key == before.judge_key or (after.artifact is not None and after.artifact == before.artifact):
+        return "unchanged", ""
+    old, new, drift = served_speed(before), served_speed(after), _more_drift(before, after)
+    was = f"{new}, was {old}"
+    if old and new and new.high < old.low and new.value < old.value * (1 - NOISE):
+        return "slower", was
+    faster = bool(old and new and new.low > old.high and new.value > old.value * (1 + NOISE))
+    if drift and not faster:
+        return "drifted", drift
+    return ("faster", was) if faster else ("unchanged", "")
+
+
+def _more_drift(before: Outcome, after: Outcome) -> str:
+    """The growth of the error ratio in words; empty if it did not grow by more than MORE_DRIFT."""
+    old, new = ((one.figures.drift or {}).get("error_ratio") for one in (before, after))
+    if old is None or new is None or new <= MORE_DRIFT * max(old, 1.0):
+        return ""
+    return f"error ratio {new:.2f}, was {old:.2f}"
