@@ -1,0 +1,348 @@
+"use strict";
+// The data: overview (a row for each model and device class), and chunks of details, gzip in base64, opened when a model is selected.
+const overview = JSON.parse(document.getElementById("overview").textContent);
+const chunks = JSON.parse(document.getElementById("chunks").textContent);
+const byId = (id) => document.getElementById(id);
+const FAILED = ["failed", "rejected", "unstable"];
+const VERDICTS = [...FAILED, "kept-previous", "kept-eager", "published"];
+const ALL_AT_ONCE = 400; // models; of more, only those in view are in the document
+
+const models = new Map();
+for (const values of overview.rows) {
+  const row = Object.fromEntries(overview.columns.map((name, place) => [name, values[place]]));
+  row.text = [row.model, row.device_class, row.verdict, row.recipe, row.code, row.reason, row.change].join(" ").toLowerCase();
+  if (!models.has(row.model)) models.set(row.model, { name: row.model, place: models.size, cells: new Map() });
+  models.get(row.model).cells.set(row.device_class, row);
+}
+
+// Elements
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== null) made.setAttribute(key, value);
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+function drawing(name, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function table(heads, rows, caption) {
+  const head = element("tr", {}, ...heads.map((text) => element("th", { scope: "col", class: text.startsWith("#") ? "n" : null }, text.replace("#", ""))));
+  const body = rows.map(({ cells, won }) => element("tr", { class: won ? "won" : null }, ...cells.map((cell, place) =>
+    element("td", { class: heads[place].startsWith("#") ? "n" : null }, cell ?? ""))));
+  return element("div", { class: "scroll" }, element("table", { "aria-label": caption }, element("thead", {}, head), element("tbody", {}, ...body)));
+}
+
+// Numbers
+
+const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}×` : "");
+const range = (low, high) => (typeof low === "number" && typeof high === "number" ? `${low.toFixed(2)}–${high.toFixed(2)}` : "");
+const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(3))) : value ?? "");
+const megabytes = (value) => (typeof value === "number" ? `${short(value)} MB` : "");
+
+function duration(seconds) {
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+// The table of models
+
+const state = { shown: [], rowHeight: 62 };
+
+function cellOf(model, name) {
+  const row = model.cells.get(name);
+  if (!row) return element("td", {}, element("span", { class: "dim" }, "—"));
+  const figures = [range(row.low, row.high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
+  const change = row.change && row.change !== "unchanged" ? ` ${row.change}` : "";
+  const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.change_why || row.reason || "", "data-class": name },
+    element("span", { class: `verdict ${row.verdict}` }, row.verdict), ` ${times(row.speedup)}`,
+    change ? element("span", { class: isWorse(row.change) ? "worse" : "better" }, change) : null,
+    element("span", { class: "dim" }, row.failed ? row.code ?? "" : figures.filter(Boolean).join(" · ")));
+  return element("td", {}, link);
+}
+
+const isWorse = (kind) => ["newly failing", "slower", "drifted"].includes(kind);
+
+function wanted() {
+  const text = byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  const verdict = byId("verdict").value, name = byId("class").value, change = byId("change")?.value ?? "";
+  const fits = (row) => (!verdict || row.verdict === verdict) && (!name || row.device_class === name)
+    && (!change || row.change === change) && text.every((word) => row.text.includes(word));
+  return [...models.values()].filter((model) => [...model.cells.values()].some(fits));
+}
+
+const SORTS = {
+  catalog: (model) => model.place,
+  speedup: (model) => -best(model, (row) => (row.failed ? undefined : row.speedup)),
+  margin: (model) => -best(model, (row) => (typeof row.margin === "number" ? -row.margin : undefined)),
+  size_mb: (model) => -best(model, (row) => row.size_mb),
+  build_s: (model) => -best(model, (row) => row.build_s),
+  verdict: (model) => Math.min(...[...model.cells.values()].map((row) => VERDICTS.indexOf(row.verdict))),
+};
+
+function best(model, key) {
+  const name = byId("class").value;
+  const rows = name ? [model.cells.get(name)].filter(Boolean) : [...model.cells.values()];
+  return Math.max(-Infinity, ...rows.map(key).filter((value) => typeof value === "number"));
+}
+
+function sorted(found) {
+  const by = byId("sort").value;
+  if (by === "model") return found.sort((one, other) => one.name.localeCompare(other.name));
+  const keys = new Map(found.map((model) => [model, SORTS[by](model)]));
+  return found.sort((one, other) => keys.get(one) - keys.get(other) || one.place - other.place);
+}
+
+function refresh() {
+  state.shown = sorted(wanted());
+  byId("shown").textContent = `${state.shown.length} of ${models.size} models`;
+  for (const button of document.querySelectorAll(".count")) {
+    const pressed = button.dataset.verdict ? byId("verdict").value === button.dataset.verdict : byId("change").value === button.dataset.change;
+    button.setAttribute("aria-pressed", pressed);
+  }
+  drawHead();
+  drawRows();
+}
+
+function classesShown() {
+  const name = byId("class").value;
+  return name ? [name] : overview.classes;
+}
+
+function drawHead() {
+  const by = byId("sort").value, name = byId("class").value;
+  const head = (label, sort, device) => {
+    const on = by === sort && (device === undefined || name === device || overview.classes.length === 1);
+    const button = element("button", { type: "button" }, label);
+    button.addEventListener("click", () => {
+      byId("sort").value = on ? "catalog" : sort;
+      refresh();
+    });
+    return element("th", { scope: "col", "aria-sort": on ? (sort === "model" ? "ascending" : "descending") : "none" }, button);
+  };
+  document.querySelector("#models thead").replaceChildren(
+    element("tr", {}, head("model", "model"), ...classesShown().map((one) => head(one, "speedup", one))));
+}
+
+function drawRows(everything = false) {
+  const body = document.querySelector("#models tbody"), count = state.shown.length, width = classesShown().length + 1;
+  let first = 0, end = count;
+  if (count > ALL_AT_ONCE && !everything) {
+    state.rowHeight = body.querySelector("tr.item")?.getBoundingClientRect().height || state.rowHeight;
+    const above = -body.getBoundingClientRect().top;
+    const visible = Math.ceil(window.innerHeight / state.rowHeight);
+    first = Math.max(0, Math.min(count - visible, Math.floor(above / state.rowHeight) - visible));
+    end = Math.min(count, first + 3 * visible);
+  }
+  if (body.dataset.range === `${first} ${end} ${everything}` && body.shownRows === state.shown) return;
+  body.dataset.range = `${first} ${end} ${everything}`;
+  body.shownRows = state.shown;
+  const focused = document.activeElement?.closest?.("#models a")?.getAttribute("href");
+  const gap = (rows) => element("tr", { class: "gap", "aria-hidden": "true" }, element("td", { colspan: width, style: `height:${rows * state.rowHeight}px` }));
+  byId("models").setAttribute("aria-rowcount", count + 1);
+  body.replaceChildren(gap(first), ...state.shown.slice(first, end).map((model, place) =>
+    element("tr", { class: "item", "aria-rowindex": first + place + 2 }, element("th", { scope: "row", title: model.name },
+      element("a", { href: `#${encodeURIComponent(model.name)}` }, model.name)), ...classesShown().map((name) => cellOf(model, name)))), gap(count - end));
+  if (focused) [...body.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
+}
+
+// Details of a model
+
+const opened = new Map();
+
+async function detailsOf(model) {
+  const place = Math.floor(model.place / chunks.size);
+  if (!opened.has(place)) {
+    const bytes = Uint8Array.from(atob(chunks.texts[place]), (char) => char.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    opened.set(place, JSON.parse(await new Response(stream).text()));
+  }
+  return opened.get(place)[model.place % chunks.size];
+}
+
+async function show(name, device) {
+  const model = models.get(name), dialog = byId("details");
+  if (!model) return dialog.close();
+  byId("d-title").textContent = name;
+  const found = await detailsOf(model);
+  const names = [...model.cells.keys()].sort((one, other) => (other === device) - (one === device));
+  byId("d-body").replaceChildren(...names.map((one) => classSection(model, one, found)));
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+}
+
+function classSection(model, name, found) {
+  const row = model.cells.get(name), detail = found.classes[name], history = found.history[name] ?? [];
+  const section = element("section", {}, element("h3", {}, `${name}: `, element("span", { class: `verdict ${row.verdict}` }, row.verdict),
+    row.failed || !row.speedup ? "" : ` ${times(row.speedup)} (${range(row.low, row.high)}) by ${row.recipe}`));
+  const add = (...parts) => section.append(...parts.filter(Boolean));
+  if (row.reason) add(element("p", {}, row.code ? element("code", {}, row.code) : "", row.code ? " " : "", row.reason));
+  if (row.change && row.change !== "unchanged") {
+    add(element("p", { class: isWorse(row.change) ? "worse" : "better" }, `${row.change}${row.change_why ? `: ${row.change_why}` : ""}, against campaign ${overview.against}`));
+  }
+  if (found.serves[name]) {
+    add(element("p", {}, `Machines of this class load ${found.serves[name] === name ? "it" : found.serves[name]}:`), copyable(loadCommand(model.name)));
+  } else if (!row.failed) add(element("p", {}, "No artifact serves this class."));
+  if (detail.settings) add(element("p", {}, `Settings: ${detail.settings}; coldpress env ${model.name} prints what to export.`));
+  if (detail.log_tail) add(element("h4", {}, "End of the log"), element("pre", {}, element("code", {}, detail.log_tail)));
+  if (detail.candidates.length) add(...contest(row, detail));
+  if (history.length > 1) add(...past(history));
+  add(element("p", { class: "dim" }, facts(row, detail)));
+  return section;
+}
+
+function loadCommand(name) {
+  const store = overview.store === "./store" ? "" : `, store=${JSON.stringify(overview.store)}`;
+  return `model = freezer.load(${JSON.stringify(name)}${store})`;
+}
+
+function copyable(text) {
+  const button = element("button", { type: "button", class: "copy" }, "Copy");
+  return element("pre", {}, element("code", {}, text), button);
+}
+
+function facts(row, detail) {
+  const version = row.version ? `version ${row.version}` : "";
+  return [`${detail.num_threads} thread${detail.num_threads === 1 ? "" : "s"}`, detail.cpu, detail.torch ? `torch ${detail.torch}` : "", `source ${detail.source}`,
+    version, detail.artifact, row.cached ? "unchanged since an earlier campaign" : `built in ${duration(row.build_s)}, judged in ${duration(row.judge_s)}`,
+    detail.objective === "p50" ? "" : `objective ${detail.objective}`, detail.clock === "wall" ? "" : `clock: ${detail.clock}`].filter(Boolean).join(" · ");
+}
+
+function contest(row, detail) {
+  const parts = [element("h4", {}, "Contest"), table(
+    ["recipe", "result", "#speedup", "#95% interval", "#p50 ms", "#error ratio", "#size", "#built in"],
+    detail.candidates.map((one) => ({
+      won: one.recipe === row.recipe && row.verdict === "published",
+      cells: [one.recipe, one.problem ?? (one.recipe === row.recipe && row.verdict === "published" ? "published" : "passes"), times(one.speedup), one.ci ? range(...one.ci) : "",
+        short(one.latency_ms.p50), short(one.drift.error_ratio), megabytes(one.size_mb || null), duration(one.build_s)],
+    })), "Candidates")];
+  const spread = Object.entries(detail.deciles_ms);
+  if (spread.length) parts.push(element("h4", {}, "Latencies"), boxes(spread));
+  for (const one of detail.candidates) {
+    const open = one.recipe === row.recipe && row.failed;
+    const inner = [];
+    if (one.points.length > 1) inner.push(table(["threads and sizes", "payload", "#eager ms", "#p50 ms", "#p90", "#p99", "#speedup", "#95% interval", "verdict"],
+      one.points.map((at) => ({ cells: [at.place, at.payload.replace("payloads/", ""), short(at.eager_p50), short(at.p50), short(at.p90), short(at.p99), times(at.speedup), at.ci ? range(...at.ci) : "", at.verdict] })), "Threads and sizes"));
+    if (one.outputs.length) inner.push(table(["output", "input set", "#error ratio", "#max abs error", "#SQNR dB", "problem"],
+      one.outputs.map((at) => ({ cells: [at.output, `${at.set_index} (${at.kind})`, short(at.error_ratio), short(at.max_abs_err), short(at.sqnr_db), at.problem] })), "Drift"));
+    if (one.freezing.length) inner.push(element("dl", {}, ...one.freezing.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])));
+    if (inner.length) parts.push(element("details", open ? { open: "" } : {}, element("summary", {}, `${one.recipe}${one.how ? ` (${one.how})` : ""}: drift, sizes and what freezing did`), ...inner));
+  }
+  return parts;
+}
+
+function boxes(spread) {
+  const step = 24, left = 170, width = 620, high = Math.max(...spread.map(([, values]) => values[9])) * 1.05;
+  const at = (value) => left + (Math.min(value, high) / high) * (width - left - 60);
+  const made = drawing("svg", { viewBox: `0 0 ${width} ${spread.length * step + 24}`, width, role: "img", "aria-label": `Latencies in ms: ${spread.map(([name, values]) => `${name} median ${short(values[5])}`).join(", ")}` });
+  spread.forEach(([name, values], place) => {
+    const y = place * step + step / 2;
+    const label = drawing("text", { x: left - 8, y: y + 4, "text-anchor": "end" });
+    label.textContent = name;
+    const value = drawing("text", { x: at(values[9]) + 6, y: y + 4 });
+    value.textContent = `${short(values[5])} ms`;
+    made.append(label, drawing("line", { class: "whisker", x1: at(values[1]), x2: at(values[9]), y1: y, y2: y }),
+      drawing("rect", { class: "box", x: at(values[2]), y: y - 6, width: Math.max(1, at(values[8]) - at(values[2])), height: 12 }),
+      drawing("line", { class: "mid", x1: at(values[5]), x2: at(values[5]), y1: y - 7, y2: y + 7 }), value);
+  });
+  const note = drawing("text", { x: left, y: spread.length * step + 16 });
+  note.textContent = "line: 10% to 90% of calls, box: 20% to 80%, mark: median";
+  made.append(drawing("line", { class: "axis", x1: left, x2: left, y1: 0, y2: spread.length * step }), note);
+  return made;
+}
+
+function past(history) {
+  const timed = history.filter((one) => typeof one.speedup === "number");
+  const parts = [element("h4", {}, "History")];
+  if (timed.length > 1) parts.push(trend(timed));
+  parts.push(table(["time", "verdict", "recipe", "#speedup", "#95% interval", "#error ratio", "#size", "#build", "torch", "change"],
+    [...history].reverse().map((one) => ({
+      cells: [one.time.slice(0, 16).replace("T", " "), one.version ? `${one.verdict} (version ${one.version})` : one.verdict, one.recipe, times(one.speedup), one.ci ? range(...one.ci) : "",
+        short(one.error_ratio), megabytes(one.size_mb), duration(one.build_s), one.torch,
+        one.change && one.change !== "unchanged" ? element("span", { class: isWorse(one.change) ? "worse" : "better" }, one.change) : ""],
+    })), "History"));
+  return parts;
+}
+
+function trend(timed) {
+  const width = 620, height = 90, pad = 24, high = Math.max(...timed.map((one) => one.speedup)) * 1.1;
+  const x = (place) => pad + (place / (timed.length - 1)) * (width - 2 * pad), y = (value) => height - 16 - (value / high) * (height - 28);
+  const made = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `Speedups over time: ${timed.map((one) => one.speedup.toFixed(2)).join(", ")}` });
+  made.append(drawing("line", { class: "axis", x1: pad, x2: width - pad, y1: y(1), y2: y(1) }),
+    drawing("polyline", { class: "trend", points: timed.map((one, place) => `${x(place)},${y(one.speedup)}`).join(" ") }),
+    ...timed.map((one, place) => drawing("circle", { class: isWorse(one.change) ? "dot worse" : "dot", cx: x(place), cy: y(one.speedup), r: 4 })));
+  const label = drawing("text", { x: pad, y: height - 2 });
+  label.textContent = "speedup of what served; the line is eager";
+  made.append(label);
+  return made;
+}
+
+// Behaviour
+
+function choose(id, names) {
+  byId(id)?.append(...names.map((name) => element("option", { value: name }, name)));
+}
+
+function followHash() {
+  const [name, device] = decodeURIComponent(location.hash.slice(1)).split("/");
+  if (models.has(name)) show(name, device);
+  else if (byId("details").open) byId("details").close();
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = theme === "dark" ? "Light" : "Dark";
+}
+
+setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+choose("verdict", VERDICTS.filter((verdict) => overview.rows.some((values) => values[overview.columns.indexOf("verdict")] === verdict)));
+choose("class", overview.classes);
+choose("change", ["newly failing", "slower", "drifted", "faster", "fixed", "new", "unchanged"]);
+byId("filters").addEventListener("submit", (event) => event.preventDefault());
+byId("filters").addEventListener("input", refresh);
+for (const button of document.querySelectorAll(".count")) {
+  button.addEventListener("click", () => {
+    const select = byId(button.dataset.verdict ? "verdict" : "change"), value = button.dataset.verdict ?? button.dataset.change;
+    select.value = select.value === value ? "" : value;
+    refresh();
+  });
+}
+document.addEventListener("click", async (event) => {
+  if (!event.target.matches?.(".copy")) return;
+  await navigator.clipboard?.writeText(event.target.previousElementSibling.textContent);
+  event.target.textContent = "Copied";
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && !event.target.matches?.("input, select") && !byId("details").open) {
+    event.preventDefault();
+    byId("search").focus();
+  }
+});
+byId("details").addEventListener("close", () => {
+  if (location.hash) history.replaceState(null, "", location.pathname + location.search);
+});
+byId("details").addEventListener("click", (event) => {
+  if (event.target === byId("details")) byId("details").close();
+});
+let waiting = false;
+const redraw = () => {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => {
+    waiting = false;
+    drawRows();
+  });
+};
+addEventListener("scroll", redraw, { passive: true });
+addEventListener("resize", redraw);
+addEventListener("beforeprint", () => drawRows(true));
+addEventListener("afterprint", () => drawRows());
+addEventListener("hashchange", followHash);
+refresh();
+followHash();

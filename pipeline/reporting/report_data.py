@@ -1,0 +1,267 @@
+"""Data of the HTML report: a row for each outcome, and for each model what its details show. Plain JSON, made of the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from freezer.artifact.describe import describe_freezing
+from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact.latency import place_text
+from freezer.artifact.sections import FreezingRecord, Migration
+from freezer.codec import decode, encode
+from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
+from pipeline.ledger.campaign_record import CampaignRecord
+from pipeline.ledger.history import History, Reached
+from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.reporting.comparison import Change, compare, served_speed
+
+MAX_HISTORY = 30
+"""Latest outcomes of a model and class that its history shows."""
+
+MAX_LOG_CHARS = 8000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignData:
+    """A campaign, as the report shows it.
+
+    Attributes:
+        record: the campaign in the ledger.
+        outcomes: in the order of the catalog.
+        changes: since the campaign `against`, by model and class; empty without one.
+        history: every outcome that the ledger has of a model, by its name; None leaves histories out.
+        store: URI of the store, as commands name it.
+    """
+
+    campaign: str
+    record: CampaignRecord
+    outcomes: Sequence[Outcome]
+    store: str
+    against: str | None = None
+    changes: Mapping[tuple[str, str], Change] = field(default_factory=dict)
+    history: History | None = None
+
+
+def campaign_data(history: History, campaign: str, *, store: str, against: str | None = None) -> CampaignData:
+    """Read a campaign from the ledger.
+
+    Args:
+        history: of the store.
+        campaign: its name.
+        store: URI of the store.
+        against: name of an earlier campaign to compare with.
+
+    Raises:
+        UsageError: the store lacks one of the campaigns; the message lists those that it has.
+    """
+    outcomes = history.outcomes(campaign)
+    changes = compare(history.outcomes(against), outcomes) if against else []
+    return CampaignData(
+        campaign=campaign,
+        record=history.record(campaign),
+        outcomes=outcomes,
+        store=store,
+        against=against,
+        changes={(change.model, change.device_class): change for change in changes},
+        history=history,
+    )
+
+
+def overview(data: CampaignData) -> dict[str, Any]:
+    """The campaign, its device classes, and a row for each outcome."""
+    record = data.record
+    classes = Counter(outcome.device_class for outcome in data.outcomes)
+    toolchains = {name: facts.toolchain for name, facts in record.facts.items()}
+    hosts = dict.fromkeys(str(one.host["cpu"]) for one in data.outcomes if one.host.get("cpu"))
+    return {
+        "campaign": data.campaign,
+        "catalog": record.catalog,
+        "store": data.store,
+        "started": _iso(record.started),
+        "seconds": None if record.finished is None else record.finished - record.started,
+        "exit_code": record.exit_code,
+        "interrupted": record.interrupted,
+        "planned": record.num_planned,
+        "against": data.against,
+        "classes": sorted(
+            classes, key=lambda name: (name == PORTABLE, list(DEVICE_CLASSES).index(name) if name in DEVICE_CLASSES else 0)
+        ),
+        "toolchain": next(iter(toolchains.values()), {}),
+        "hosts": list(hosts),
+        "rows": [_row(outcome, data.changes.get((outcome.model, outcome.device_class))) for outcome in data.outcomes],
+        "removed": [[one.model, one.device_class] for one in data.changes.values() if one.kind == "removed"],
+    }
+
+
+def details(data: CampaignData, model: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What the report shows of one model, besides its rows.
+
+    Args:
+        data: of the campaign.
+        model: its name.
+        outcomes: of the model, one for each device class.
+    """
+    past = data.history.of_model(model) if data.history else []
+    published = [outcome.device_class for outcome in outcomes if outcome.verdict in ("published", "kept-previous")]
+    return {
+        "classes": {one.device_class: _detail(one) for one in outcomes},
+        "serves": {one.device_class: _rung(one.device_class, published) for one in outcomes if one.device_class in DEVICE_CLASSES},
+        "history": {name: past_figures(own) for name, own in _by_class(past).items()},
+    }
+
+
+def past_figures(past: Sequence[Reached]) -> list[dict[str, Any]]:
+    """Figures of the outcomes of a model and class, the oldest first, each compared with the one before."""
+    found, before = list[dict[str, Any]](), None
+    for item in past[-MAX_HISTORY:]:
+        outcome = item.outcome
+        speed = served_speed(outcome)
+        change = compare([before], [outcome])[0] if before else None
+        drift = outcome.figures.drift or {}
+        found.append(
+            {
+                "time": _iso(item.time),
+                "verdict": outcome.verdict,
+                "version": outcome.version,
+                "recipe": speed.recipe if speed else outcome.recipe,
+                "speedup": _finite(speed.value if speed else None),
+                "ci": [speed.low, speed.high] if speed else None,
+                "error_ratio": _finite(drift.get("error_ratio")),
+                "size_mb": _size_mb(outcome),
+                "build_s": outcome.build_s,
+                "torch": outcome.host.get("torch"),
+                "coldpress": outcome.host.get("coldpress"),
+                "change": change.kind if change else None,
+                "why": change.why if change else "",
+            }
+        )
+        before = outcome
+    return found
+
+
+ROW = (
+    *(
+        "model",
+        "device_class",
+        "verdict",
+        "recipe",
+        "speedup",
+        "low",
+        "high",
+        "margin",
+        "error_ratio",
+        "size_mb",
+        "p50_ms",
+        "eager_ms",
+    ),
+    *("version", "cached", "code", "reason", "change", "change_why", "build_s", "judge_s", "failed"),
+)
+"""Columns of the rows, in order."""
+
+
+def _row(outcome: Outcome, change: Change | None) -> list[Any]:
+    figures = outcome.figures
+    latency, drift, ci = figures.latency_ms or {}, figures.drift or {}, figures.speedup_ci or (None, None)
+    return [
+        *(outcome.model, outcome.device_class, outcome.verdict, outcome.recipe),
+        *map(_finite, (figures.speedup, *ci, drift.get("margin"), drift.get("error_ratio"), _size_mb(outcome))),
+        *map(_finite, (latency.get("p50"), latency.get("eager_p50"))),
+        *(outcome.version, outcome.cached, outcome.code or outcome.failure_kind, outcome.reason),
+        *(change.kind if change else None, change.why if change else ""),
+        *(_finite(outcome.build_s), _finite(outcome.judge_s), outcome.failed),
+    ]
+
+
+def _detail(outcome: Outcome) -> dict[str, Any]:
+    settings = outcome.environment
+    return {
+        "source": outcome.source,
+        "num_threads": outcome.num_threads,
+        "objective": outcome.objective,
+        "clock": outcome.clock,
+        "cpu": outcome.host.get("cpu"),
+        "torch": outcome.host.get("torch"),
+        "artifact": outcome.artifact,
+        "registered_as": outcome.registered_as,
+        "tags": dict(outcome.tags),
+        "task_metric": outcome.task_metric,
+        "settings": settings.text if settings else "",
+        "previous": encode(outcome.previous) if outcome.previous else None,
+        "failure": outcome.failure_kind,
+        "log_tail": outcome.log_tail[-MAX_LOG_CHARS:],
+        "deciles_ms": {name: list(values) for name, values in outcome.deciles_ms.items()},
+        "candidates": [_candidate(one) for one in outcome.candidates],
+    }
+
+
+def _candidate(report: CandidateReport) -> dict[str, Any]:
+    figures = report.figures
+    return {
+        "recipe": report.recipe,
+        "problem": report.problem,
+        "failure": report.failure,
+        "how": f"{report.capture} → {report.lowering}" if report.capture and report.lowering else "",
+        "speedup": _finite(figures.speedup),
+        "ci": list(figures.speedup_ci) if figures.speedup_ci else None,
+        "latency_ms": {name: _finite(value) for name, value in (figures.latency_ms or {}).items()},
+        "drift": {name: _finite(value) for name, value in (figures.drift or {}).items()},
+        "size_mb": report.size_bytes / 1e6,
+        "num_payloads": report.num_payloads,
+        "build_s": report.build_s,
+        "points": [_point(item) for item in report.points],
+        "outputs": [{name: _finite(value) for name, value in encode(item).items()} for item in report.outputs],
+        "freezing": [list(row) for row in describe_freezing(_freezing(report), report.tried)],
+    }
+
+
+def _freezing(report: CandidateReport) -> FreezingRecord:
+    return FreezingRecord(
+        warnings=report.warnings,
+        reports={path: decode(FreezingReport, found, origin="report") for path, found in report.reports.items()},
+        strides_equal=report.strides_equal,
+        migration=None if report.migration is None else decode(Migration, report.migration, origin="migration"),
+    )
+
+
+def _point(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "place": place_text(item["threads"], item["point"]),
+        "payload": item["payload"],
+        **{name: _finite(item.get(name)) for name in ("eager_p50", "p50", "p90", "p99", "speedup")},
+        "ci": item.get("speedup_ci"),
+        "verdict": item.get("verdict"),
+    }
+
+
+def _rung(machine: str, published: Iterable[str]) -> str | None:
+    """The published class that serves on machines of a class: its own, else the closest that they run; None if none does."""
+    runnable = [name for name in published if name in DEVICE_CLASSES and can_run(name, machine)]
+    return max(runnable, key=lambda name: sum(can_run(other, name) for other in DEVICE_CLASSES), default=None)
+
+
+def _by_class(past: Iterable[Reached]) -> dict[str, list[Reached]]:
+    found: dict[str, list[Reached]] = {}
+    for item in past:
+        found.setdefault(item.outcome.device_class, []).append(item)
+    return found
+
+
+def _size_mb(outcome: Outcome) -> float | None:
+    """Size of the payloads of an outcome's recipe, in 1e6 bytes."""
+    return next((one.size_bytes / 1e6 for one in outcome.candidates if one.recipe == outcome.recipe and one.size_bytes), None)
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _finite(value: Any) -> Any:
+    """The value, infinities and NaN as strings, which JSON lacks; floats with five digits."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else str(value)
