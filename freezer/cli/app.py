@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, entry_points, version
+from importlib.util import find_spec
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 
@@ -15,7 +17,42 @@ from freezer.cli.freezing_commands import freeze
 from freezer.cli.progress import progress
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
 
+CAMPAIGN_COMMANDS = "coldpress.commands"
+"""Group of entry points: commands over campaigns, which only a checkout has. Each names a typer application."""
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands of the wheel, and in a checkout those over campaigns, which are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return [*super().list_commands(ctx), *_campaign_commands()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if (known := super().get_command(ctx, cmd_name)) is not None:
+            return known
+        if (point := _campaign_commands().get(cmd_name)) is None:
+            return None
+        command = typer.main.get_command(point.load())
+        command.name = cmd_name
+        return command
+
+
+def _campaign_commands() -> dict[str, EntryPoint]:
+    """The entry points of CAMPAIGN_COMMANDS, by command; empty without a checkout."""
+    return {point.name: point for point in entry_points(group=CAMPAIGN_COMMANDS) if _is_here(point.module)}
+
+
+def _is_here(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its package
+        return False
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -35,7 +35,7 @@ class Summary:
 
     Attributes:
         counts: number of outcomes by verdict, the most frequent first.
-        gains: the published outcomes with the largest speedups, without `portable`.
+        gains: the published outcomes with the largest speedups, one for each model, without `portable`.
         unpublished: failed ones first.
     """
 
@@ -46,7 +46,10 @@ class Summary:
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
     """Summarize outcomes, in the order of the catalog."""
-    timed = [one for one in outcomes if one.verdict == "published" and one.figures.speedup and one.device_class != PORTABLE]
+    best: dict[str, Outcome] = {}
+    for one in sorted(outcomes, key=lambda one: one.figures.speedup or 0.0, reverse=True):
+        if one.verdict == "published" and one.figures.speedup and one.device_class != PORTABLE:
+            best.setdefault(one.model, one)
     alike: dict[tuple[str, str, str, str, bool], list[str]] = {}
     for one in outcomes:
         if one.verdict != "published":
@@ -54,7 +57,7 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
             alike.setdefault(kind, []).append(one.device_class)
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
-        gains=tuple(sorted(timed, key=lambda one: one.figures.speedup or 0.0, reverse=True)[:NUM_GAINS]),
+        gains=tuple(best.values())[:NUM_GAINS],
         unpublished=tuple(
             Unpublished(model=model, device_classes=tuple(classes), verdict=verdict, code=code, reason=reason, failed=failed)
             for (model, verdict, code, reason, failed), classes in sorted(alike.items(), key=lambda item: not item[0][4])

@@ -16,9 +16,10 @@ from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.codec import decode, encode
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
 from pipeline.ledger.campaign_record import CampaignRecord
-from pipeline.ledger.history import History, Reached
+from pipeline.ledger.history import History
 from pipeline.records.outcome import CandidateReport, Outcome
-from pipeline.reporting.comparison import Change, compare, served_speed
+from pipeline.reporting.comparison import Change, compare
+from pipeline.reporting.model_history import PastOutcome, past_outcomes, size_mb
 
 MAX_HISTORY = 30
 """Latest outcomes of a model and class that its history shows."""
@@ -88,13 +89,10 @@ def overview(data: CampaignData) -> dict[str, Any]:
         "interrupted": record.interrupted,
         "planned": record.num_planned,
         "against": data.against,
-        "classes": sorted(
-            classes, key=lambda name: (name == PORTABLE, list(DEVICE_CLASSES).index(name) if name in DEVICE_CLASSES else 0)
-        ),
+        "classes": sorted(classes, key=_specific_first),
         "toolchain": next(iter(toolchains.values()), {}),
         "hosts": list(hosts),
         "rows": [_row(outcome, data.changes.get((outcome.model, outcome.device_class))) for outcome in data.outcomes],
-        "removed": [[one.model, one.device_class] for one in data.changes.values() if one.kind == "removed"],
     }
 
 
@@ -111,37 +109,30 @@ def details(data: CampaignData, model: str, outcomes: Sequence[Outcome]) -> dict
     return {
         "classes": {one.device_class: _detail(one) for one in outcomes},
         "serves": {one.device_class: _rung(one.device_class, published) for one in outcomes if one.device_class in DEVICE_CLASSES},
-        "history": {name: past_figures(own) for name, own in _by_class(past).items()},
+        "history": {name: _past(own) for name, own in past_outcomes(past).items()},
     }
 
 
-def past_figures(past: Sequence[Reached]) -> list[dict[str, Any]]:
-    """Figures of the outcomes of a model and class, the oldest first, each compared with the one before."""
-    found, before = list[dict[str, Any]](), None
-    for item in past[-MAX_HISTORY:]:
-        outcome = item.outcome
-        speed = served_speed(outcome)
-        change = compare([before], [outcome])[0] if before else None
-        drift = outcome.figures.drift or {}
-        found.append(
-            {
-                "time": _iso(item.time),
-                "verdict": outcome.verdict,
-                "version": outcome.version,
-                "recipe": speed.recipe if speed else outcome.recipe,
-                "speedup": _finite(speed.value if speed else None),
-                "ci": [speed.low, speed.high] if speed else None,
-                "error_ratio": _finite(drift.get("error_ratio")),
-                "size_mb": _size_mb(outcome),
-                "build_s": outcome.build_s,
-                "torch": outcome.host.get("torch"),
-                "coldpress": outcome.host.get("coldpress"),
-                "change": change.kind if change else None,
-                "why": change.why if change else "",
-            }
-        )
-        before = outcome
-    return found
+def _past(past: Sequence[PastOutcome]) -> list[dict[str, Any]]:
+    """The latest outcomes of a model and class, the oldest first."""
+    return [
+        {
+            "time": _iso(one.time),
+            "verdict": one.verdict,
+            "version": one.version,
+            "recipe": one.recipe,
+            "speedup": _finite(one.speed.value) if one.speed else None,
+            "ci": [_finite(one.speed.low), _finite(one.speed.high)] if one.speed else None,
+            "error_ratio": _finite(one.error_ratio),
+            "size_mb": _finite(one.size_mb),
+            "build_s": _finite(one.build_s),
+            "torch": one.torch,
+            "coldpress": one.coldpress,
+            "change": one.change.kind if one.change else None,
+            "why": one.change.why if one.change else "",
+        }
+        for one in past[-MAX_HISTORY:]
+    ]
 
 
 ROW = (
@@ -169,7 +160,7 @@ def _row(outcome: Outcome, change: Change | None) -> list[Any]:
     latency, drift, ci = figures.latency_ms or {}, figures.drift or {}, figures.speedup_ci or (None, None)
     return [
         *(outcome.model, outcome.device_class, outcome.verdict, outcome.recipe),
-        *map(_finite, (figures.speedup, *ci, drift.get("margin"), drift.get("error_ratio"), _size_mb(outcome))),
+        *map(_finite, (figures.speedup, *ci, drift.get("margin"), drift.get("error_ratio"), size_mb(outcome))),
         *map(_finite, (latency.get("p50"), latency.get("eager_p50"))),
         *(outcome.version, outcome.cached, outcome.code or outcome.failure_kind, outcome.reason),
         *(change.kind if change else None, change.why if change else ""),
@@ -244,16 +235,9 @@ def _rung(machine: str, published: Iterable[str]) -> str | None:
     return max(runnable, key=lambda name: sum(can_run(other, name) for other in DEVICE_CLASSES), default=None)
 
 
-def _by_class(past: Iterable[Reached]) -> dict[str, list[Reached]]:
-    found: dict[str, list[Reached]] = {}
-    for item in past:
-        found.setdefault(item.outcome.device_class, []).append(item)
-    return found
-
-
-def _size_mb(outcome: Outcome) -> float | None:
-    """Size of the payloads of an outcome's recipe, in 1e6 bytes."""
-    return next((one.size_bytes / 1e6 for one in outcome.candidates if one.recipe == outcome.recipe and one.size_bytes), None)
+def _specific_first(name: str) -> tuple[bool, int]:
+    """Order of the columns: the most specific class first, `portable` last."""
+    return name == PORTABLE, -list(DEVICE_CLASSES).index(name) if name in DEVICE_CLASSES else 0
 
 
 def _iso(seconds: float) -> str:

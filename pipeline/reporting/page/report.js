@@ -56,12 +56,13 @@ const state = { shown: [], rowHeight: 62 };
 
 function cellOf(model, name) {
   const row = model.cells.get(name);
-  if (!row) return element("td", {}, element("span", { class: "dim" }, "—"));
+  if (!row) return element("td", { "data-class": name }, element("span", { class: "dim" }, "—"));
   const figures = [range(row.low, row.high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
   const change = row.change && row.change !== "unchanged" ? ` ${row.change}` : "";
+  const kind = isWorse(row.change) ? "worse" : row.change === "new" ? "dim-word" : "better";
   const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.change_why || row.reason || "", "data-class": name },
     element("span", { class: `verdict ${row.verdict}` }, row.verdict), ` ${times(row.speedup)}`,
-    change ? element("span", { class: isWorse(row.change) ? "worse" : "better" }, change) : null,
+    change ? element("span", { class: kind }, change) : null,
     element("span", { class: "dim" }, row.failed ? row.code ?? "" : figures.filter(Boolean).join(" · ")));
   return element("td", {}, link);
 }
@@ -105,6 +106,7 @@ function refresh() {
     const pressed = button.dataset.verdict ? byId("verdict").value === button.dataset.verdict : byId("change").value === button.dataset.change;
     button.setAttribute("aria-pressed", pressed);
   }
+  byId("models").style.setProperty("--classes", classesShown().length);
   drawHead();
   drawRows();
 }

@@ -1,0 +1,46 @@
+"""`coldpress report CAMPAIGN`, or `python -m jobs.report CAMPAIGN`: a campaign as one HTML file. See docs/run-a-fleet.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from freezer.errors import InfrastructureError
+from freezer.files.atomic import write_whole
+from freezer.files.paths import check_file
+from freezer.store.store import Store
+from jobs.exits import exiting, say
+from pipeline.ledger.history import History
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    campaign: Annotated[str, typer.Argument(help="Name of the campaign.")],
+    store: Annotated[str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")] = "./store",
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+    against: Annotated[str | None, typer.Option(help="An earlier campaign to compare with.")] = None,
+) -> None:
+    """Write the report of a campaign: one HTML file that needs no network."""
+    console, errors = Console(), Console(stderr=True)
+    with exiting(errors):
+        from pipeline.reporting.html_report import html_report
+        from pipeline.reporting.report_data import campaign_data
+
+        check_file(out, "--out")
+        history = History(Store.open(store))
+        page = html_report(campaign_data(history, campaign, store=store, against=against))
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(out, page)
+        except OSError as error:
+            raise InfrastructureError(f"--out {out} cannot be written: {error}") from error
+    say(console, f"wrote {out} ({len(page) / 1e3:.0f} kB)", "")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,111 @@
+"""Campaigns as a ledger has them after their end, written without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from freezer.freezing.recipes.recipes import EAGER
+from freezer.hardware.device_classes import PORTABLE
+from freezer.store.store import Store
+from pipeline.ledger.campaign_record import CampaignRecord, members_of
+from pipeline.ledger.ledger import Draft, Ledger
+from pipeline.records.class_facts import ClassFacts
+from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome, OutputDrift
+
+CLASSES = ("cpu-x86-64-v4", "cpu-x86-64-v3", PORTABLE)
+
+
+def published(
+    model: str, device_class: str = CLASSES[0], *, speedup: float = 1.8, error_ratio: float = 1.2, key: str = "1"
+) -> Outcome:
+    """An outcome with two candidates and figures for all that a report shows."""
+    figures = Figures(
+        speedup=speedup,
+        speedup_ci=(speedup * 0.98, speedup * 1.02),
+        drift={"error_ratio": error_ratio, "max_abs_err": 1e-6, "sqnr_db": 120.0, "margin": 3.0 / error_ratio},
+        latency_ms={"eager_p50": 20.0, "p50": 20.0 / speedup, "p90": 21.0 / speedup, "p99": 22.0 / speedup},
+    )
+    winner = CandidateReport(
+        recipe="inductor-frozen",
+        build_key=f"build-{model}",
+        capture="export",
+        lowering="inductor",
+        build_s=31.0,
+        size_bytes=45_000_000,
+        num_payloads=1,
+        figures=figures,
+        outputs=(
+            OutputDrift(output="logits", kind="random", set_index=0, error_ratio=error_ratio, max_abs_err=1e-6, sqnr_db=120.0),
+        ),
+    )
+    slower = replace(winner, recipe="torchscript-frozen", figures=replace(figures, speedup=1.1, speedup_ci=(1.08, 1.12)))
+    return Outcome(
+        model=model,
+        device_class=device_class,
+        verdict="published",
+        reason=f"{winner.recipe} is {speedup:.2f} times as fast as eager",
+        num_threads=2,
+        source=f"python:models:{model}",
+        source_key="s",
+        judge_key=f"{key}-{model}-{device_class}",
+        recipe=winner.recipe,
+        figures=figures,
+        candidates=(winner, slower),
+        artifact=f"sha256:{key}{model}{device_class}",
+        version=int(key),
+        build_s=62.0,
+        judge_s=20.0,
+        host={"cpu": "Test CPU", "torch": "2.13.0+cpu", "coldpress": "0.1.0"},
+        deciles_ms={
+            EAGER: tuple(19 + place / 5 for place in range(11)),
+            winner.recipe: tuple(10 + place / 5 for place in range(11)),
+        },
+    )
+
+
+def failed(model: str, device_class: str = CLASSES[0], *, key: str = "1") -> Outcome:
+    """An outcome of a model that cannot be captured."""
+    return Outcome(
+        model=model,
+        device_class=device_class,
+        verdict="failed",
+        reason="the model branches on the values of a tensor; <b>use torch.cond</b>",
+        failure=Failure(kind="capture", code="CP-CAPTURE", message="the model branches", log_tail="line 12: if x.sum() > 0:"),
+        num_threads=2,
+        source=f"python:models:{model}",
+        source_key="s",
+        judge_key=f"{key}-{model}-{device_class}",
+    )
+
+
+def kept_eager(model: str, device_class: str = CLASSES[0], *, key: str = "1") -> Outcome:
+    """An outcome of a model that no recipe makes faster."""
+    found = published(model, device_class, speedup=0.97, key=key)
+    return replace(found, verdict="kept-eager", reason="no candidate is faster than eager")
+
+
+def write_campaign(store: Store, name: str, outcomes: Sequence[Outcome], *, started: float = 1_790_000_000.0) -> None:
+    """Append the outcomes and the record of a campaign that has ended to the store's ledger."""
+    with Ledger(store, name) as ledger:
+        ledger.append_all(
+            [
+                Draft(
+                    kind="outcome",
+                    key=one.judge_key,
+                    model=one.model,
+                    device_class=one.device_class,
+                    data={"outcome": one.to_json()},
+                )
+                for one in outcomes
+            ]
+        )
+        record = CampaignRecord(
+            catalog="catalog.yaml",
+            started=started,
+            finished=started + 600,
+            exit_code=int(any(one.failed for one in outcomes)),
+            members=members_of(outcomes),
+            facts={CLASSES[0]: ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})},
+        )
+        ledger.append("campaign", name, model="", device_class="", data=record.to_json())

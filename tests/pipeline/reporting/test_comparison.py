@@ -1,0 +1,94 @@
+"""Comparison of campaigns, history of a model, and the commands that print them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from freezer.store.store import Store
+from jobs import compare as compare_command
+from jobs import history as history_command
+from pipeline.records.outcome import Outcome
+from pipeline.reporting.comparison import compare
+from tests.pipeline.reporting.past_campaigns import failed, kept_eager, published, write_campaign
+
+OLD = published("m", speedup=1.8)
+
+CHANGES = {
+    "unchanged": published("m", speedup=1.75, key="2"),  # within noise
+    "slower": published("m", speedup=1.5, key="2"),
+    "faster": published("m", speedup=2.2, key="2"),
+    "drifted": published("m", speedup=1.8, error_ratio=2.9, key="2"),
+    "newly failing": failed("m", key="2"),
+}
+
+
+@pytest.mark.parametrize(("kind", "after"), CHANGES.items(), ids=list(CHANGES))
+def test_kinds_of_change(kind: str, after: Outcome) -> None:
+    (change,) = compare([OLD], [after])
+    assert change.kind == kind
+    assert change.is_regression == (kind in {"slower", "drifted", "newly failing"})
+
+
+def test_fixed_new_and_removed() -> None:
+    kinds = {change.model: change.kind for change in compare([failed("a"), OLD], [published("a", key="2"), published("b")])}
+    assert kinds == {"a": "fixed", "b": "new", "m": "removed"}
+
+
+def test_kept_eager_counts_as_eager() -> None:
+    (change,) = compare([OLD], [kept_eager("m", key="2")])
+    assert change.kind == "slower"
+
+
+def test_same_artifact_is_unchanged() -> None:
+    """Two judgements of one artifact differ by noise alone."""
+    (change,) = compare([OLD], [replace(published("m", speedup=1.2, key="2"), artifact=OLD.artifact)])
+    assert change.kind == "unchanged"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two campaigns: `m` becomes slower, `ok` stays."""
+    opened = Store.open(str(tmp_path / "store"), create=True)
+    write_campaign(opened, "monday", [OLD, published("ok")])
+    write_campaign(opened, "friday", [CHANGES["slower"], published("ok")], started=1_790_400_000.0)
+    return opened
+
+
+def test_compare_exits_with_regressions(store: Store) -> None:
+    run = CliRunner().invoke(compare_command.app, ["monday", "friday", "--store", store.uri])
+    assert run.exit_code == 1
+    assert "slower: m cpu-x86-64-v4: inductor-frozen 1.50x (1.47-1.53), was inductor-frozen 1.80x (1.76-1.84)" in run.stdout
+    assert run.stdout.splitlines()[-1] == "1 slower, 1 unchanged"
+    assert CliRunner().invoke(compare_command.app, ["monday", "monday", "--store", store.uri]).exit_code == 0
+
+
+def test_compare_with_unknown_campaign(store: Store) -> None:
+    run = CliRunner().invoke(compare_command.app, ["monday", "sunday", "--store", store.uri])
+    assert run.exit_code == 2
+    assert "it has: monday, friday" in run.stderr
+
+
+def test_history_marks_regressions(store: Store) -> None:
+    run = CliRunner().invoke(history_command.app, ["m", "--store", store.uri])
+    assert run.exit_code == 0
+    rows = [line.split() for line in run.stdout.splitlines() if "published" in line]
+    assert [next(word for word in row if word.endswith("x")) for row in rows] == ["1.50x", "1.80x"]  # the latest first
+    assert "slower: inductor-frozen 1.50x" in run.stdout
+    assert max(map(len, run.stdout.splitlines()[:-1])) <= 80  # the sentence is wrapped by the terminal
+
+
+def test_history_as_json(store: Store) -> None:
+    run = CliRunner().invoke(history_command.app, ["m", "--store", store.uri, "--json"])
+    (old, new) = json.loads(run.stdout)["cpu-x86-64-v4"]
+    assert (old["speed"]["value"], new["change"]["kind"]) == (1.8, "slower")
+
+
+def test_history_of_unknown_model(store: Store) -> None:
+    run = CliRunner().invoke(history_command.app, ["mm", "--store", store.uri])
+    assert run.exit_code == 2
+    assert "it has models: m, ok" in run.stderr

@@ -1,0 +1,198 @@
+"""The HTML report in headless Chromium: no errors, no network; sort, filter, search, links, keyboard; phone, dark, print."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from typer.testing import CliRunner
+
+from freezer.store.store import Store
+from jobs import report as report_command
+from tests.pipeline.reporting.past_campaigns import CLASSES, failed, kept_eager, published, write_campaign
+
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Two campaigns. In the second `resnet` is slower, `bert` is fixed, `vad` kept eager, and `router` fails."""
+    opened = Store.open(str(tmp_path_factory.mktemp("report") / "store"), create=True)
+    write_campaign(opened, "monday", [published("resnet", name) for name in CLASSES] + [failed("bert"), published("gone")])
+    outcomes = [published("resnet", name, speedup=1.5, key="2") for name in CLASSES]
+    outcomes += [published("bert", speedup=2.4, key="2"), kept_eager("vad"), failed("router")]
+    write_campaign(opened, "friday", outcomes, started=1_790_400_000.0)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def report(store: Store) -> Path:
+    """The report of the second campaign against the first."""
+    path = store.root.parent / "report.html"
+    arguments = ["friday", "--store", store.uri, "--out", str(path), "--against", "monday"]
+    run = CliRunner().invoke(report_command.app, arguments)
+    assert run.exit_code == 0, run.output
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, report: Path) -> Iterator[Page]:
+    """The report, opened. Any error or request beside the file itself fails the test."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    problems, requests = list[str](), list[str]()
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(report.as_uri())
+    yield page
+    page.close()
+    assert problems == []
+    assert {url.partition("#")[0] for url in requests} == {report.as_uri()}
+
+
+def names(page: Page) -> list[str]:
+    """The models that the table shows, in order."""
+    return page.locator("#models tbody tr.item th").all_inner_texts()
+
+
+def test_summary_answers_without_a_search(page: Page) -> None:
+    text = page.locator("main > section").first.inner_text()
+    assert "bert on cpu-x86-64-v4: 2.40× eager" in text
+    assert 'freezer.load("bert"' in text
+    assert "router cpu-x86-64-v4: failed CP-CAPTURE the model branches on the values of a tensor; <b>use torch.cond</b>" in text
+    assert "vad cpu-x86-64-v4: kept-eager" in text
+
+
+def test_sort_filter_and_search(page: Page) -> None:
+    assert names(page) == ["resnet", "bert", "vad", "router"]
+    page.select_option("#sort", "speedup")
+    assert names(page) == ["bert", "resnet", "vad", "router"]
+    page.select_option("#verdict", "failed")
+    assert names(page) == ["router"]
+    page.select_option("#verdict", "")
+    page.fill("#search", "kept")
+    assert names(page) == ["vad"]
+    assert page.locator("#shown").inner_text() == "1 of 4 models"
+
+
+def test_changes_since_the_earlier_campaign(page: Page) -> None:
+    assert "Not in this campaign any more: gone cpu-x86-64-v4." in page.locator("main > section").first.inner_text()
+    page.click("button[data-change=slower]")
+    assert names(page) == ["resnet"]
+    assert page.locator("#models .worse").first.inner_text().strip() == "slower"
+
+
+def test_details_of_a_model(page: Page) -> None:
+    page.click("#models td a[href='#resnet/cpu-x86-64-v4']")
+    text = page.locator("#d-body").inner_text()
+    for expected in (
+        "slower: inductor-frozen 1.50x (1.47-1.53), was inductor-frozen 1.80x",
+        "torchscript-frozen",
+        "History",
+        "Test CPU",
+    ):
+        assert expected in text
+    assert page.locator("#d-body svg").count() >= 2  # latencies, trend
+    page.keyboard.press("Escape")
+    assert not page.locator("#details").is_visible()
+
+
+def test_details_of_a_failure(page: Page, report: Path) -> None:
+    page.goto(f"{report.as_uri()}#router")
+    text = page.locator("#d-body").inner_text()
+    assert "line 12: if x.sum() > 0:" in text
+    assert "use torch.cond" in text
+
+
+def test_keyboard_alone(page: Page) -> None:
+    page.keyboard.press("/")
+    page.keyboard.type("router")
+    assert names(page) == ["router"]
+    page.locator("#models td a").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#d-title").inner_text() == "router"
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_fits_every_screen(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 700})
+    page.reload()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    row = page.locator("#models tbody tr.item").first
+    assert row.evaluate("(row) => row.scrollHeight - row.clientHeight") <= 0  # every class is visible
+
+
+CONTRAST = """
+() => {
+  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const parsed = (text) => text.match(/[\\d.]+/g).map(Number);
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const color = parsed(getComputedStyle(element).backgroundColor);
+      if (color.length === 3 || color[3] > 0) return color;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.checkVisibility() || element.closest("script, style, svg, option")) continue;
+    const [one, other] = [light(parsed(getComputedStyle(element).color)), light(behind(element))].sort((a, b) => b - a);
+    if ((one + 0.05) / (other + 0.05) < 4.5) low.push(`${element.tagName} ${element.textContent.trim().slice(0, 40)}`);
+  }
+  return low;
+}
+"""
+"""Elements whose text has less than 4.5:1 of contrast (WCAG 2.2, 1.4.3 AA)."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(browser: Browser, report: Path, scheme: str) -> None:
+    page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(f"{report.as_uri()}#resnet")
+    page.wait_for_selector("#d-body section")
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate(CONTRAST) == []
+    page.close()
+
+
+def test_ten_thousand_rows_stay_smooth(browser: Browser, tmp_path: Path) -> None:
+    opened = Store.open(str(tmp_path / "store"), create=True)
+    outcomes = [published(f"model-{place:05}", name, speedup=1 + place / 5000) for place in range(5000) for name in CLASSES[:2]]
+    write_campaign(opened, "fleet", outcomes)
+    path = tmp_path / "report.html"
+    run = CliRunner().invoke(report_command.app, ["fleet", "--store", opened.uri, "--out", str(path)])
+    assert run.exit_code == 0, run.output
+    assert path.stat().st_size < 20e6
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    started = time.monotonic()
+    page.goto(path.as_uri())
+    page.wait_for_selector("#models tbody tr.item")
+    assert time.monotonic() - started < 10
+    assert page.locator("#models tbody tr.item").count() < 200  # only what is in view
+    page.select_option("#sort", "speedup")
+    assert names(page)[0] == "model-04999"
+    busy_ms = page.evaluate(
+        "() => { const t = performance.now(); byId('search').value = '04321'; refresh(); return performance.now() - t; }"
+    )
+    assert busy_ms < 500
+    assert names(page) == ["model-04321"]
+    page.click("#models td a")
+    assert "inductor-frozen" in page.locator("#d-body").inner_text()
+    page.close()
