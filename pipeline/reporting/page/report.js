@@ -57,7 +57,7 @@ const state = { shown: [], rowHeight: 62 };
 function cellOf(model, name) {
   const row = model.cells.get(name);
   if (!row) return element("td", { "data-class": name }, element("span", { class: "dim" }, "—"));
-  const figures = [range(row.low, row.high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
+  const figures = [row.recipe === name ? "" : row.recipe, range(row.low, row.high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
   const change = row.change && row.change !== "unchanged" ? ` ${row.change}` : "";
   const kind = isWorse(row.change) ? "worse" : row.change === "new" ? "dim-word" : "better";
   const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.change_why || row.reason || "", "data-class": name },
@@ -216,6 +216,7 @@ function facts(row, detail) {
 }
 
 function contest(row, detail) {
+  detail.candidates.sort((one, other) => (other.speedup ?? 0) - (one.speedup ?? 0));
   const parts = [element("h4", {}, "Contest"), table(
     ["recipe", "result", "#speedup", "#95% interval", "#p50 ms", "#error ratio", "#size", "#built in"],
     detail.candidates.map((one) => ({
