@@ -41,7 +41,7 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]
     yield from _contract(manifest)
     for payload in manifest.payloads:
         threads = place_text(payload.num_threads, {}) if payload.num_threads else "any thread count"
-        yield "payload", ", ".join([f"{payload.path}: {_size(payload.size_bytes)}", threads, *map(_sizes, payload.dims)])
+        yield "payload", ", ".join([f"{payload.path}: {size_text(payload.size_bytes)}", threads, *map(_sizes, payload.dims)])
     if manifest.fallback:
         paths = ", ".join(payload.path for payload in manifest.fallback.payloads)
         speed = figures_text(manifest.fallback.speedup, None)
@@ -78,7 +78,7 @@ def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str
         }
         yield "strides", results[freezing.strides_equal]
     for other in freezing.candidates:
-        made = f"{other.recipe} ({other.capture} -> {other.lowering}, {_size(other.size_bytes)})"
+        made = f"{other.recipe} ({other.capture} -> {other.lowering}, {size_text(other.size_bytes)})"
         yield "candidate", f"{made}: {other.problem or 'passes, ' + figures_text(other.speedup, other.error_ratio)}"
     for item in freezing.pareto if len(freezing.pareto) > 1 else ():
         yield "pareto", _tradeoff(item)
@@ -208,8 +208,8 @@ def _report(report: FreezingReport) -> Iterator[Row]:
         if changes:
             yield name, "; ".join(f"{item.name} {item.count}" + (f" ({item.note})" if item.note else "") for item in changes)
     if report.num_constants or report.folded_bytes:
-        folded = f"; folding computed {_size(report.folded_bytes)} of new constants" if report.folded_bytes else ""
-        made = f"{report.num_constants} parameters and buffers, {_size(report.constants_bytes)}{folded}"
+        folded = f"; folding computed {size_text(report.folded_bytes)} of new constants" if report.folded_bytes else ""
+        made = f"{report.num_constants} parameters and buffers, {size_text(report.constants_bytes)}{folded}"
         yield "constants", f"{made}: {_listed(report.constants)}"
     preserved = {item.name for item in report.preserved}
     for item in report.preserved:
@@ -219,13 +219,13 @@ def _report(report: FreezingReport) -> Iterator[Row]:
             yield "stays", f"{kept.name}: {kept.reason}"
     if report.unused:
         yield "unused", _listed(report.unused)
-    yield "size", f"{_size(report.size_before_bytes)} of parameters and buffers -> {_size(report.size_after_bytes)}"
+    yield "size", f"{size_text(report.size_before_bytes)} of parameters and buffers -> {size_text(report.size_after_bytes)}"
     if report.instructions_of:
         yield "instructions", f"{' '.join(sorted(report.instructions)) or 'baseline only'} (of {report.instructions_of})"
     if report.phases_s:
         yield "time", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.phases_s.items())
     if report.memory_peak_bytes is not None:
-        yield "build memory", f"peak {_size(report.memory_peak_bytes)}"
+        yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
     yield from (("guard", guard) for guard in report.guards)
     yield from (("note", note) for note in report.notes)
 
@@ -261,7 +261,8 @@ def _sizes(dim: Dim) -> str:
     return f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim).replace(" from ", " ", 1)
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """A size for people."""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 
 

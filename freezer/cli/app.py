@@ -9,12 +9,12 @@ from typing import Annotated
 
 import click
 import typer
-from rich.console import Console
 
-from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, say
+from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, error_console, say, say_error
 from freezer.cli.artifact_commands import classes, diff, env, inspect, pull, run, sign, verify
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.progress import progress
+from freezer.cli.store_commands import list_models
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
@@ -53,7 +53,6 @@ def _is_here(module: str) -> bool:
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -80,6 +79,7 @@ def options(
 
 for command in (freeze, pull, sign, verify, diff, inspect, run, env, classes):
     app.command()(command)
+app.command("list")(list_models)
 
 
 def main() -> None:
@@ -88,8 +88,8 @@ def main() -> None:
         with progress():
             app()
     except ColdpressError as error:
-        Console(stderr=True).print(error.coded, style="red", markup=False, highlight=False, soft_wrap=True)
+        say_error(error)
         for note in getattr(error, "__notes__", ()):
-            Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
+            error_console.print(note, markup=False, highlight=False, soft_wrap=True)
         codes = {StoreUnreachableError: UNREACHABLE, UsageError: USAGE}
         sys.exit(next((code for kind, code in codes.items() if isinstance(error, kind)), REFUSED))

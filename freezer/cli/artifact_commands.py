@@ -23,6 +23,8 @@ from freezer.cli.arguments import (
     DeviceOption,
     KeysOption,
     MinVersionOption,
+    ModelArgument,
+    ReferenceArgument,
     StoreOption,
     ThreadsOption,
     console,
@@ -53,7 +55,7 @@ STARTS = {b"\x93NUMPY": ".npy", b"PK": ".npz"}
 
 
 def pull(
-    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    model: ModelArgument,
     dest: Annotated[Path, typer.Option(help="New or empty folder to write.")],
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
@@ -73,7 +75,7 @@ def pull(
 
 
 def sign(
-    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    model: ModelArgument,
     key: Annotated[Path, typer.Option(help="Private EC key on P-256 (PEM, without a password).")],
     store: StoreOption = "./store",
     device_class_: Annotated[str, typer.Option("--device-class", help="Sign only this class. Default: all.")] = "all",
@@ -87,7 +89,7 @@ def sign(
 
 
 def verify(
-    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    reference: ReferenceArgument,
     store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
@@ -126,7 +128,7 @@ def verify(
 
 
 def diff(
-    model: Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")],
+    model: ModelArgument,
     store: StoreOption = "./store",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -150,7 +152,7 @@ def diff(
 
 
 def inspect(
-    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    reference: ReferenceArgument,
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
@@ -186,7 +188,7 @@ def inspect(
 
 
 def run(
-    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    reference: ReferenceArgument,
     input_: Annotated[str, typer.Option("--input", help=INPUT_HELP)],
     output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz; .npy for one output.")],
     store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
@@ -309,7 +311,7 @@ def _as_numpy(value: Any) -> Any:
 
 
 def env(
-    reference: Annotated[str, typer.Argument(help="An artifact folder, or MODEL[:VERSION].")],
+    reference: ReferenceArgument,
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
 ) -> None:

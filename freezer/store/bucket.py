@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from freezer.errors import IntegrityError, StoreUnreachableError, first_line
 from freezer.files.atomic import replacing
@@ -141,6 +142,13 @@ class RemoteFiles:
         with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
             shutil.copyfileobj(stream, file, CHUNK_BYTES)
 
+    def modified(self, path: str) -> float:
+        """When an object was written, in seconds since the epoch by the server's clock."""
+        info = self._info(path)
+        if not info.is_file:
+            raise FileNotFoundError(self.where(path))
+        return float(info.mtime_ns) / 1e9
+
     def folders_with(self, name: str) -> list[str]:
         """Top-level folders that contain an object of this name, sorted. Lists all objects: Google lists no folders."""
         paths = (path.split("/") for path in self._listed("", recursive=True))
@@ -208,9 +216,13 @@ class RemoteFiles:
 
     def _size(self, path: str) -> int | None:
         """The size of an object, in bytes; None if it does not exist."""
-        with self._reaching():
-            info = self._fs.get_file_info(self._at(path))
+        info = self._info(path)
         return int(info.size) if info.is_file else None
+
+    def _info(self, path: str) -> Any:
+        """Information of pyarrow on an object."""
+        with self._reaching():
+            return self._fs.get_file_info(self._at(path))
 
     def _at(self, path: str) -> str:
         return f"{self._bucket.base}/{path}"

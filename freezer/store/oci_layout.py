@@ -124,6 +124,10 @@ class LocalFiles:
         """Copy a file to a new local one; the caller verifies its digest."""
         shutil.copyfile(self._root / path, dest)
 
+    def modified(self, path: str) -> float:
+        """When a file was written, in seconds since the epoch."""
+        return (self._root / path).stat().st_mtime
+
     def folders_with(self, name: str) -> list[str]:
         """Top-level folders that contain a file of this name, sorted."""
         return sorted(path.parent.name for path in self._root.glob(f"*/{name}"))
@@ -179,6 +183,12 @@ class Layout:
         if digest_bytes(data) != descriptor.digest:
             raise IntegrityError(f"{self._files.where(path)} does not have the digest it is named by; it was changed or damaged")
         return data
+
+    def modified(self, descriptor: Descriptor) -> float:
+        """When a blob was written, in seconds since the epoch by the store's clock."""
+        path = self._path(descriptor.digest)
+        with self._reading(path):
+            return self._files.modified(path)
 
     def index(self, descriptor: Descriptor) -> OciIndex:
         """The verified OCI index of a version."""

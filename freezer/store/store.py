@@ -133,12 +133,12 @@ class Store:
 
     def versions(self, model: str) -> list[int]:
         """Version numbers of a model, ascending; empty if it was never published."""
-        return sorted(int(tag) for tag in self._layout(model).tags() if NUMBER.fullmatch(tag))
+        return sorted(int(tag) for tag in self.layout(model).tags() if NUMBER.fullmatch(tag))
 
     def version(self, reference: str) -> Version:
         """The version named by `MODEL`, `MODEL:latest` or `MODEL:3`."""
         model, _, tag = reference.partition(":")
-        layout = self._layout(model)
+        layout = self.layout(model)
         tags = layout.tags()
         if not tags:
             known = ", ".join(self.models()) or "none"
@@ -168,11 +168,11 @@ class Store:
 
     def manifest_bytes(self, version: Version, device_class: str) -> bytes:
         """The manifest.json of one artifact, byte for byte."""
-        return self._layout(version.model).blob(self._image(version, device_class).config)
+        return self.layout(version.model).blob(self._image(version, device_class).config)
 
     def file(self, version: Version, item: FileRef | Payload) -> Path:
         """A verified local copy of one file of an artifact, read-only; a store in a folder gives its own."""
-        path = self._layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
+        path = self.layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
         verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
         return path
 
@@ -188,7 +188,7 @@ class Store:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else.
         """
-        layout, manifest_bytes = self._layout(version.model), self.manifest_bytes(version, device_class)
+        layout, manifest_bytes = self.layout(version.model), self.manifest_bytes(version, device_class)
         if dest.exists() and any(dest.iterdir()):
             if not (dest / MANIFEST).exists() or (dest / MANIFEST).read_bytes() != manifest_bytes:
                 raise UsageError(f"{dest} is not empty; name a new folder with --dest")
@@ -220,7 +220,7 @@ class Store:
             scratch: an empty folder.
             paths: the files to link; None links all.
         """
-        layout = self._layout(version.model)
+        layout = self.layout(version.model)
         for item in self.manifest(version, device_class).contents:
             if paths is None or item.path in paths:
                 path = scratch / item.path
@@ -232,8 +232,8 @@ class Store:
     def signatures(self, version: Version, device_class: str) -> Signatures | None:
         """The signatures of one artifact; None if it is not signed."""
         self._image(version, device_class)
-        layout, image = self._layout(version.model), version.images[device_class]
-        found = layout.tags().get(_signature_tag(image))
+        layout, image = self.layout(version.model), version.images[device_class]
+        found = layout.tags().get(signature_tag(image))
         if found is None:
             return None
         signed = []
@@ -256,7 +256,7 @@ class Store:
         Raises:
             UsageError: the key cannot be used.
         """
-        layout = self._layout(version.model)
+        layout = self.layout(version.model)
         for item in self.manifest(version, device_class).contents:
             self.file(version, item)
         image = version.images[device_class]
@@ -268,7 +268,7 @@ class Store:
             signed = before.signed if before is not None else ()
             if any(one.payload == new.payload and is_by(one, key) for one in signed):
                 return False
-            layout.write_tags({**layout.tags(), _signature_tag(image): layout.write_signatures((*signed, new))})
+            layout.write_tags({**layout.tags(), signature_tag(image): layout.write_signatures((*signed, new))})
             return True
 
         return self._written(version.model, write)
@@ -300,7 +300,7 @@ class Store:
         """
         if not NAME.fullmatch(model):
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
-        layout = self._layout(model)
+        layout = self.layout(model)
         if not self._files.exact:  # upload large blobs before the lock, which must be held only briefly
             with self._writing():
                 for artifact in artifacts.values():
@@ -358,9 +358,10 @@ class Store:
         if descriptor is None:
             known = ", ".join(sorted(version.images))
             raise NotPublishedError(f"{version.model}:{version.number} has no artifact for {device_class}; it has: {known}")
-        return self._layout(version.model).image(descriptor)
+        return self.layout(version.model).image(descriptor)
 
-    def _layout(self, model: str) -> Layout:
+    def layout(self, model: str) -> Layout:
+        """The OCI image layout of a model, which may not be published."""
         if not NAME.fullmatch(model):
             raise NotPublishedError(f"{model!r} is not a model's name; expected {NAME.pattern}, optionally with :VERSION")
         return Layout(self._files, model)
@@ -392,5 +393,6 @@ def _local_folder(uri: str) -> Path:
     return Path(unquote(parts.path) if parts.scheme else uri).absolute()
 
 
-def _signature_tag(image: Descriptor) -> str:
+def signature_tag(image: Descriptor) -> str:
+    """The tag of the signatures of an image."""
     return f"{image.digest.replace(':', '-')}{SIGNED}"

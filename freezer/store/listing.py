@@ -1,0 +1,109 @@
+"""What a store has published: sizes, dates, digests and signatures, read from its indexes. Imports no torch, reads no payload."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from freezer.errors import ColdpressError, StoreUnreachableError
+from freezer.store.oci_layout import Descriptor
+from freezer.store.store import Store, signature_tag
+
+LATEST = "latest"
+
+NUM_READERS = 32
+"""Models that are read at once, since a bucket takes some milliseconds for each of a model's 5 or more requests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedArtifact:
+    """An artifact of a published version.
+
+    Attributes:
+        digest: of its image, which signatures name too.
+        size_bytes: of all its files and the manifest; artifacts share files that are equal.
+    """
+
+    device_class: str
+    digest: str
+    size_bytes: int
+    signed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedVersion:
+    """A published version.
+
+    Attributes:
+        tags: the number, `latest` or both. Where `latest` has kept the artifact of a class from an earlier version, it is listed on
+            its own, with the number of the newest version.
+        digest: of its index.
+        published: when it was written to the store, in seconds since the epoch by the store's clock.
+        artifacts: by device class, sorted.
+    """
+
+    model: str
+    version: int
+    tags: tuple[str, ...]
+    digest: str
+    published: float
+    artifacts: tuple[ListedArtifact, ...]
+
+
+def newest_versions(store: Store) -> tuple[list[ListedVersion], list[ColdpressError]]:
+    """The latest version of each model, newest first, and the errors of models that are damaged.
+
+    Raises:
+        StoreUnreachableError: the store cannot be read.
+    """
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        read = list(pool.map(lambda model: _latest(store, model), store.models()))
+    found = [item for item in read if isinstance(item, ListedVersion)]
+    return sorted(found, key=lambda item: (-item.published, item.model)), [
+        item for item in read if isinstance(item, ColdpressError)
+    ]
+
+
+def versions_of(store: Store, model: str) -> list[ListedVersion]:
+    """All versions of a model, newest first.
+
+    Raises:
+        NotPublishedError: the store has no such model.
+        IntegrityError: the store is damaged.
+        StoreUnreachableError: the store cannot be read.
+    """
+    store.version(model)
+    tags = store.layout(model).tags()
+    numbers = [str(number) for number in reversed(store.versions(model))]
+    wanted = [LATEST, *(number for number in numbers if tags[number].digest != tags[LATEST].digest)]
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        return list(pool.map(lambda tag: _listed_version(store, model, tag), wanted))
+
+
+def _latest(store: Store, model: str) -> ListedVersion | ColdpressError:
+    try:
+        return _listed_version(store, model, LATEST)
+    except StoreUnreachableError:
+        raise
+    except ColdpressError as error:
+        return error
+
+
+def _listed_version(store: Store, model: str, tag: str) -> ListedVersion:
+    layout, version = store.layout(model), store.version(f"{model}:{tag}")
+    tags = layout.tags()
+    descriptor = tags[tag]
+
+    def artifact(name: str, image: Descriptor) -> ListedArtifact:
+        content = layout.image(image)
+        size_bytes = sum(item.size_bytes for item in (content.config, *content.layers))
+        return ListedArtifact(device_class=name, digest=image.digest, size_bytes=size_bytes, signed=signature_tag(image) in tags)
+
+    return ListedVersion(
+        model=model,
+        version=version.number,
+        tags=tuple(name for name in (str(version.number), LATEST) if name in tags and tags[name].digest == descriptor.digest),
+        digest=descriptor.digest,
+        published=layout.modified(descriptor),
+        artifacts=tuple(artifact(name, image) for name, image in sorted(version.images.items())),
+    )

@@ -1,0 +1,138 @@
+"""`coldpress list`: what a store has published, in folders and buckets, and the completion of its names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freezer.artifact.folder import Artifact
+from freezer.store.store import Store
+from tests.buckets import objects
+from tests.freezer.cli.conftest import Run
+from tests.steps import flip_a_byte, write_plain_artifact
+
+V4 = "cpu-x86-64-v4"
+LONG = "a-model-of-the-risk-team-with-a-long-name"
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> dict[str, Artifact]:
+    """Artifacts of two classes, of 1 MB each."""
+    return {
+        name: write_plain_artifact(tmp_path / name, name[:1].encode() * 1_000_000, device_class=name) for name in (V4, "portable")
+    }
+
+
+def fill(uri: str, artifacts: dict[str, Artifact]) -> Store:
+    """Publish `tiny` twice, where version 2 replaces only the portable artifact, and then a model with a long name."""
+    store = Store.open(uri, create=True)
+    store.publish("tiny", source_key="one", artifacts=artifacts, carried={})
+    portable = {"portable": artifacts["portable"]}
+    store.publish("tiny", source_key="two", artifacts=portable, carried={}, decided=["portable"])
+    store.publish(LONG, source_key="one", artifacts=portable, carried={})
+    return store
+
+
+def test_models_newest_first_in_80_columns(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+    store = fill(str(tmp_path / "store"), artifacts)
+    for name, seconds in ((LONG, 1_700_000_000), ("tiny", 1_600_000_000)):
+        for path in (store.root / name / "blobs" / "sha256").iterdir():
+            os.utime(path, (seconds, seconds))
+    code, out, _ = coldpress("list", "--store", store.root)
+    assert code == 0
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines[:-1])) <= 80
+    assert "".join(line.split()[0] for line in lines[1:3]) == LONG, "long names continue in the next line"
+    assert lines[1].split()[1:] == ["1", "2023-11-14", "portable", "1.0", "MB", "no"]
+    assert [line.split() for line in lines[3:5]] == [
+        ["tiny", "2", "2020-09-13", V4, "1.0", "MB", "no"],
+        ["portable", "1.0", "MB", "no"],
+    ]
+    assert lines[5] == f"2 models in {store.root}"
+
+
+def test_versions_of_a_model(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+    """`latest` has kept the artifact for v4 of version 1, so it is listed on its own."""
+    store = fill(str(tmp_path / "store"), artifacts)
+    key = tmp_path / "own.key"
+    subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True, capture_output=True)
+    store.sign(store.version("tiny:1"), V4, key)
+    code, out, _ = coldpress("list", "tiny", "--store", store.root, "--json")
+    assert code == 0
+    found = json.loads(out)["versions"]
+    assert [(item["version"], item["tags"]) for item in found] == [(2, ["latest"]), (2, ["2"]), (1, ["1"])]
+    assert [[item["device_class"] for item in version["artifacts"]] for version in found] == [
+        [V4, "portable"],
+        ["portable"],
+        [V4, "portable"],
+    ]
+    assert [[item["signed"] for item in version["artifacts"]] for version in found] == [[True, False], [False], [True, False]]
+    images = store.version("tiny:1").images
+    assert {item["device_class"]: item["digest"] for item in found[2]["artifacts"]} == {
+        name: one.digest for name, one in images.items()
+    }
+    assert all(1_000_000 < item["size_bytes"] < 1_010_000 for version in found for item in version["artifacts"])
+    shown = coldpress("list", "tiny", "--store", store.root)[1].splitlines()
+    assert shown[1].startswith("2 latest")
+    assert max(len(line.rstrip()) for line in shown) <= 80
+    assert coldpress("list", "none", "--store", store.root)[0] == 1
+
+
+def test_a_bucket_lists_as_a_folder(
+    coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path, bucket: str, s3_address: str
+) -> None:
+    fill(bucket, artifacts)
+    before = objects(s3_address, bucket.removeprefix("s3://"))
+    fill(str(tmp_path / "store"), artifacts)
+
+    def listed(uri: object, *model: str) -> list[object]:
+        code, out, err = coldpress("list", *model, "--store", uri, "--json")
+        assert code == 0, err
+        return sorted(({**item, "published": ""} for item in json.loads(out)["versions"]), key=str)
+
+    for model in ((), ("tiny",)):
+        assert listed(bucket, *model) == listed(tmp_path / "store", *model)
+    assert objects(s3_address, bucket.removeprefix("s3://")) == before
+
+
+def test_a_damaged_model_hides_no_other(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+    store = fill(str(tmp_path / "store"), artifacts)
+    image = store.version(LONG).images["portable"].digest.removeprefix("sha256:")
+    flip_a_byte(store.root / LONG / "blobs" / "sha256" / image)
+    code, out, err = coldpress("list", "--store", store.root)
+    assert code == 1
+    assert "tiny" in out
+    assert "CP-INTEGRITY" in err
+    assert LONG in err
+
+
+# Completion
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """What bash offers for the last word, by the script that `--show-completion` prints."""
+    command = str(Path(sys.executable).with_name("coldpress"))
+    script = subprocess.run([command, "--show-completion", "bash"], capture_output=True, text=True, check=True).stdout
+    quoted = " ".join(f"'{word}'" for word in ("coldpress", *words))
+    ask = f'COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _coldpress_completion {command}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
+def test_bash_completes_commands_models_and_classes(artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+    fill(str(tmp_path / "store"), artifacts)
+    assert completed(tmp_path, "ver") == ["verify"]
+    for command in ("verify", "pull", "inspect", "run", "list"):
+        assert completed(tmp_path, command, "t") == ["tiny"]
+    (tmp_path / "other").mkdir()
+    assert completed(tmp_path / "other", "verify", "t") == []
+    assert completed(tmp_path / "other", "verify", "--store", str(tmp_path / "store"), "") == [LONG, "tiny"]
+    assert completed(tmp_path, "verify", "--device-class", "cuda-sm8") == ["cuda-sm80", "cuda-sm86", "cuda-sm89"]
+    assert completed(tmp_path, "verify", "--store", "s3://none/none", "t") == []
