@@ -12,6 +12,7 @@ import typer
 
 from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, error_console, say, say_error
 from freezer.cli.artifact_commands import classes, diff, env, inspect, pull, run, sign, verify
+from freezer.cli.doctor import doctor
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.progress import progress
 from freezer.cli.store_commands import list_models
@@ -77,7 +78,7 @@ def options(
     """
 
 
-for command in (freeze, pull, sign, verify, diff, inspect, run, env, classes):
+for command in (freeze, pull, sign, verify, diff, inspect, run, env, classes, doctor):
     app.command()(command)
 app.command("list")(list_models)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,28 +78,6 @@ def test_the_thread_budget_is_limited_by_cpus(tmp_path: Path) -> None:
     assert thread_budget(AFFINITY + 7, tmp_path) == AFFINITY
     one = tree(tmp_path, "0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "100000 100000\n"})
     assert thread_budget(AFFINITY + 7, one) == 1
-
-
-@pytest.fixture
-def limited_group() -> Iterator[Path]:
-    """A control group of this machine with a quota of one CPU; the test is skipped where none may be made."""
-    made = None
-    try:
-        if (Path("/sys/fs/cgroup/cgroup.controllers")).exists():
-            made = Path(f"/sys/fs/cgroup/coldpress-test-{os.getpid()}")
-            made.mkdir()
-            (made / "cpu.max").write_text("100000 100000")
-        else:
-            made = Path(f"/sys/fs/cgroup/cpu/coldpress-test-{os.getpid()}")
-            made.mkdir()
-            (made / "cpu.cfs_period_us").write_text("100000")
-            (made / "cpu.cfs_quota_us").write_text("100000")
-    except OSError as error:
-        if made is not None and made.exists():
-            made.rmdir()
-        pytest.skip(f"no control group with a quota can be made here: {error}")
-    yield made
-    made.rmdir()
 
 
 def test_a_real_quota_is_detected(limited_group: Path) -> None:

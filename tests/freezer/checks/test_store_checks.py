@@ -1,0 +1,123 @@
+"""Findings on real stores: folders that are missing, read-only or full, buckets that do not answer, and clocks that differ."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freezer.artifact.folder import Artifact
+from freezer.checks.findings import CheckRequest, Finding
+from freezer.checks.store_checks import check_store
+from freezer.files import buckets
+from freezer.store.store import Store
+from tests.buckets import objects
+from tests.pipeline.full_disks import full_disk
+from tests.steps import write_plain_artifact
+
+
+def findings(uri: object) -> dict[str, Finding]:
+    return {found.check: found for found in check_store(CheckRequest(store=str(uri)))}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Artifact:
+    return write_plain_artifact(tmp_path / "artifact")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, artifact: Artifact) -> Path:
+    """A store with one model."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.publish("tiny", source_key="key", artifacts={"portable": artifact}, carried={})
+    return store.root
+
+
+def test_a_folder_is_left_unchanged(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    found = findings(folder)
+    assert {item.level for item in found.values()} == {"ok"}
+    assert found["store"].text == f"{folder}: 1 model, can be read and written"
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_bucket_is_left_unchanged(bucket: str, s3_address: str, artifact: Artifact) -> None:
+    Store.open(bucket).publish("tiny", source_key="key", artifacts={"portable": artifact}, carried={})
+    before = objects(s3_address, bucket.removeprefix("s3://"))
+    found = findings(bucket)
+    assert {name: item.level for name, item in found.items()} == {"store": "ok", "store clock": "ok"}
+    assert objects(s3_address, bucket.removeprefix("s3://")) == before
+
+
+def test_stores_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
+    missing = findings(tmp_path / "none")["store"]
+    assert (missing.level, missing.remedy.startswith(f"ls -ld {tmp_path}/none")) == ("error", True)
+    assert findings("ftp://host/store")["store"].level == "error"
+    absent = findings("s3://no-such-bucket/models")["store"]
+    assert (absent.level, "aws s3 ls s3://no-such-bucket/models/" in absent.remedy) == ("error", True)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setattr(buckets, "ATTEMPTS", 2)
+    closed = findings(f"{bucket}?endpoint_override={address}&scheme=http")["store"]
+    assert closed.level == "error"
+    assert f"aws s3 ls {bucket}/ --endpoint-url http://{address}" in closed.remedy
+
+
+@pytest.fixture
+def read_only(folder: Path) -> Iterator[Path]:
+    """The store, mounted read-only; the test is skipped where nothing may be mounted."""
+    if subprocess.run(["mount", "--bind", folder, folder], capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_read_only_store_is_a_warning(read_only: Path) -> None:
+    found = findings(read_only)
+    assert found["store"].level == "warning"
+    assert "1 model, but it cannot be written: [Errno 30] Read-only file system" in found["store"].text
+    assert "deployments only read" in found["store"].text
+    assert found["store clock"].level == "ok"
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    with full_disk(tmp_path / "full") as folder:
+        found = findings(folder)
+        assert [path.name for path in folder.iterdir()] == ["ballast"]
+    assert found["store"].level == "error"
+    assert "its disk is full" in found["store"].text
+    assert found["store"].remedy.startswith(f"df -h {folder}")
+    assert found["store space"].level == "warning"
+
+
+def test_a_file_from_the_future_is_a_warning(folder: Path) -> None:
+    ahead = time.time() + 7200
+    os.utime(folder / "tiny" / "index.json", (ahead, ahead))
+    clock = findings(folder)["store clock"]
+    assert clock.level == "warning"
+    assert f"{folder}/tiny/index.json was written 7200 s in the future" in clock.text
+
+
+@pytest.mark.parametrize(("shift_s", "text"), [(-3600.0, "ahead of"), (3600.0, "behind")])
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_clocks_that_differ_are_a_warning(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, place: str, shift_s: float, text: str
+) -> None:
+    """This machine's clock is changed, as the process sees it."""
+    uri, now = request.getfixturevalue(place), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + shift_s)
+    clock = findings(uri)["store clock"]
+    assert clock.level == "warning"
+    found = re.match(rf"the store's clock is (\d+) s {text} this machine's", clock.text)
+    assert found is not None, clock.text
+    assert int(found[1]) == pytest.approx(3600, abs=5), "S3 gives whole seconds"

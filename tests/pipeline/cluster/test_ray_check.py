@@ -1,0 +1,36 @@
+"""Ray as `coldpress doctor` finds it: none asked for, one that does not answer, and a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from freezer.checks.findings import CheckRequest
+from pipeline.cluster.ray_check import check_ray
+from tests.raylets import LOOPBACK, RayCluster, free_port
+
+
+def test_an_address_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (found,) = check_ray(CheckRequest())
+    assert found.level == "ok"
+    address = f"{LOOPBACK}:{free_port()}"
+    for request in (CheckRequest(address=address), CheckRequest(address="http://127.0.0.1:8265")):
+        (found,) = check_ray(request)
+        assert (found.level, str(request.address) in found.remedy) == ("error", True)
+
+
+@pytest.mark.cluster
+def test_a_cluster_and_its_device_classes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "freezer.cli", "doctor", "--json"]
+    with RayCluster(tmp_path) as cluster:
+        for classes, level in (([], "warning"), (["cpu-x86-64-v3"], "ok")):
+            cluster.start(num_cpus=1, classes=classes)
+            done = cluster.run([*command, "--address", cluster.address])
+            (found,) = [item for item in json.loads(done.stdout)["findings"] if item["check"] == "Ray"]
+            assert found["level"] == level, found
+    assert "2 nodes with CPUs, for portable, cpu-x86-64-v3" in found["text"]
