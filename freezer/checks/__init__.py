@@ -2,5 +2,5 @@
 
 May import: freezer.freezing, freezer.serving and below. A checkout adds checks of Ray and MLflow by the entry-point group
 `coldpress.checks`.
-Read first: checks.py.
+Read first: run_checks.py.
 """

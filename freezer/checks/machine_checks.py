@@ -34,7 +34,7 @@ def classes_finding(host: Host, environ: Mapping[str, str]) -> Finding:
         return Finding(
             check="device classes",
             level="warning",
-            text=f"{text}; {machine.limits} keeps this process from better ones",
+            text=text,
             remedy=f"unset {' '.join(_limits(environ))}",
         )
     if machine.classes == (PORTABLE,):

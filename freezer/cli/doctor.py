@@ -10,10 +10,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from freezer.checks.findings import CheckRequest, Finding
 from freezer.cli.arguments import REFUSED, console, say, table
 from freezer.codec import encode
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
+
+CHECK_WIDTH = 16
+"""Of the longest name, `temporary folder`."""
 
 
 def doctor(
@@ -23,29 +27,31 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine, and name a remedy for each problem; exit code 1 if there are errors."""
-    from freezer.checks.checks import run_checks
-    from freezer.checks.findings import CheckRequest
+    from freezer.checks.run_checks import run_checks
 
-    findings = list(run_checks(CheckRequest(store=store, tracking_uri=tracking_uri, address=address)))
-    num = Counter(finding.level for finding in findings)
+    num: Counter[str] = Counter()
+    findings = []
+    for finding in run_checks(CheckRequest(store=store, tracking_uri=tracking_uri, address=address)):
+        num[finding.level] += 1
+        if as_json:
+            findings.append(encode(finding))
+        else:
+            _print(finding)
     if as_json:
-        found = {"num_errors": num["error"], "num_warnings": num["warning"], "findings": [encode(finding) for finding in findings]}
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps({"num_errors": num["error"], "num_warnings": num["warning"], "findings": findings}) + "\n")
     else:
-        rows = table()
-        rows.add_column(no_wrap=True)
-        rows.add_column(no_wrap=True)
-        rows.add_column(overflow="fold")
-        for finding in findings:
-            rows.add_row(Text(finding.level, STYLES[finding.level]), finding.check, Text(finding.text))
-            if finding.remedy:
-                rows.add_row("", "", Text(f"remedy: {finding.remedy}"))
-        console.print(rows, highlight=False)
-        say(
-            ", ".join(
-                f"{count} {level}{'' if count == 1 else 's'}"
-                for level, count in (("error", num["error"]), ("warning", num["warning"]))
-            )
-        )
+        say(", ".join(f"{num[level]} {level}{'' if num[level] == 1 else 's'}" for level in ("error", "warning")))
     if num["error"]:
         sys.exit(REFUSED)
+
+
+def _print(finding: Finding) -> None:
+    """Print a finding, with its remedy unwrapped, so that it can be copied."""
+    row = table()
+    row.add_column(width=max(map(len, STYLES)))
+    row.add_column(width=CHECK_WIDTH)
+    row.add_column(overflow="fold")
+    row.add_row(Text(finding.level, STYLES[finding.level]), finding.check, Text(finding.text))
+    console.print(row, highlight=False)
+    if finding.remedy:
+        say(f"         remedy: {finding.remedy}")

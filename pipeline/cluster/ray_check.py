@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import ray
 
 from freezer.checks.findings import CheckRequest, Finding
-from freezer.errors import ColdpressError
+from freezer.errors import ColdpressError, UsageError
 from freezer.hardware.device_classes import PORTABLE
 from pipeline.cluster.connect import connect, joined_address
 from pipeline.cluster.ray_cluster import classes_of
@@ -25,6 +25,10 @@ def check_ray(request: CheckRequest) -> Iterator[Finding]:
     try:
         with connect(address) as cluster:
             nodes = cluster.nodes()
+    except UsageError as error:
+        remedy = "coldpress doctor --address HEAD:6379   # without it, a campaign starts Ray on this machine"
+        yield Finding(check="Ray", level="error", text=error.coded, remedy=remedy)
+        return
     except ColdpressError as error:
         remedy = f"ray status --address {shlex.quote(address)}   # if nothing answers: ray start --head --port 6379"
         yield Finding(check="Ray", level="error", text=f"{version}: {error.coded}", remedy=remedy)

@@ -19,7 +19,7 @@ from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.deploy.conftest import LEVEL, THREADS
 from tests.raylets import ROOT
-from tests.steps import random_inputs
+from tests.steps import random_inputs, write_plain_artifact
 
 pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 
@@ -84,6 +84,20 @@ def test_a_pulled_artifact_runs_without_a_compiler(deployed: Path, inductor: Fro
     (answer,) = load_file(tmp_path / "out.safetensors").values()
     torch.testing.assert_close(answer, expected)
     assert not list((tmp_path / "cache").rglob("*")), "something was compiled"
+
+
+def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) -> None:
+    artifact = write_plain_artifact(tmp_path / "one")
+    Store.open(str(tmp_path / "store"), create=True).publish("tiny", source_key="test", artifacts={PORTABLE: artifact}, carried={})
+    listed = run(deployed, tmp_path, "coldpress", "list")
+    assert (listed.returncode, listed.stdout.split()[7:9]) == (0, ["tiny", "1"]), listed.stderr
+    checked = run(deployed, tmp_path, "coldpress", "doctor", "--store", "store", "--json")
+    assert checked.returncode == 0, checked.stdout
+    findings = {item["check"]: item for item in json.loads(checked.stdout)["findings"]}
+    for name in ("Ray", "MLflow"):
+        assert (findings[name]["level"], findings[name]["text"]) == ("ok", "not installed; only campaigns need it")
+    assert findings["compiler"]["level"] == findings["objdump"]["level"] == "warning"
+    assert findings["store"]["level"] == "ok"
 
 
 OPEN = """

@@ -36,10 +36,10 @@ _LOG = logging.getLogger("coldpress")
 
 def run_checks(request: CheckRequest) -> Iterator[Finding]:
     """Run all checks, and log the name of each before it runs."""
-    further, missing = _further()
-    request = replace(request, campaigns=bool(further))
     found = list(_run({"torch": check_torch}, request))
     yield from found
+    further, missing = _further()
+    request = replace(request, campaigns=bool(further))
     yield from _run(CHECKS, request)
     if not any(finding.level == "error" for finding in found):
         yield from _run(TORCH_CHECKS, request)
