@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ def list_models(
 ) -> None:
     """List the models of a store, or all versions of one, newest first."""
     opened = Store.open(store)
+    logging.getLogger("coldpress").info("reading the indexes of %s", opened.uri)
     found, problems = newest_versions(opened) if model is None else (versions_of(opened, model), [])
     if as_json:
         sys.stdout.write(json.dumps({"store": opened.uri, "versions": [_as_json(item) for item in found]}) + "\n")
