@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from freezer.errors import CatalogError, SourceError, UsageError
 from freezer.store.store import NAME
@@ -36,8 +37,8 @@ MODELS_PAGE = 1000
 """MLflow's limit of registered models in one response."""
 
 VERSIONS_PAGE = 10_000
-NAMES_PER_SEARCH = 5
-"""Names in one search of versions; they are part of a URL, which servers limit to 8 KB."""
+SEARCH_CHARS = 4000
+"""Encoded characters of the names in one search of versions; they are part of a URL, which servers limit to 8 KB."""
 
 NUM_NAMED = 20
 """Models or versions listed in an error message."""
@@ -274,8 +275,8 @@ def _choose(client: MlflowClient, page: Sequence[RegisteredModel], alias: str | 
 
 def _versions(client: MlflowClient, names: Sequence[str]) -> Iterator[ModelVersion]:
     """Yield all versions of some models, newest first."""
-    for first in range(0, len(names), NAMES_PER_SEARCH):
-        wanted = f"name IN {listed(names[first : first + NAMES_PER_SEARCH])}"
+    for searched in _batches(names):
+        wanted = f"name IN {listed(searched)}"
         token: str | None = None
         while True:
             page = client.search_model_versions(
@@ -285,6 +286,21 @@ def _versions(client: MlflowClient, names: Sequence[str]) -> Iterator[ModelVersi
             token = page.token
             if not token:
                 break
+
+
+def _batches(names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the names in lists of at most SEARCH_CHARS, or of one name."""
+    batch: list[str] = []
+    left = SEARCH_CHARS
+    for name in names:
+        num_chars = len(quote(f"{name!r}, "))
+        if batch and num_chars > left:
+            yield batch
+            batch, left = [], SEARCH_CHARS
+        batch.append(name)
+        left -= num_chars
+    if batch:
+        yield batch
 
 
 def _usable(version: ModelVersion) -> bool:
